@@ -1,0 +1,81 @@
+# Needs make and Python >= 3.11, nothing else: every target sets up what it uses, in .venv, and does so again only
+# when pyproject.toml changes.
+#
+#   make demo                     see it work
+#   make test ARGS="-k retry"     pass arguments on to pytest
+#   make test PYTHON=python3.12   choose the interpreter a new .venv is made with
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+ARGS   ?=
+
+# The interpreter for a new .venv: the first of these that runs and is new enough.
+PYTHON ?=
+CANDIDATES = $(if $(PYTHON),$(PYTHON),python3 python python3.14 python3.13 python3.12 python3.11)
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+
+# A test process for each CPU we may use, four at most: the suite starts workers of its own.
+TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
+	print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format bench bench-peers clean venv
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.ready-run  ## a self-contained show on SQLite
+	$(BIN)/taskharbor demo $(ARGS)
+
+test: $(VENV)/.ready-dev  ## the whole test suite
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+
+check: $(VENV)/.ready-dev  ## formatting, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready-dev  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready-bench  ## measure TaskHarbor on this machine
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(VENV)/.ready-bench  ## measure against other libraries, interleaved in one run
+	$(BIN)/python -m benchmarks --peers $(ARGS)
+
+clean:  ## remove .venv and everything generated
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@if [ -x $(BIN)/python ]; then \
+		$(BIN)/python $(NEW_ENOUGH) 2>/dev/null || { \
+			echo "error: $(VENV) is broken or older than Python 3.11: run 'make clean', then try again" >&2; exit 1; }; \
+	else \
+		found=; \
+		for candidate in $(CANDIDATES); do \
+			if "$$candidate" $(NEW_ENOUGH) 2>/dev/null; then found="$$candidate"; break; fi; \
+		done; \
+		if [ -z "$$found" ]; then \
+			echo "error: TaskHarbor needs Python 3.11 or newer (tried: $(CANDIDATES)): install one or name it, 'make PYTHON=/path/to/python3.11 ...'" >&2; exit 1; fi; \
+		echo "creating $(VENV) with $$found"; \
+		"$$found" -m venv $(VENV) || { rm -rf $(VENV); \
+			echo "error: $$found cannot make a virtual environment (on Debian: apt install python3-venv)" >&2; exit 1; }; \
+	fi
+
+$(VENV)/.ready-run: pyproject.toml | venv
+	$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml | venv
+	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.ready-bench: pyproject.toml | venv
+	$(PIP) install --quiet --editable '.[bench]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Benchmarks: TaskHarbor and its peers, measured in interleaved rounds. See README.md."""

@@ -1,0 +1,58 @@
+"""`python -m benchmarks.child`: one measurement, or one part of it, in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.discovery import pick
+from benchmarks.growth import run_growth_step
+from benchmarks.measures import measure
+from benchmarks.settings import Settings
+from benchmarks.worker_process import REPORT
+
+
+def main() -> None:
+    options = parse()
+    settings = Settings(**json.loads(options.settings))
+    contestant = pick(options.module, options.name)(poll_seconds=settings.poll_seconds)
+    if options.verb == "measure":
+        print(json.dumps(measure(options.measure, options.module, contestant, settings, options.directory)))
+        return
+    contestant.setup(options.directory)
+    try:
+        if options.verb == "serve":
+            contestant.serve(partial(report_started, options.report))
+        elif options.verb == "fill":
+            contestant.fill(options.count)
+        else:
+            print(json.dumps(run_growth_step(contestant, options.step, options.count)))
+    finally:
+        contestant.close()
+
+
+def report_started(descriptor: int, number: int) -> None:
+    """Tell the producer when a handler began; one write below PIPE_BUF is atomic between threads."""
+    os.write(descriptor, REPORT.pack(number, time.time_ns()))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.child")
+    parser.add_argument("verb", choices=["measure", "serve", "fill", "growth"])
+    parser.add_argument("module")
+    parser.add_argument("name")
+    parser.add_argument("--settings", required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--measure")
+    parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--step")
+    parser.add_argument("--report", type=int)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""TaskHarbor through its public interface; a store differs from another by its URL only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.contestant import Durability, Started, check_all_ran
+from benchmarks.growth import GrowthContestant
+from taskharbor import Harbor, Worker
+
+CONCURRENCY = 100
+CHUNK = 10_000
+"""Jobs in one enqueue_many when a large store is filled; the timed bulk enqueue is one call."""
+
+
+class TaskHarbor(GrowthContestant):
+    role = "taskharbor"
+    durability = Durability.FULL
+    distribution = "taskharbor"
+
+    def url(self, directory: Path) -> str:
+        raise NotImplementedError
+
+    def setup(self, directory: Path) -> None:
+        self.harbor = harbor = Harbor(self.url(directory))
+        self.ran = 0
+
+        @harbor.task(name="noop")
+        async def noop() -> None:
+            self.ran += 1
+
+        @harbor.task(name="racer")
+        async def racer() -> None:
+            self.raced()
+
+        @harbor.task(name="probe")
+        async def probe(number: int) -> None:
+            self.started(number)
+
+        self.noop, self.racer, self.probe_task = noop, racer, probe
+
+    def close(self) -> None:
+        self.harbor.close()
+
+    def enqueue(self) -> None:
+        self.noop.enqueue()
+
+    def enqueue_concurrent(self, count: int, callers: int) -> float:
+        return asyncio.run(self.enqueue_by_callers(count, callers))
+
+    async def enqueue_by_callers(self, count: int, callers: int) -> float:
+        async def caller(share: int) -> None:
+            for _ in range(share):
+                await self.noop.aenqueue()
+
+        await (
+            self.noop.aenqueue()
+        )  # opens this loop's connections, as the peers' are open before the clock starts
+        shares = [count // callers + (index < count % callers) for index in range(callers)]
+        begun = time.perf_counter()
+        async with asyncio.TaskGroup() as callers_group:
+            for share in shares:
+                callers_group.create_task(caller(share))
+        seconds = time.perf_counter() - begun
+        await self.harbor.aclose()
+        return seconds
+
+    def enqueue_bulk(self, count: int) -> float:
+        arguments: list[dict[str, object]] = [{}] * count
+        begun = time.perf_counter()
+        self.noop.enqueue_many(arguments)
+        return time.perf_counter() - begun
+
+    def fill(self, count: int) -> None:
+        for size in chunks(count):
+            self.noop.enqueue_many([{}] * size)
+
+    def drain(self, count: int) -> float:
+        worker = Worker(self.harbor, concurrency=CONCURRENCY)
+        begun = time.perf_counter()
+        worker.drain_sync()
+        seconds = time.perf_counter() - begun
+        check_all_ran(self.ran, count)
+        return seconds
+
+    def probe(self, number: int) -> None:
+        self.probe_task.enqueue(number)
+
+    def serve(self, started: Started) -> None:
+        self.started = started
+        Worker(self.harbor, concurrency=CONCURRENCY).run_sync()
+
+    def enqueue_with(self, count: int, *, priority: int, delay_seconds: float) -> None:
+        task = self.noop.using(priority=priority, delay=delay_seconds)
+        for size in chunks(count):
+            task.enqueue_many([{}] * size)
+
+    def race(self, count: int) -> float:
+        for size in chunks(count):
+            self.racer.enqueue_many([{}] * size)
+        return asyncio.run(self.run_racers(count))
+
+    async def run_racers(self, count: int) -> float:
+        finished = asyncio.Event()
+        times: list[float] = []
+
+        def raced() -> None:
+            times.append(time.perf_counter())
+            if len(times) == count:
+                finished.set()
+
+        self.raced = raced
+        worker = Worker(self.harbor, concurrency=CONCURRENCY)
+        running = asyncio.create_task(worker.run())
+        waiting = asyncio.create_task(finished.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await self.harbor.aclose()
+        check_all_ran(len(times), count)
+        return times[-1] - times[0]
+
+
+def chunks(count: int) -> Iterator[int]:
+    for begin in range(0, count, CHUNK):
+        yield min(CHUNK, count - begin)

@@ -1,0 +1,111 @@
+"""What the reader sees: the same tables as plain text and as markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.contestant import Contestant
+from benchmarks.rounds import Samples
+from benchmarks.summary import FIGURES, summarize
+
+DASH = "\N{EN DASH}"
+RATIO_RULE = (
+    "Medians over interleaved rounds, each measurement in a fresh process with a fresh store. Ratios are "
+    "against the best peer on the same store in this run; above 1.0x is better. Limits are not peers."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, a head and rows; the first column is text, the others are figures."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def tables_of(contestants: Sequence[type[Contestant]], samples: Samples) -> list[Table]:
+    measured = {figure for seen in samples.values.values() for figure in seen}
+    return [figure_table(figure, contestants, samples) for figure in FIGURES if figure in measured]
+
+
+def figure_table(figure: str, contestants: Sequence[type[Contestant]], samples: Samples) -> Table:
+    shown = FIGURES[figure]
+    rows = [
+        [
+            line.contestant.name,
+            number(line.median),
+            spread(line.seen),
+            *map(times, line.ratios),
+            line.contestant.durability.name,
+            "own" if line.contestant.own_worker else "bare loop",
+        ]
+        for line in summarize(figure, contestants, samples)
+    ]
+    return Table(
+        shown.title,
+        ["contestant", shown.unit, f"min{DASH}max", *shown.comparisons, "durability", "worker"],
+        rows,
+    )
+
+
+def contestants_table(contestants: Sequence[type[Contestant]], absent: dict[str, str]) -> Table:
+    rows = [
+        [one.name, one.version(), one.store, one.durability.name, one.durability_note] for one in contestants
+    ]
+    rows += [[file, DASH, DASH, DASH, reason] for file, reason in absent.items()]
+    return Table("Contestants", ["contestant", "version", "store", "durability", "note"], rows)
+
+
+def growth_table(contestants: Sequence[type[Contestant]], samples: Samples, rows: int) -> Table:
+    lines = []
+    for contestant in contestants:
+        seen = samples.values.get(contestant.name, {})
+        empty, grown = seen.get("growth_empty", []), seen.get("growth_grown", [])
+        if empty and grown:
+            middles = statistics.median(empty), statistics.median(grown)
+            lines.append(
+                [
+                    contestant.name,
+                    f"{number(middles[0])} ({spread(empty)})",
+                    f"{number(middles[1])} ({spread(grown)})",
+                    times(middles[1] / middles[0]),
+                ]
+            )
+    title = f"drain beside {rows:,} ready of low priority, {rows:,} finished, {rows:,} future of top priority"
+    return Table(title, ["contestant", "empty store, jobs/s", "grown store, jobs/s", "grown / empty"], lines)
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return DASH
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def spread(seen: list[float]) -> str:
+    return f"{number(min(seen))}{DASH}{number(max(seen))}" if seen else DASH
+
+
+def times(ratio: float | None) -> str:
+    return DASH if ratio is None else f"{ratio:.2f}x"
+
+
+def plain(tables: Iterable[Table]) -> str:
+    return "\n\n".join(f"{table.title}\n{grid(table)}" for table in tables)
+
+
+def grid(table: Table) -> str:
+    widths = [max(map(len, column)) for column in zip(table.head, *table.rows, strict=True)]
+    lines = [table.head, ["-" * width for width in widths], *table.rows]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def markdown(tables: Iterable[Table], machine: dict[str, str], sizes: str) -> str:
+    facts = [f"- {key}: {value}" for key, value in machine.items()]
+    text = "\n".join(["# Benchmark results", "", *facts, f"- sizes: {sizes}", "", RATIO_RULE, ""])
+    for table in tables:
+        lines = [table.head, ["---"] * len(table.head), *table.rows]
+        text += f"\n## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return text

@@ -1,0 +1,88 @@
+"""TaskHarbor: durable background jobs for Python.
+
+from taskharbor import Harbor
+
+harbor = Harbor("sqlite:///harbor.db")
+
+@harbor.task
+def greet(name: str) -> str:
+    return f"Hello, {name}"
+
+job = greet.enqueue("Ada")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from taskharbor import presets
+from taskharbor.client.events import Event
+from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.harbor import Harbor
+from taskharbor.client.task import Signature, Task
+from taskharbor.context import Context, current_context
+from taskharbor.errors import (
+    ConfigurationError,
+    JobCancelled,
+    JobConflict,
+    JobFailed,
+    JobNotFound,
+    PayloadError,
+    PayloadTooLarge,
+    RetryAfter,
+    SchemaError,
+    StoreError,
+    StoreUnavailable,
+    TaskHarborError,
+    Unrecoverable,
+)
+from taskharbor.job import AttemptStatus, Delivery, JobFilter, Progress, Reason, State
+from taskharbor.retry import Decision, RetryPolicy
+
+if TYPE_CHECKING:
+    from taskharbor.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attempt",
+    "AttemptStatus",
+    "ConfigurationError",
+    "Context",
+    "Decision",
+    "Delivery",
+    "Event",
+    "Harbor",
+    "Job",
+    "JobCancelled",
+    "JobConflict",
+    "JobFailed",
+    "JobFilter",
+    "JobNotFound",
+    "PayloadError",
+    "PayloadTooLarge",
+    "Progress",
+    "Reason",
+    "RetryAfter",
+    "RetryPolicy",
+    "SchemaError",
+    "Signature",
+    "State",
+    "StoreError",
+    "StoreUnavailable",
+    "Task",
+    "TaskHarborError",
+    "Unrecoverable",
+    "Worker",
+    "current_context",
+    "presets",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A producer never pays for the worker: it is imported when it is first asked for."""
+    if name == "Worker":
+        from taskharbor.worker import Worker
+
+        return Worker
+    raise AttributeError(f"module 'taskharbor' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m taskharbor.cli`"""
+
+from taskharbor.cli.entry import main
+
+main()

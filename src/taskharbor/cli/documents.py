@@ -1,0 +1,98 @@
+"""Jobs, attempts, queues and leases as JSON documents: the names the REST interface uses."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import UNSET
+
+from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.operators import Queue
+from taskharbor.clock import from_micros
+from taskharbor.codec import decode_payload, decode_result
+from taskharbor.job import Delivery, JobRecord, Options
+
+
+def of_job(job: Job[Any]) -> dict[str, Any]:
+    return of_record(job.record)
+
+
+def of_record(record: JobRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "task": record.task,
+        "queue": record.queue,
+        "state": str(record.state),
+        "priority": record.priority,
+        "payload": decode_payload(record.payload),
+        "attempts": record.attempts,
+        "number": record.number,
+        **of_options(record.options),
+        "delivery": str(record.delivery or Delivery.AT_LEAST_ONCE),
+        "idempotencyKey": record.idempotency_key,
+        "dependsOn": list(record.depends_on),
+        "enqueuedAt": instant(record.enqueued_at),
+        "runAt": instant(record.run_at),
+        "expiresAt": instant(record.expires_at),
+        "finishedAt": instant(record.finished_at),
+        "reason": None if record.reason is None else str(record.reason),
+        "error": record.error,
+        "result": None if record.result is None else decode_result(record.result),
+        "progress": None
+        if record.progress is None
+        else {"fraction": record.progress.fraction, "message": record.progress.message},
+        "worker": record.worker,
+        "leaseExpiresAt": instant(record.lease_expires_at),
+        "leaseExpired": record.lease_expired,
+        "cancelRequested": record.cancel_requested,
+        "version": record.version,
+    }
+
+
+def of_options(options: Options) -> dict[str, Any]:
+    return {
+        "maxAttempts": options.max_attempts,
+        "timeout": options.timeout,
+        # Not said: null. Said that there is to be none: a policy with nothing in it.
+        "retry": None if options.retry is UNSET else options.retry or {},
+        "correlationId": options.correlation_id,
+        "tags": list(options.tags),
+    }
+
+
+def of_attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "status": str(attempt.status),
+        "retryCount": attempt.retry_count,
+        "worker": attempt.worker,
+        "startedAt": attempt.started_at,
+        "finishedAt": attempt.finished_at,
+        "error": attempt.error,
+        "traceback": attempt.traceback,
+        "detail": attempt.detail,
+        "outlived": attempt.outlived,
+    }
+
+
+def of_queue(queue: Queue) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "paused": queue.paused,
+        "ready": queue.ready,
+        "scheduled": queue.scheduled,
+        "running": queue.running,
+        "oldestReadyAt": queue.oldest_ready_at,
+        "oldestReadySeconds": None
+        if queue.oldest_ready_age is None
+        else queue.oldest_ready_age.total_seconds(),
+    }
+
+
+def of_list(items: list[dict[str, Any]], next_cursor: str | None = None) -> dict[str, Any]:
+    return {"items": items, "nextCursor": next_cursor}
+
+
+def instant(micros: int | None) -> datetime | None:
+    return None if micros is None else from_micros(micros)

@@ -1,0 +1,149 @@
+"""The `taskharbor` command: which commands there are, and how their errors reach a person."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+import click
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as a shell says of a process that SIGINT ended
+TRACEBACK_VARIABLE = "TASKHARBOR_TRACEBACK"  # for whoever looks for a bug in TaskHarbor itself
+
+COMMANDS = {
+    "demo": "taskharbor.cli.demo.command:demo",
+    "worker": "taskharbor.cli.worker:worker",
+    "enqueue": "taskharbor.cli.enqueue:enqueue",
+    "list": "taskharbor.cli.jobs:list_jobs",
+    "inspect": "taskharbor.cli.jobs:inspect",
+    "cancel": "taskharbor.cli.jobs:cancel",
+    "job": "taskharbor.cli.jobs:job",
+    "dlq": "taskharbor.cli.dlq:dlq",
+    "queue": "taskharbor.cli.queues:queue",
+    "stats": "taskharbor.cli.stats:stats",
+    "prune": "taskharbor.cli.upkeep:prune",
+    "migrate": "taskharbor.cli.upkeep:migrate",
+    "doctor": "taskharbor.cli.doctor:doctor",
+}
+
+
+class CommandLine(click.Group):
+    """A group whose commands are imported when they are asked for, and whose errors are one line each."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)  # in the order in which a newcomer meets them
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, _, name = self._lazy[cmd_name].partition(":")
+        return cast(click.Command, getattr(importlib.import_module(module), name))
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except (click.Abort, KeyboardInterrupt):
+            _fail("interrupted", EXIT_INTERRUPTED)
+        except click.UsageError as error:
+            _fail(_usage(error), error.exit_code)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except BrokenPipeError:
+            _leave_broken_pipe()
+        except Exception as error:
+            if os.environ.get(TRACEBACK_VARIABLE):
+                raise
+            _fail(_told(error), EXIT_FAILED)
+        # A command returns nothing; a number is what it gave to ctx.exit().
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: click.UsageError) -> str:
+    message = error.format_message().rstrip(".")
+    return f"{message} (see `{error.ctx.command_path} --help`)" if error.ctx is not None else message
+
+
+def _told(error: Exception) -> str:
+    """Our own errors say what to do; anything else was not foreseen, and says what it is."""
+    from taskharbor.errors import TaskHarborError
+
+    while isinstance(error, ExceptionGroup):  # of a worker's parts: the first one that failed
+        error = error.exceptions[0]
+    if isinstance(error, TaskHarborError | TimeoutError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error} (unexpected; {TRACEBACK_VARIABLE}=1 shows where)"
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    from taskharbor.telemetry.logs import masked, one_line
+
+    text = one_line(masked(" ".join(message.split())))
+    try:
+        click.echo(f"Error: {text}", err=True)
+    except BrokenPipeError:
+        _leave_broken_pipe()
+    sys.exit(code)
+
+
+def _leave_broken_pipe() -> NoReturn:
+    """Whoever read our output has gone (`| head`): end quietly, also when the interpreter flushes at its end."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(devnull, stream.fileno())
+    sys.exit(EXIT_FAILED)
+
+
+@click.group(
+    cls=CommandLine,
+    lazy=COMMANDS,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="taskharbor", prog_name="taskharbor")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Durable background jobs: run workers, enqueue jobs, look after them.
+
+    Name your application with -A module:object (or $TASKHARBOR_APP), or just its store with --url
+    (or $TASKHARBOR_URL). With neither, jobs are kept in ./taskharbor.db.
+
+    \b
+    Examples:
+      taskharbor demo
+      taskharbor worker -A app:harbor
+      taskharbor enqueue email:send '{"to": "a@b.c"}' -A app:harbor
+      taskharbor dlq list --url sqlite:///harbor.db
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a letter that the terminal does not know is no failure
+    cli(prog_name="taskharbor")

@@ -1,0 +1,239 @@
+"""`taskharbor list`, `inspect`, `cancel` and `job …`: looking at jobs and changing their fate."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskharbor.cli.parameters import instant
+from taskharbor.cli.screen import Cell, Screen, span
+from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.handle import Attempt, Job
+    from taskharbor.client.harbor import Harbor
+
+STATES = ("waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled")
+PAGE_MAX = 1_000
+
+
+# -- list ----------------------------------------------------------------------------------------
+
+
+@click.command("list")
+@click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
+@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
+@click.option("--task", metavar="NAME", help="Only jobs of this task.")
+@click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
+@click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
+@with_session
+def list_jobs(session: Session, /, limit: int, cursor: str | None, **where: str | None) -> None:
+    """Show jobs, newest first.
+
+    \b
+    Examples:
+      taskharbor list --state dead --queue mail
+      taskharbor list --tag nightly --limit 200 --json
+    """
+    jobs, next_cursor = session.run(lambda harbor: page_of(harbor, limit, cursor, where))
+    tell_page(session.screen, jobs, next_cursor)
+
+
+async def page_of(
+    harbor: Harbor, limit: int, cursor: str | None, where: dict[str, str | None]
+) -> tuple[list[Job[Any]], str | None]:
+    """A full page, as far as there are jobs: the store's own pages may be short."""
+    jobs: list[Job[Any]] = []
+    while True:
+        page = await harbor.jobs.alist(**where, cursor=cursor, limit=limit - len(jobs))
+        jobs += page
+        cursor = page.next_cursor
+        if cursor is None or len(jobs) >= limit:
+            return jobs, cursor
+
+
+def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:
+    if screen.as_json:
+        from taskharbor.cli import documents
+
+        screen.document(documents.of_list([documents.of_job(job) for job in jobs], next_cursor))
+        return
+    screen.table(
+        ("ID", "STATE", "TASK", "QUEUE", "PRIORITY", "FAILURES", "WHEN"),
+        [
+            (
+                job.id,
+                job.state,
+                job.task,
+                job.queue,
+                job.priority,
+                job.attempts,
+                job.finished_at or job.run_at,
+            )
+            for job in jobs
+        ],
+        empty="no jobs",
+        optional=("PRIORITY", "FAILURES", "QUEUE", "WHEN"),
+    )
+    if next_cursor is not None:
+        screen.note(f"there are more: --cursor {next_cursor}")
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+@click.command
+@click.argument("job_id", metavar="ID")
+@click.option("--traceback", is_flag=True, help="Show the traceback of every failed attempt.")
+@click.option(
+    "--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True, help="Attempts to show."
+)
+@with_session
+def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
+    """Show everything about the job ID.
+
+    That is: its options, payload, result, and the history of its attempts with their errors.
+
+    \b
+    Examples:
+      taskharbor inspect 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --traceback
+      taskharbor inspect 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --json | jq .history
+    """
+
+    async def work(harbor: Harbor) -> tuple[Job[Any], list[Attempt]]:
+        return await harbor.jobs.aget(job_id), await harbor.jobs.ahistory(job_id, limit)
+
+    from taskharbor.cli import documents
+
+    found, history = session.run(work)
+    document = documents.of_job(found)
+    if session.screen.as_json:
+        session.screen.document(
+            {**document, "history": [documents.of_attempt(attempt) for attempt in history]}
+        )
+        return
+    session.screen.pairs(_pairs(found, document))
+    session.screen.heading("history, newest first")
+    _tell_history(session.screen, history, traceback=traceback)
+
+
+def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
+    return {
+        "id": job.id,
+        "task": job.task,
+        "state": job.state,
+        "reason": job.reason,
+        "error": job.error,
+        "queue": job.queue,
+        "priority": job.priority,
+        "failures": job.attempts,
+        "attempt": job.number,
+        "max attempts": job.max_attempts,
+        "retry": _compact(document["retry"]),
+        "timeout": None if job.timeout is None else span(job.timeout),
+        "delivery": job.delivery,
+        "key": job.idempotency_key,
+        "correlation id": job.correlation_id,
+        "tags": ", ".join(job.tags) or None,
+        "depends on": ", ".join(document["dependsOn"]) or None,
+        "enqueued at": job.enqueued_at,
+        "run at": job.run_at,
+        "expires at": job.expires_at,
+        "finished at": job.finished_at,
+        "worker": job.worker,
+        "lease until": job.lease_expires_at,
+        "lease expired": True if job.lease_expired else None,
+        "cancel requested": True if job.cancel_requested else None,
+        "progress": None
+        if job.progress is None
+        else f"{job.progress.fraction:.0%} {job.progress.message}".strip(),
+        "payload": _compact(document["payload"]),
+        "result": _compact(document["result"]),
+    }
+
+
+def _compact(value: object) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _tell_history(screen: Screen, history: list[Attempt], *, traceback: bool) -> None:
+    screen.table(
+        ("NUMBER", "STATUS", "STARTED", "TOOK", "WORKER", "ERROR"),
+        [
+            (
+                attempt.number,
+                attempt.status,
+                attempt.started_at,
+                None if attempt.started_at is None else attempt.finished_at - attempt.started_at,
+                attempt.worker,
+                attempt.error or attempt.detail,
+            )
+            for attempt in history
+        ],
+        empty="no attempt yet",
+        optional=("WORKER", "TOOK"),
+    )
+    if not traceback:
+        return
+    for attempt in history:
+        if attempt.traceback:
+            screen.heading(f"traceback of attempt {attempt.number}")
+            screen.block(attempt.traceback)
+
+
+# -- cancel, retry -------------------------------------------------------------------------------
+
+
+@click.command
+@click.argument("job_id", metavar="ID")
+@with_session
+def cancel(session: Session, job_id: str) -> None:
+    """Cancel the job ID; one that is running is asked to end.
+
+    \b
+    Example:
+      taskharbor cancel 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
+    """
+    found = session.run(lambda harbor: harbor.jobs.acancel(job_id))
+    asked = "asked to end; it is still running" if found.cancel_requested else str(found.state)
+    tell_job(session.screen, found, asked)
+
+
+@click.group(no_args_is_help=False)
+def job() -> None:
+    """Do something about one job.
+
+    \b
+    Example:
+      taskharbor job retry 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
+    """
+
+
+@job.command("retry")
+@click.argument("job_id", metavar="ID")
+@click.option("--run-at", type=instant, metavar="ISO8601", help="Not before this time.")
+@click.option("--force", is_flag=True, help="Also if it is at_most_once and may have been executed.")
+@with_session
+def retry(session: Session, job_id: str, run_at: datetime | None, force: bool) -> None:
+    """Begin a new run of the dead or cancelled job ID.
+
+    \b
+    Example:
+      taskharbor job retry 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
+    """
+    found = session.run(lambda harbor: harbor.jobs.aretry(job_id, run_at=run_at, force=force))
+    tell_job(session.screen, found, f"{found.state} again")
+
+
+def tell_job(screen: Screen, job: Job[Any], what: str) -> None:
+    """What has become of one job."""
+    if screen.as_json:
+        from taskharbor.cli import documents
+
+        screen.document(documents.of_job(job))
+    else:
+        screen.line(f"{job.id}  {job.task}: {what}")

@@ -1,0 +1,81 @@
+"""Values as people write them: durations, instants, payloads."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d|w)?\s*")
+
+
+def duration(value: str) -> float:
+    """Seconds, from `90`, `1.5`, `500ms`, `30s`, `5m`, `2h`, `7d` or `2w`."""
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise click.BadParameter(
+            f"{value!r} is no duration; write seconds, or a number and a unit: 500ms, 30s, 5m, 2h, 7d"
+        )
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def instant(value: str) -> datetime:
+    """An aware datetime, from ISO 8601."""
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is no time in ISO 8601; write for example 2026-01-31T08:00:00Z"
+        ) from None
+    if found.utcoffset() is None:
+        raise click.BadParameter(f"{value!r} has no time zone; add Z for UTC, or an offset such as +02:00")
+    return found
+
+
+def parse_payload(words: Sequence[str]) -> dict[str, Any]:
+    """A payload from one JSON object, from `-` (standard input), or from `name=text` and `name:=json` words."""
+    if not words:
+        return {}
+    if len(words) == 1 and words[0] == "-":
+        return _object(sys.stdin.read())
+    if len(words) == 1 and (words[0].lstrip()[:1] in ("{", "[", '"', "") or "=" not in words[0]):
+        return _object(words[0])
+    payload: dict[str, Any] = {}
+    for word in words:
+        name, value = _pair(word)
+        if name in payload:
+            raise click.UsageError(f"the payload names {name!r} twice")
+        payload[name] = value
+    return payload
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    left, equals, right = word.partition("=")
+    is_json = left.endswith(":")
+    name = left.removesuffix(":")
+    if not equals or not name:
+        raise click.UsageError(f"{word!r} is neither name=text nor name:=json")
+    return (name, _decoded(right, f"the value of {name}")) if is_json else (name, right)
+
+
+def _object(text: str) -> dict[str, Any]:
+    payload = _decoded(text, "the payload")
+    if not isinstance(payload, dict):
+        raise click.UsageError(
+            f'the payload must be a JSON object such as {{"to": "a@b.c"}}, not a {type(payload).__name__}'
+        )
+    return payload
+
+
+def _decoded(text: str, what: str) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise click.UsageError(f"{what} is not valid JSON ({error}): {text[:60]!r}") from None

@@ -1,0 +1,148 @@
+"""What every command is given: the harbor that was named, and the screen to answer on."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from taskharbor.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Session:
+    """One run of one command."""
+
+    def __init__(self, app: str | None, url: str | None, screen: Screen) -> None:
+        self.app = app or None  # `--app ''` does without the one of the environment
+        self.url = url or None
+        self.screen = screen
+
+    def open(self, *, create: bool = False) -> Harbor:
+        """The harbor that was named. Without `create`, a store that nobody named has to be there already."""
+        if self.app is not None:
+            return self._open_app(self.app)
+        from taskharbor.client.harbor import DEFAULT_URL, Harbor
+
+        url = self.url or os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
+        default_file = Path(DEFAULT_URL.removeprefix("sqlite:///"))
+        if url == DEFAULT_URL and not create and not default_file.exists():
+            raise click.ClickException(
+                f"no store was named and {default_file.absolute()} does not exist; "
+                "give --url or --app, or make it with `taskharbor migrate`"
+            )
+        return Harbor(self.url)
+
+    def run(self, work: Callable[[Harbor], Awaitable[T]], *, create: bool = False) -> T:
+        """Do the work with the harbor, and let go of it."""
+        import asyncio
+
+        async def whole() -> T:
+            async with self.open(create=create) as harbor:
+                return await work(harbor)
+
+        return asyncio.run(whole())
+
+    def _open_app(self, app: str) -> Harbor:
+        if self.url is not None:
+            os.environ["TASKHARBOR_URL"] = self.url  # what an application's Harbor() goes by
+        harbor = load_app(app)
+        if self.url is not None and harbor.url != self.url:
+            from taskharbor.telemetry.logs import masked_url
+
+            raise click.UsageError(
+                f"{app} keeps its jobs in {masked_url(harbor.url)}, not in {masked_url(self.url)}: leave --url out, "
+                "declare Harbor() without a URL so that --url decides, or give --app '' to do without the application"
+            )
+        return harbor
+
+
+def load_app(app: str) -> Harbor:
+    """The Harbor that `module:object` names; the current folder is looked in first, as with `python -m`."""
+    from taskharbor.client.harbor import Harbor
+
+    module_name, colon, path = app.partition(":")
+    if not module_name or not colon or not path:
+        raise click.UsageError(f"--app takes module:object, such as app:harbor, not {app!r}")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = _import(module_name, app)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise click.ClickException(
+                f"{module_name} has no {path!r}; {_harbors_in(module_name) or 'it holds no Harbor'}"
+            )
+        found = getattr(found, name)
+    if not isinstance(found, Harbor):
+        raise click.ClickException(
+            f"{app} is not a Harbor but a {type(found).__name__}; "
+            f"{_harbors_in(module_name) or 'name the object made by Harbor(…)'}"
+        )
+    return found
+
+
+def _import(module_name: str, app: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise click.ClickException(
+                f"no module is called {error.name!r} (--app {app}) in {os.getcwd()} or on Python's path"
+            ) from None
+        raise click.ClickException(f"{module_name} cannot be imported: {error}{_place(error)}") from error
+    except Exception as error:
+        raise click.ClickException(
+            f"{module_name} cannot be imported: {type(error).__name__}: {error}{_place(error)}"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Where in the application's own code it went wrong."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename != __file__]
+    own = [frame for frame in own if os.path.dirname(importlib.__file__) not in frame.filename] or own
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def _harbors_in(module_name: str) -> str:
+    from taskharbor.client.harbor import Harbor
+
+    names = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Harbor)]
+    return f"perhaps you mean {module_name}:{names[0]}" if names else ""
+
+
+def with_session(command: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
+    """Give a command --app, --url and --json, as a `Session`."""
+
+    @click.option(
+        "--app",
+        "-A",
+        metavar="MODULE:OBJECT",
+        envvar="TASKHARBOR_APP",
+        show_envvar=True,
+        help="The application's Harbor.",
+    )
+    @click.option(
+        "--url",
+        metavar="URL",
+        help="The store, such as sqlite:///harbor.db.  [env var: TASKHARBOR_URL]",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+    @functools.wraps(command)
+    def with_options(*args: Any, app: str | None, url: str | None, as_json: bool, **kwargs: Any) -> None:
+        command(Session(app, url, Screen(as_json=as_json)), *args, **kwargs)
+
+    return with_options

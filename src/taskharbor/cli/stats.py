@@ -1,0 +1,99 @@
+"""`taskharbor stats`"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskharbor.cli.queues import tell_queues
+from taskharbor.cli.screen import span
+from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.operators import Queue
+
+
+@click.command
+@with_session
+def stats(session: Session) -> None:
+    """Show counts, queues and what the workers do.
+
+    A job is named under its worker once it has run for longer than a heartbeat.
+
+    \b
+    Example:
+      taskharbor stats --url sqlite:///harbor.db
+    """
+
+    async def work(harbor: Harbor) -> tuple[dict[str, int], list[Queue], list[dict[str, Any]]]:
+        return await harbor.jobs.acounts(), await harbor.queues.alist(), await workers_of(harbor)
+
+    counts, queues, workers = session.run(work)
+    screen = session.screen
+    if screen.as_json:
+        from taskharbor.cli import documents
+
+        screen.document(
+            {"counts": counts, "queues": [documents.of_queue(q) for q in queues], "workers": workers}
+        )
+        return
+    screen.pairs(dict(counts))
+    screen.heading("queues")
+    tell_queues(screen, queues)
+    screen.heading("workers")
+    screen.table(
+        ("WORKER", "CLAIMED", "LEASE", "EXPIRED", "RUNNING JOBS"),
+        [
+            (
+                worker["worker"],
+                worker["open"],
+                worker["expiresAt"],
+                worker["expired"],
+                _doing(worker["running"]),
+            )
+            for worker in workers
+        ],
+        empty="no worker holds a job",
+        optional=("EXPIRED", "LEASE"),
+    )
+
+
+def _doing(running: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(f"{job['task']} for {span(job['seconds'])}" for job in running)
+
+
+async def workers_of(harbor: Harbor) -> list[dict[str, Any]]:
+    """Each worker that holds a lease, with what it runs, the longest first."""
+    from taskharbor.cli.documents import instant
+    from taskharbor.clock import MICROS_PER_SECOND
+
+    leases = await harbor.driver.leases()
+    now = await harbor.driver.now()
+    started = {job_id: at for lease in leases for job_id, at in lease.running.items()}
+    records = await harbor.driver.get(list(started))
+    tasks = {record.id: record.task for record in records if record is not None}
+    workers: dict[str, dict[str, Any]] = {}
+    for lease in sorted(leases, key=lambda lease: (lease.worker, lease.expires_at)):
+        worker = workers.setdefault(
+            lease.worker,
+            {"worker": lease.worker, "open": 0, "expiresAt": None, "expired": True, "running": []},
+        )
+        worker["open"] += lease.open
+        worker["expiresAt"] = instant(lease.expires_at)  # of the last one: they are in that order
+        worker["expired"] = worker["expired"] and lease.expired
+        worker["running"] += [
+            {
+                "id": job_id,
+                "task": tasks[job_id],
+                "startedAt": instant(at),
+                "seconds": max(0.0, (now - at) / MICROS_PER_SECOND),
+            }
+            for job_id, at in lease.running.items()
+            if job_id in tasks
+        ]
+    for worker in workers.values():
+        worker["running"].sort(key=lambda job: -job["seconds"])
+    return list(workers.values())

@@ -1,0 +1,83 @@
+"""`taskharbor prune` and `migrate`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from taskharbor.cli.parameters import duration
+from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+FINISHED = ("succeeded", "dead", "cancelled")
+
+
+@click.command
+@click.option("--older-than", type=duration, help="Finished longer ago than this, such as 7d or 12h.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(FINISHED),
+    multiple=True,
+    help="Which jobs, with --older-than; may be given several times.  [default: succeeded, cancelled]",
+)
+@click.option("--limit", type=click.IntRange(1), help="Delete so many at most.")
+@with_session
+def prune(session: Session, older_than: float | None, states: tuple[str, ...], limit: int | None) -> None:
+    """Delete finished jobs and their history.
+
+    Without --older-than, what the application's retention says is deleted: succeeded and cancelled
+    jobs after 7 days, unless it says otherwise. Dead jobs go only when they are named.
+
+    \b
+    Examples:
+      taskharbor prune --older-than 7d
+      taskharbor prune --older-than 90d --state dead
+    """
+    if states and older_than is None:
+        raise click.UsageError("--state needs --older-than: say how old the jobs must be")
+
+    async def work(harbor: Harbor) -> int:
+        from taskharbor.client.retention import Retention
+
+        if older_than is None:
+            return await harbor.aprune(limit)
+        chosen = states or ("succeeded", "cancelled")
+        retention = Retention.of({state: older_than if state in chosen else None for state in FINISHED})
+        return await retention.prune(harbor.driver, limit)
+
+    pruned = session.run(work)
+    if session.screen.as_json:
+        session.screen.document({"pruned": pruned})
+    else:
+        session.screen.line(f"{pruned} deleted")
+
+
+@click.command
+@with_session
+def migrate(session: Session) -> None:
+    """Bring the store's schema up to date.
+
+    A new store is made by whoever uses it first; this is for one that is shared with another
+    application, and for upgrades that should happen before the new workers start.
+
+    \b
+    Example:
+      taskharbor migrate --url sqlite:///harbor.db
+    """
+
+    async def work(harbor: Harbor) -> tuple[str, list[str]]:
+        return harbor.url, await harbor.amigrate()
+
+    from taskharbor.telemetry.logs import masked_url
+
+    url, applied = session.run(work, create=True)
+    if session.screen.as_json:
+        session.screen.document({"url": masked_url(url), "applied": applied})
+    elif applied:
+        session.screen.line(f"{masked_url(url)}: applied {', '.join(applied)}")
+    else:
+        session.screen.line(f"{masked_url(url)}: up to date")

@@ -1,0 +1,1 @@
+"""The client: declaring tasks, enqueueing jobs, and looking after them."""

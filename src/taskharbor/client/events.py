@@ -1,0 +1,159 @@
+"""Events: telling subscribers what became of jobs, without ever delaying or failing one.
+
+Subscribers run apart from the jobs: asynchronous ones as tasks of the loop that emitted the event,
+others in one thread of their own, fed by a bounded queue. What they raise is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from taskharbor.errors import ConfigurationError
+
+logger = logging.getLogger("taskharbor.events")
+
+EVENT_NAMES = ("enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled")
+WAITING_MAX = 10_000  # events a slow subscriber may be behind; more are dropped, and counted in the log
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Event(Struct, frozen=True):
+    """Something that happened to a job; it has been committed."""
+
+    name: str
+    job_id: str
+    task: str
+    queue: str
+    at: datetime
+    attempt: int | None = None  # the attempt's number
+    correlation_id: str | None = None
+    worker: str | None = None
+    error: str | None = None
+    reason: str | None = None  # of dead and cancelled
+    retry_at: datetime | None = None
+    delay_seconds: float | None = None
+
+
+class Events:
+    def __init__(self) -> None:
+        self._subscribers: dict[str, list[Callable[[Event], Any]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = _SubscriberThread()
+
+    def subscribe(self, name: str, subscriber: F) -> F:
+        if name not in EVENT_NAMES:
+            raise ConfigurationError(f"no event is called {name!r}; the events are {', '.join(EVENT_NAMES)}")
+        self._subscribers.setdefault(name, []).append(subscriber)
+        return subscriber
+
+    def wanted(self, name: str) -> bool:
+        return name in self._subscribers
+
+    def emit(self, event: Event) -> None:
+        for subscriber in self._subscribers.get(event.name, ()):
+            loop = _running_loop() if inspect.iscoroutinefunction(subscriber) else None
+            if loop is None:
+                self._thread.put(subscriber, event)
+            elif len(self._tasks) < WAITING_MAX:
+                task = loop.create_task(_tell_async(subscriber, event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                logger.warning("an event was dropped: its subscribers are too far behind")
+
+    async def drain(self, seconds: float) -> None:
+        """Let subscribers on this loop finish, for a while."""
+        loop = asyncio.get_running_loop()
+        mine = [task for task in self._tasks if task.get_loop() is loop]
+        if mine:
+            await asyncio.wait(mine, timeout=seconds)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Let the subscribers' thread finish what it has, for a while."""
+        self._thread.close(seconds)
+
+
+class _SubscriberThread:
+    """Started with the first event; a child of a fork starts its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._queue: queue.Queue[tuple[Callable[[Event], Any], Event] | None] = queue.Queue(WAITING_MAX)
+        self._dropped = 0
+
+    def put(self, subscriber: Callable[[Event], Any], event: Event) -> None:
+        if self._thread is None or self._pid != os.getpid():
+            self._start()
+        try:
+            self._queue.put_nowait((subscriber, event))
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th … of them
+                logger.warning(
+                    "events are dropped: subscribers are too far behind",
+                    extra={"fields": {"dropped": self._dropped}},
+                )
+
+    def _start(self) -> None:
+        if self._pid != os.getpid():
+            self.__init__()  # type: ignore[misc]
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_tell_forever, args=(self._queue,), name="taskharbor-events", daemon=True
+                )
+                self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        if self._thread is None or self._pid != os.getpid():
+            return
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+        self._thread = None
+
+
+def _tell_forever(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | None]) -> None:
+    while (told := waiting.get()) is not None:
+        subscriber, event = told
+        try:
+            answer = subscriber(event)
+            if inspect.isawaitable(answer):
+                asyncio.run(_awaited(answer))
+        except Exception:
+            logger.exception(
+                "a subscriber failed", extra={"fields": {"event": event.name, "job": event.job_id}}
+            )
+
+
+async def _awaited(answer: Any) -> None:
+    await answer
+
+
+async def _tell_async(subscriber: Callable[[Event], Any], event: Event) -> None:
+    try:
+        await subscriber(event)
+    except Exception:
+        logger.exception("a subscriber failed", extra={"fields": {"event": event.name, "job": event.job_id}})
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

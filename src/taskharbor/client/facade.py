@@ -1,0 +1,52 @@
+"""The synchronous surface over the asynchronous one: every method has both forms and one implementation."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from taskharbor.calling import step_to_end
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+def synced(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[S, P], R]:
+    """The synchronous form of an `async` method whose name begins with `a`."""
+    name = method.__name__
+    assert name.startswith("a"), f"{name} is not named as an asynchronous form"
+
+    @wraps(method)
+    def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        _warn_inside_a_loop(name)
+        return step_to_end(method(self, *args, **kwargs))
+
+    sync.__name__ = name[1:]
+    sync.__qualname__ = method.__qualname__.replace(name, name[1:])
+    sync.__doc__ = f"{method.__doc__ or ''}\n\n(The asynchronous form is `{name}`.)"
+    return sync
+
+
+def _warn_inside_a_loop(asynchronous: str) -> None:
+    """It works, but the loop stands still meanwhile: say so, once."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if not _warned:
+        _warned.append(asynchronous)
+        warnings.warn(
+            f"{asynchronous[1:]}() was called inside a running event loop, which waits until it is done; "
+            f"use `await …{asynchronous}()` there",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_warned: list[str] = []

@@ -1,0 +1,278 @@
+"""`Job`: what a caller holds of a job, a frozen record of the moment it was read."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from taskharbor.client.facade import synced
+from taskharbor.clock import from_micros
+from taskharbor.codec import decode_payload
+from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
+from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, JobRecord, Progress, Reason, State
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+R_co = TypeVar("R_co", covariant=True)
+
+RESULT_POLL_SECONDS = 1.0  # the safety net under the store's news
+
+
+class Job(Generic[R_co]):
+    """A job as it stood when this was read. It never changes; `refresh()` gives a newer one."""
+
+    __slots__ = ("_harbor", "_record", "existed")
+
+    def __init__(self, record: JobRecord, harbor: Harbor, *, existed: bool = True) -> None:
+        object.__setattr__(self, "_record", record)
+        object.__setattr__(self, "_harbor", harbor)
+        object.__setattr__(self, "existed", existed)
+
+    existed: bool
+    _record: JobRecord
+    _harbor: Harbor
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(
+            f"a Job is a record and does not change; harbor.jobs.update(job.id, {name}=…) does"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self._record == other._record
+
+    def __hash__(self) -> int:
+        return hash(self._record.id)
+
+    def __repr__(self) -> str:
+        r = self._record
+        return f"Job(id={r.id!r}, task={r.task!r}, state={str(r.state)!r}, attempts={r.attempts})"
+
+    @property
+    def record(self) -> JobRecord:
+        """Everything the store told of the job, in the store's own terms."""
+        return self._record
+
+    # -- what it is --
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def task(self) -> str:
+        return self._record.task
+
+    @property
+    def queue(self) -> str:
+        return self._record.queue
+
+    @property
+    def priority(self) -> int:
+        return self._record.priority
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        return decode_payload(self._record.payload)
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self._record.idempotency_key
+
+    @property
+    def delivery(self) -> Delivery:
+        return self._record.delivery or Delivery.AT_LEAST_ONCE
+
+    @property
+    def max_attempts(self) -> int | None:
+        return self._record.options.max_attempts
+
+    @property
+    def timeout(self) -> float | None:
+        return self._record.options.timeout
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self._record.options.correlation_id
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self._record.options.tags
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return from_micros(self._record.enqueued_at)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        return _datetime(self._record.expires_at)
+
+    # -- where it stands --
+
+    @property
+    def state(self) -> State:
+        return self._record.state
+
+    @property
+    def attempts(self) -> int:
+        """Recorded failures in the current run."""
+        return self._record.attempts
+
+    @property
+    def number(self) -> int:
+        """Of the latest attempt; rises on every claim."""
+        return self._record.number
+
+    @property
+    def run_at(self) -> datetime:
+        return from_micros(self._record.run_at)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return _datetime(self._record.finished_at)
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it is dead or cancelled."""
+        return self._record.reason
+
+    @property
+    def error(self) -> str | None:
+        """The latest attempt's error."""
+        return self._record.error
+
+    @property
+    def progress(self) -> Progress | None:
+        return self._record.progress
+
+    @property
+    def worker(self) -> str | None:
+        return self._record.worker
+
+    @property
+    def lease_expires_at(self) -> datetime | None:
+        return _datetime(self._record.lease_expires_at)
+
+    @property
+    def lease_expired(self) -> bool:
+        return self._record.lease_expired
+
+    @property
+    def cancel_requested(self) -> bool:
+        return self._record.cancel_requested
+
+    # -- what can be asked of it --
+
+    async def arefresh(self) -> Job[R_co]:
+        """The job as it stands now."""
+        return await self._harbor.jobs.aget(self.id)
+
+    refresh = synced(arefresh)
+
+    async def ahistory(self, limit: int = 10) -> list[Attempt]:
+        """Its attempts, newest first."""
+        return await self._harbor.jobs.ahistory(self.id, limit)
+
+    history = synced(ahistory)
+
+    async def aresult(self, timeout: float | None = None) -> R_co:
+        """Wait for the job to end and give what its handler returned.
+
+        Raises JobFailed if it is dead, JobCancelled if it was cancelled, JobNotFound if it is gone, and
+        TimeoutError when `timeout` seconds have passed.
+        """
+        driver = self._harbor.driver
+        give_up_at = None if timeout is None else driver.clock.monotonic() + timeout
+        while True:
+            news = driver.news()
+            [record] = await driver.get([self.id])
+            if record is None:
+                raise JobNotFound(self.id, f"no job has the id {self.id}; it was deleted or pruned")
+            if record.state is State.SUCCEEDED:
+                return self._harbor.decode_result(record)  # type: ignore[no-any-return]
+            if record.state in (State.DEAD, State.CANCELLED):
+                raise _ending(record)
+            remaining = RESULT_POLL_SECONDS
+            if give_up_at is not None:
+                remaining = min(remaining, give_up_at - driver.clock.monotonic())
+                if remaining <= 0:
+                    raise TimeoutError(f"job {self.id} is still {record.state} after {timeout:g} s")
+            await driver.wait(news, remaining)
+
+    result = synced(aresult)
+
+
+class Attempt:
+    """One execution of a job, as history keeps it."""
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: AttemptRecord) -> None:
+        self._record = record
+
+    def __repr__(self) -> str:
+        r = self._record
+        return f"Attempt(number={r.number}, status={str(r.status)!r}, error={r.error!r})"
+
+    @property
+    def job_id(self) -> str:
+        return self._record.job_id
+
+    @property
+    def number(self) -> int:
+        return self._record.number
+
+    @property
+    def status(self) -> AttemptStatus:
+        return self._record.status
+
+    @property
+    def retry_count(self) -> int:
+        """Failures in the run when this attempt began: 0 for the first."""
+        return self._record.retry_count
+
+    @property
+    def worker(self) -> str:
+        return self._record.worker
+
+    @property
+    def started_at(self) -> datetime | None:
+        """None if it was handed back before it began."""
+        return _datetime(self._record.started_at)
+
+    @property
+    def finished_at(self) -> datetime:
+        return from_micros(self._record.finished_at)
+
+    @property
+    def error(self) -> str | None:
+        return self._record.error
+
+    @property
+    def traceback(self) -> str | None:
+        return self._record.traceback
+
+    @property
+    def detail(self) -> str | None:
+        """How it was lost, or why it was put back."""
+        return self._record.detail
+
+    @property
+    def outlived(self) -> bool:
+        """It was taken for lost, but its worker turned out to be alive."""
+        return self._record.outlived
+
+
+def _ending(record: JobRecord) -> JobFailed | JobCancelled:
+    if record.state is State.CANCELLED:
+        return JobCancelled(record.id, f"job {record.id} ({record.task}) was cancelled: {record.reason}")
+    return JobFailed(
+        record.id,
+        f"job {record.id} ({record.task}) is dead ({record.reason}): {record.error}",
+        reason=str(record.reason),
+        error=record.error,
+    )
+
+
+def _datetime(micros: int | None) -> datetime | None:
+    return None if micros is None else from_micros(micros)

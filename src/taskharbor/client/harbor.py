@@ -1,0 +1,318 @@
+"""`Harbor`: a store, the tasks declared for it, and everything a program asks of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+
+from taskharbor.client.events import Event, Events
+from taskharbor.client.facade import synced
+from taskharbor.client.handle import Job
+from taskharbor.client.operators import DeadLetters, Jobs, Queues
+from taskharbor.client.options import EnqueueOptions, checked_options, new_job
+from taskharbor.client.retention import Retention
+from taskharbor.client.task import Signature, Task, default_name, merged
+from taskharbor.clock import Clock, from_micros
+from taskharbor.codec import checked_name, decode_result, encode_payload
+from taskharbor.collecting import collect_expired
+from taskharbor.context import Context
+from taskharbor.drivers.base import Driver, Enqueued
+from taskharbor.drivers.registry import driver_for
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import JobRecord, NewJob
+
+logger = logging.getLogger("taskharbor")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_URL = "sqlite:///taskharbor.db"
+Middleware = Callable[[Context, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
+
+
+class Harbor:
+    """The entrance: `Harbor("sqlite:///harbor.db")`.
+
+    Without a URL it takes $TASKHARBOR_URL, else `sqlite:///taskharbor.db` in the current folder. Nothing
+    is opened before it is first used. Every method has an asynchronous form whose name begins with `a`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        clock: Clock | None = None,
+        driver: Driver | None = None,
+        retention: Mapping[str, float | None] | None = None,
+    ) -> None:
+        self.url = url or os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
+        self.driver = driver if driver is not None else driver_for(self.url, clock)
+        self.retention = Retention.of(retention)
+        self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
+        self.jobs = Jobs(self)
+        self.dlq = DeadLetters(self)
+        self.queues = Queues(self)
+        self.events = Events()
+        self.middlewares: list[Middleware] = []
+        self.start_hooks: list[Callable[[], Any]] = []
+        self.stop_hooks: list[Callable[[], Any]] = []
+        if url is None and driver is None and self.url == DEFAULT_URL:
+            logger.info("jobs are kept in %s", os.path.abspath("taskharbor.db"))
+
+    def __repr__(self) -> str:
+        return f"<Harbor on {type(self.driver).__name__} with {len(set(self.tasks.values()))} tasks>"
+
+    # -- declaring --
+
+    @overload
+    def task(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> Task[Concatenate[Context, P], Coroutine[Any, Any, R], P, R]: ...
+    @overload
+    def task(
+        self, function: Callable[Concatenate[Context, P], R], /
+    ) -> Task[Concatenate[Context, P], R, P, R]: ...
+    @overload
+    def task(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, Coroutine[Any, Any, R], P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        parameter_aliases: Mapping[str, str] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> Declaration: ...
+    def task(self, function: Any = None, /, **declared: Any) -> Any:  # type: ignore[misc]
+        """Declare a function as the handler of a task; the options are the defaults of its jobs.
+
+        `aliases` are names that jobs of this task may be stored under as well, `parameter_aliases` maps
+        old names of parameters to the present ones.
+        """
+        declaration = Declaration(self, **declared)
+        return declaration if function is None else declaration(function)
+
+    def register(self, task: Task[Any, Any, Any, Any]) -> None:
+        """Make a task known by its name and its aliases."""
+        for name in (task.name, *task.aliases):
+            known = self.tasks.get(name)
+            # The same function may be declared again: a module is reloaded, a notebook's cell is run twice.
+            if known is not None and (known.__module__, known.__name__) != (task.__module__, task.__name__):
+                raise ConfigurationError(
+                    f"two tasks are called {name!r}: {known.__module__}.{known.__name__} and "
+                    f"{task.__module__}.{task.__name__}; give one of them another name"
+                )
+            self.tasks[name] = task
+
+    def on(self, name: str) -> Callable[[F], F]:
+        """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
+        return lambda subscriber: self.events.subscribe(name, subscriber)
+
+    def on_worker_start(self, hook: F) -> F:
+        """Called once in each worker process, before its first job: open what handlers share."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_worker_stop(self, hook: F) -> F:
+        """Called once in each worker process, after its last job."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    def middleware(self, wrapper: Middleware) -> Middleware:
+        """Wrap every execution: `async def wrapper(ctx, call): …; return await call()`."""
+        self.middlewares.append(wrapper)
+        return wrapper
+
+    # -- enqueueing --
+
+    async def aenqueue(
+        self, task: str, payload: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
+    ) -> Job[Any]:
+        """Store a job by the task's name, without having its handler's code."""
+        [job] = await self.store([self._by_name(task, payload or {}, dict(options))])
+        return job
+
+    enqueue = synced(aenqueue)
+
+    async def aenqueue_many(self, signatures: Iterable[Signature[Any]]) -> list[Job[Any]]:
+        """Store a job for each signature, of whatever tasks: one round trip, all or nothing."""
+        return await self.store([_checked_signature(signature).new_job() for signature in signatures])
+
+    enqueue_many = synced(aenqueue_many)
+
+    def _by_name(self, name: str, payload: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
+        checked = checked_options(options)
+        task = self.tasks.get(name)
+        if task is None:
+            return new_job(checked_name("task", name), encode_payload(payload), checked)
+        text = encode_payload(payload)
+        task.plan.decode(text)  # validated against the declaration, since it is here
+        return new_job(task.name, text, merged(task._options, checked))
+
+    async def store(self, jobs: list[NewJob]) -> list[Job[Any]]:
+        """Hand jobs to the store; handles of what now stands for each."""
+        answers = await self.driver.enqueue(jobs)
+        if self.events.wanted("enqueued"):
+            self._tell_enqueued(jobs, answers)
+        if not any(answer.existed for answer in answers):
+            return [Job(_record(job, a), self, existed=False) for job, a in zip(jobs, answers, strict=True)]
+        existing = await self.driver.get([answer.id for answer in answers])
+        return [
+            Job(found or _record(job, answer), self, existed=answer.existed)
+            for job, answer, found in zip(jobs, answers, existing, strict=True)
+        ]
+
+    def _tell_enqueued(self, jobs: list[NewJob], answers: list[Enqueued]) -> None:
+        for job, answer in zip(jobs, answers, strict=True):
+            if not answer.existed:
+                self.events.emit(
+                    Event(
+                        "enqueued",
+                        job.id,
+                        job.task,
+                        job.queue,
+                        from_micros(answer.enqueued_at),
+                        correlation_id=job.options.correlation_id,
+                    )
+                )
+
+    @contextmanager
+    def transaction(self, connection: Any) -> Iterator[None]:
+        """Enqueue inside the caller's own transaction: the jobs exist if and only if it commits."""
+        with self.driver.transaction(connection):
+            yield
+
+    # -- upkeep --
+
+    async def amigrate(self) -> list[str]:
+        """Bring the store's schema up to date; the names of what was applied."""
+        return await self.driver.migrate()
+
+    migrate = synced(amigrate)
+
+    async def aprune(self, limit: int | None = None) -> int:
+        """Delete finished jobs that are older than the retention allows; how many."""
+        return await self.retention.prune(self.driver, limit)
+
+    prune = synced(aprune)
+
+    async def collect_expired(self, job_id: str) -> bool:
+        """If the job only looks like running, because its lease has expired: settle that first."""
+        [record] = await self.driver.get([job_id])
+        if record is None or not record.lease_expired:
+            return False
+        await collect_expired(self.driver)
+        return True
+
+    def decode_result(self, record: JobRecord) -> Any:
+        task = self.tasks.get(record.task)
+        if task is not None:
+            return task.decode_result(record.result)
+        return None if record.result is None else decode_result(record.result)
+
+    # -- closing --
+
+    async def aclose(self) -> None:
+        """Let go of the store. A harbor that is used again opens it anew."""
+        await self.driver.close()
+        self.events.close()
+
+    close = synced(aclose)
+
+    def __enter__(self) -> Harbor:
+        return self
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        self.close()
+        return False
+
+    async def __aenter__(self) -> Harbor:
+        return self
+
+    async def __aexit__(self, *_: object) -> Literal[False]:
+        await self.aclose()
+        return False
+
+
+class Declaration:
+    """`@harbor.task(…)` before it meets its function."""
+
+    def __init__(
+        self,
+        harbor: Harbor,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        parameter_aliases: Mapping[str, str] | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> None:
+        self._harbor = harbor
+        self._name = name
+        self._aliases = tuple(checked_name("task", alias) for alias in aliases)
+        self._parameter_aliases = parameter_aliases
+        self._options = options
+        unfit = {"run_at", "delay", "id", "idempotency_key", "expires_at", "correlation_id"} & options.keys()
+        if unfit:
+            raise ConfigurationError(
+                f"{', '.join(sorted(unfit))} belong to one job, not to a task; give them with .using(…)"
+            )
+        checked_options(dict(options))  # a wrong one is told where it was written
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> Task[Concatenate[Context, P], Coroutine[Any, Any, R], P, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], R], /
+    ) -> Task[Concatenate[Context, P], R, P, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, Coroutine[Any, Any, R], P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        task: Task[Any, Any, Any, Any] = Task(
+            self._harbor,
+            function,
+            name=checked_name("task", self._name if self._name is not None else default_name(function)),
+            aliases=self._aliases,
+            parameter_aliases=self._parameter_aliases,
+            options=self._options,
+        )
+        self._harbor.register(task)
+        return task
+
+
+def _checked_signature(signature: Signature[Any]) -> Signature[Any]:
+    if not isinstance(signature, Signature):
+        raise ConfigurationError(
+            f"enqueue_many takes signatures such as task.s(1, x=2), not {type(signature).__name__}"
+        )
+    return signature
+
+
+def _record(job: NewJob, answer: Enqueued) -> JobRecord:
+    return JobRecord(
+        job.id,
+        job.task,
+        job.payload,
+        job.queue,
+        job.priority,
+        answer.state,
+        answer.enqueued_at,
+        answer.run_at,
+        expires_at=job.expires_at,
+        idempotency_key=job.idempotency_key,
+        delivery=job.delivery,
+        options=job.options,
+        depends_on=job.depends_on,
+    )

@@ -1,0 +1,170 @@
+"""What an enqueue may be given, checked once and turned into what the store keeps."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any, TypedDict
+
+import uuid_utils
+from msgspec import UNSET, UnsetType
+
+from taskharbor.clock import check_seconds, seconds_to_micros, to_micros
+from taskharbor.codec import KEY_LIMIT, checked_name, shorten
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import DEFAULT_QUEUE, PRIORITY_MAX, PRIORITY_MIN, Delivery, NewJob, Options
+from taskharbor.retry import RetryPolicy, resolve_max_attempts
+
+TAGS_MAX = 32
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """The options of one enqueue; a task's declaration gives the same ones as defaults."""
+
+    queue: str
+    run_at: datetime | None
+    delay: float | None
+    priority: int
+    max_attempts: int | None
+    max_retries: int | None
+    timeout: float | None
+    expires_at: datetime | None
+    idempotency_key: str | None
+    delivery: str | None
+    retry: RetryPolicy | None
+    correlation_id: str | None
+    tags: list[str] | tuple[str, ...]
+    id: str | uuid.UUID | None
+
+
+OPTION_NAMES = frozenset(EnqueueOptions.__annotations__)
+
+
+def new_id() -> str:
+    return str(uuid_utils.uuid7())
+
+
+def checked_id(value: object) -> str:
+    """A job's id as lower-case UUID text, from a string or a UUID."""
+    try:
+        return str(value if isinstance(value, uuid.UUID) else uuid.UUID(str(value)))
+    except ValueError:
+        raise ConfigurationError(
+            f"a job's id is a UUID such as 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10, not {shorten(value)}"
+        ) from None
+
+
+def refuse_unknown(options: dict[str, Any], allowed: frozenset[str] = OPTION_NAMES) -> None:
+    unknown = sorted(options.keys() - allowed)
+    if unknown:
+        raise ConfigurationError(
+            f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
+            f"the options are {', '.join(sorted(allowed))}"
+        )
+
+
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The same options in the store's terms (`NewJob` and `Options` fields), or one clear error."""
+    refuse_unknown(options)
+    if options.get("run_at") is not None and options.get("delay") is not None:
+        raise ConfigurationError("run_at and delay say the same thing; give one of them")
+    checked: dict[str, Any] = {}
+    inner: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None and name != "retry":
+            continue
+        match name:
+            case "queue":
+                checked["queue"] = checked_name("queue", value)
+            case "run_at" | "expires_at":
+                checked[name] = to_micros(value, name)
+            case "delay":
+                checked["delay"] = seconds_to_micros(value, "delay")
+            case "priority":
+                checked["priority"] = checked_priority(value)
+            case "idempotency_key":
+                checked["idempotency_key"] = checked_name("idempotency key", value, KEY_LIMIT)
+            case "delivery":
+                checked["delivery"] = checked_delivery(value)
+            case "id":
+                checked["id"] = checked_id(value)
+            case "timeout":
+                inner["timeout"] = checked_timeout(value)
+            case "retry":
+                inner["retry"] = checked_retry(value)
+            case "correlation_id":
+                inner["correlation_id"] = checked_name("correlation id", value)
+            case "tags":
+                inner["tags"] = checked_tags(value)
+    limit = resolve_max_attempts(options.get("max_attempts"), options.get("max_retries"))
+    if limit is not None:
+        inner["max_attempts"] = limit
+    checked["options"] = inner
+    return checked
+
+
+def new_job(task: str, payload: str, checked: dict[str, Any]) -> NewJob:
+    """A job to store, from options that `checked_options` has passed."""
+    fields = dict(checked)
+    inner = fields.pop("options", None)
+    job_id = fields.pop("id", None) or new_id()
+    if not inner:
+        return NewJob(job_id, task, payload, **fields)
+    return NewJob(job_id, task, payload, options=Options(**inner), **fields)
+
+
+def checked_priority(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not PRIORITY_MIN <= value <= PRIORITY_MAX:
+        raise ConfigurationError(
+            f"priority must be a whole number from {PRIORITY_MIN} to {PRIORITY_MAX} (higher runs first), "
+            f"not {shorten(value)}"
+        )
+    return value
+
+
+def checked_delivery(value: object) -> Delivery:
+    try:
+        return Delivery(str(value))
+    except ValueError:
+        raise ConfigurationError(
+            f'delivery must be "at_least_once" or "at_most_once", not {shorten(value)}'
+        ) from None
+
+
+def checked_timeout(value: Any, name: str = "timeout") -> float:
+    seconds = check_seconds(value, name)
+    if seconds == 0:
+        raise ConfigurationError(f"{name} must be more than 0 seconds; leave it out for the default")
+    return seconds
+
+
+def checked_retry(value: object) -> dict[str, Any] | None | UnsetType:
+    if value is UNSET:
+        return UNSET
+    if value is None:
+        return None
+    if not isinstance(value, RetryPolicy):
+        raise ConfigurationError(
+            f"retry must be a RetryPolicy, one of taskharbor.presets, or None for no retries, not {shorten(value)}"
+        )
+    return value.to_dict()
+
+
+def checked_tags(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise ConfigurationError(f"tags must be a list of strings, not {shorten(value)}")
+    tags = tuple(dict.fromkeys(checked_name("tag", tag) for tag in value))
+    if len(tags) > TAGS_MAX:
+        raise ConfigurationError(f"a job takes at most {TAGS_MAX} tags, not {len(tags)}")
+    return tags
+
+
+__all__ = [
+    "DEFAULT_QUEUE",
+    "EnqueueOptions",
+    "checked_id",
+    "checked_options",
+    "new_id",
+    "new_job",
+    "refuse_unknown",
+]

@@ -1,0 +1,210 @@
+"""`Task`: a function that can be called, and enqueued; `Signature`: a call that waits to be enqueued."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+
+import msgspec
+
+from taskharbor.client.facade import synced
+from taskharbor.client.handle import Job
+from taskharbor.client.options import EnqueueOptions, checked_options, new_job
+from taskharbor.codec import decode_hook, decode_payload, decode_result, shorten
+from taskharbor.errors import PayloadError
+from taskharbor.job import Delivery, NewJob
+from taskharbor.retry import UNSET, RetryPolicy
+from taskharbor.signature import CallPlan
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+C = ParamSpec("C")  # how the function itself is called
+V = TypeVar("V")  # what that gives: a coroutine, for an async function
+P = ParamSpec("P")  # how it is enqueued: the same without the context
+R = TypeVar("R")  # what a job of it results in
+
+
+class Signature(Generic[R]):
+    """A task with arguments and options, not enqueued yet: `harbor.enqueue_many([send.s("a@b.c"), …])`."""
+
+    __slots__ = ("arguments", "options", "task")
+
+    def __init__(
+        self, task: Task[Any, Any, Any, R], arguments: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        self.task = task
+        self.arguments = arguments
+        self.options = options
+
+    def new_job(self) -> NewJob:
+        return self.task.new_job((), self.arguments, self.options)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={shorten(value)}" for name, value in self.arguments.items())
+        return f"{self.task.name}.s({arguments})"
+
+
+class Enqueueable(Generic[P, R]):
+    """What can be enqueued: a task, or a task with the options of one enqueue."""
+
+    _task: Task[Any, Any, P, R]
+    _options: dict[str, Any]
+
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Store a job with these arguments, durably; its handler runs in a worker."""
+        job = self._task.new_job(args, kwargs, self._options)
+        [handle] = await self._task.harbor.store([job])
+        return handle
+
+    enqueue = synced(aenqueue)
+
+    async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
+        """Store a job for each mapping of arguments: one round trip, all or nothing."""
+        jobs = [self._task.new_job((), _arguments(payload), self._options) for payload in payloads]
+        return await self._task.harbor.store(jobs)
+
+    enqueue_many = synced(aenqueue_many)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
+        """A signature of this task; arguments may be left out, to be filled by what comes before it."""
+        return Signature(self._task, self._task.plan.bind(args, kwargs, partial=True), self._options)
+
+
+class Task(Enqueueable[P, R], Generic[C, V, P, R]):
+    """A named function that handles jobs. Calling it calls the function; `enqueue` makes a job."""
+
+    def __init__(
+        self,
+        harbor: Harbor,
+        function: Callable[C, V],
+        *,
+        name: str,
+        aliases: tuple[str, ...] = (),
+        parameter_aliases: Mapping[str, str] | None = None,
+        options: EnqueueOptions,
+    ) -> None:
+        self.harbor = harbor
+        self.function = function
+        self.name = name
+        self.aliases = aliases
+        self.plan = CallPlan.of(function, task=name, parameter_aliases=parameter_aliases)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._task = self
+        self._options = checked_options(dict(options))
+        self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
+        self._decode_result = _result_decoder(function)
+        self.__name__ = getattr(function, "__name__", name)
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+
+    def __call__(self, *args: C.args, **kwargs: C.kwargs) -> V:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
+        """The same task with options for what is enqueued through it."""
+        return UsingOptions(self, merged(self._options, checked_options(dict(options))))
+
+    # -- what the worker asks --
+
+    @property
+    def declared_max_attempts(self) -> int | None:
+        value: int | None = self._options["options"].get("max_attempts")
+        return value
+
+    @property
+    def declared_timeout(self) -> float | None:
+        value: float | None = self._options["options"].get("timeout")
+        return value
+
+    @property
+    def declared_delivery(self) -> Delivery | None:
+        return self._options.get("delivery")
+
+    @property
+    def declared_policy(self) -> Any:
+        """The declared policy: a RetryPolicy, None if there is to be none, or UNSET."""
+        declared = self._options["options"].get("retry", UNSET)
+        return RetryPolicy.from_dict(declared) if isinstance(declared, dict) else declared
+
+    # -- what the client asks --
+
+    def new_job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
+        return new_job(self.name, self.plan.encode(args, kwargs), options)
+
+    def decode_result(self, text: str | None) -> Any:
+        return None if text is None else self._decode_result(text)
+
+
+class UsingOptions(Enqueueable[P, R]):
+    """A task together with the options of one enqueue."""
+
+    def __init__(self, task: Task[Any, Any, P, R], options: dict[str, Any]) -> None:
+        self._task = task
+        self._options = options
+
+    def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
+        return UsingOptions(self._task, merged(self._options, checked_options(dict(options))))
+
+    def __repr__(self) -> str:
+        return f"<task {self._task.name} with options>"
+
+
+def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What was given goes before what was declared."""
+    both = {**declared, **given}
+    both["options"] = {**declared.get("options", {}), **given.get("options", {})}
+    if "delay" in given:
+        both.pop("run_at", None)
+    if "run_at" in given:
+        both.pop("delay", None)
+    return both
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """`module.function`, the same whether the module is imported or run as a script."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        file = getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else "main"
+    return f"{module}.{function.__qualname__}".replace(".<locals>", "")
+
+
+def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(payload, Mapping):
+        raise PayloadError(
+            f"enqueue_many takes a mapping of arguments for each job, not {shorten(payload)}; "
+            'for example [{"to": "a@b.c"}, {"to": "d@e.f"}]'
+        )
+    return payload
+
+
+def _result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
+    """Results come back as the annotated type where JSON can carry it, else as plain JSON values."""
+    try:
+        hint = inspect.get_annotations(function, eval_str=True).get("return")
+        if hint is None or isinstance(hint, TypeVar):
+            return decode_result
+        typed = msgspec.json.Decoder(hint, dec_hook=decode_hook).decode
+    except Exception:  # noqa: BLE001 - an annotation that cannot be evaluated or carried asks for plain values
+        return decode_result
+
+    def decode(text: str) -> Any:
+        try:
+            return typed(text)
+        except msgspec.ValidationError:  # what was stored is not what the annotation says now
+            return decode_result(text)
+
+    return decode
+
+
+__all__ = ["Enqueueable", "Signature", "Task", "UsingOptions", "decode_payload", "default_name"]

@@ -1,0 +1,46 @@
+"""The chapters of the contract, in the order in which to make them pass."""
+
+from __future__ import annotations
+
+from taskharbor.conformance.chapters.cancellation import Cancellation
+from taskharbor.conformance.chapters.claiming import Claiming
+from taskharbor.conformance.chapters.concurrency import Concurrency, SecondDriver
+from taskharbor.conformance.chapters.delivery import Delivering
+from taskharbor.conformance.chapters.dependants import Dependants
+from taskharbor.conformance.chapters.enqueueing import Enqueueing
+from taskharbor.conformance.chapters.expiry import Expiry
+from taskharbor.conformance.chapters.failure import Failure
+from taskharbor.conformance.chapters.history import History
+from taskharbor.conformance.chapters.leases import Collecting, Fencing, Leases
+from taskharbor.conformance.chapters.life import Life
+from taskharbor.conformance.chapters.operators import Operators
+from taskharbor.conformance.chapters.pruning import Pruning
+from taskharbor.conformance.chapters.reads import Reads
+from taskharbor.conformance.chapters.rearming import Rearming
+from taskharbor.conformance.chapters.states import States
+from taskharbor.conformance.chapters.steps import Children, Steps
+from taskharbor.conformance.store import Chapter
+
+CHAPTERS: tuple[type[Chapter], ...] = (
+    Life,
+    States,
+    Delivering,
+    Enqueueing,
+    Expiry,
+    Claiming,
+    Leases,
+    Fencing,
+    Collecting,
+    Failure,
+    Cancellation,
+    Operators,
+    History,
+    Reads,
+    Dependants,
+    Steps,
+    Children,
+    Rearming,
+    Pruning,
+    Concurrency,
+)
+SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

@@ -1,0 +1,539 @@
+"""Leases: how long they last, what they prove, and what becomes of them when their worker does not come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from taskharbor.conformance.store import HOUR, LEASE, SECOND, Chapter, Held, Store, ids
+from taskharbor.drivers.base import Answer, Cancel, Delete, Extension, LeaseRecord, Requeue, Verdict
+from taskharbor.job import AttemptStatus, State
+
+
+def leases(store: Store) -> list[LeaseRecord]:
+    return sorted(store.run(store.driver.leases(now=store.now)), key=lambda lease: lease.token)
+
+
+def two_under_one_lease(store: Store) -> tuple[Held, Held]:
+    store.enqueue_all(store.new(), store.new())
+    first, second = store.claim("worker/1")
+    return first, second
+
+
+class Leases(Chapter):
+    def test_lease_is_valid_until_its_expiry_and_not_in_it(self, store: Store) -> None:
+        """A lease holds up to the microsecond before its expiry."""
+        in_time, late = store.running(), store.running()
+        store.pass_time(LEASE - 1)
+        assert store.succeed(in_time).answer is Answer.DONE
+        store.pass_time(1)
+        assert store.succeed(late).answer is Answer.LEASE_EXPIRED
+
+    def test_extended_lease_lasts_from_the_stores_now(self, store: Store) -> None:
+        """A heartbeat sets the expiry anew, counted from the moment the store hears it."""
+        held = store.running()
+        store.pass_time(LEASE - 1)
+        extended = store.extend(held.token)
+        assert (extended.answer, extended.expires_at) == (Answer.DONE, store.now + LEASE)
+        store.pass_time(LEASE - 1)
+        assert store.take_expired() is None
+        assert store.succeed(held).answer is Answer.DONE
+
+    def test_expired_lease_cannot_be_extended(self, store: Store) -> None:
+        """A worker that was away for longer than its lease does not get it back."""
+        held = store.running()
+        store.let_expire()
+        before = store.everything()
+        assert store.extend(held.token, running=((held.id, 1),)).answer is Answer.LEASE_EXPIRED
+        assert store.everything() == before
+
+    def test_unknown_lease_cannot_be_extended(self, store: Store) -> None:
+        """A token that has no lease is told so: never claimed, or all of it settled."""
+        held = store.running()
+        assert store.extend("nobody/1").answer is Answer.NOT_RUNNING
+        store.succeed(held)
+        assert store.extend(held.token).answer is Answer.NOT_RUNNING
+
+    def test_heartbeat_answers_lease_by_lease(self, store: Store) -> None:
+        """One heartbeat may extend many leases; each is answered, in the order given."""
+        live, other = store.running(), store.running()
+        store.pass_time(LEASE // 2)
+        dead = store.running()
+        beat = store.beat(
+            *[Extension(held.token, HOUR) for held in (other, live)], Extension("nobody/1", HOUR)
+        )
+        assert [extended.token for extended in beat.leases] == [other.token, live.token, "nobody/1"]
+        assert [extended.answer for extended in beat.leases] == [Answer.DONE, Answer.DONE, Answer.NOT_RUNNING]
+        assert beat.now == store.now
+        store.let_expire()
+        assert store.job(dead.id).lease_expired
+        assert not store.job(live.id).lease_expired
+
+    def test_heartbeat_tells_the_paused_queues(self, store: Store) -> None:
+        """With every heartbeat a worker hears which queues' unbegun jobs it should hand back."""
+        held = store.running()
+        store.pause("a")
+        store.pause("b")
+        assert store.beat(Extension(held.token, LEASE)).paused == frozenset({"a", "b"})
+        store.resume("a")
+        assert store.beat().paused == frozenset({"b"})
+
+    def test_lease_shows_what_its_worker_says_is_running(self, store: Store) -> None:
+        """Each heartbeat replaces what the last one told about jobs that have begun."""
+        first, second = two_under_one_lease(store)
+        store.extend(first.token, running=((first.id, store.now - 5),))
+        assert [lease.running for lease in leases(store)] == [{first.id: store.now - 5}]
+        store.extend(first.token, running=((second.id, store.now),))
+        assert [lease.running for lease in leases(store)] == [{second.id: store.now}]
+
+    def test_leases_are_listed_with_what_is_open(self, store: Store) -> None:
+        """A lease tells its worker, its expiry and how many of its jobs are not settled yet."""
+        first, _ = two_under_one_lease(store)
+        assert leases(store) == [LeaseRecord("worker/1", "worker", store.now + LEASE, False, 2, {})]
+        store.succeed(first)
+        assert [lease.open for lease in leases(store)] == [1]
+        store.let_expire()
+        assert [lease.expired for lease in leases(store)] == [True]
+
+    def test_lease_is_gone_with_its_last_job(self, store: Store) -> None:
+        """Once everything under it is settled, nothing is left of a lease."""
+        first, second = two_under_one_lease(store)
+        store.succeed(first)
+        store.fail(second)
+        assert leases(store) == []
+        store.let_expire()
+        assert store.take_expired() is None
+
+
+class Fencing(Chapter):
+    # -- NOT_RUNNING: no lease covers the job --
+
+    @pytest.mark.parametrize("state", [state for state in State if state is not State.RUNNING])
+    def test_job_that_is_not_running_cannot_be_settled(self, store: Store, state: State) -> None:
+        """Where no lease covers the job, no token proves anything."""
+        job_id, other = store.job_in(state), store.running()
+        forged = Held(other.token, structs.replace(other.job, id=job_id, number=store.job(job_id).number + 1))
+        before = store.everything()
+        assert store.succeed(forged).answer is Answer.NOT_RUNNING
+        assert store.everything() == before
+
+    def test_job_that_nobody_knows_cannot_be_settled(self, store: Store) -> None:
+        """A job that was never enqueued, or was deleted, is running under no lease."""
+        held = store.running()
+        forged = Held(held.token, structs.replace(held.job, id=store.new_id()))
+        settled = store.succeed(forged)
+        assert (settled.answer, settled.recorded) == (Answer.NOT_RUNNING, None)
+        assert store.report(forged, 0.5) is Answer.NOT_RUNNING
+
+    # -- LEASE_MISMATCH: another lease or number does --
+
+    def test_another_lease_cannot_settle(self, store: Store) -> None:
+        """A job is settled by the token that holds it, and by no other."""
+        held, other = store.running(), store.running()
+        before = store.everything()
+        for token in (other.token, "nobody/1", held.token + "x", held.token.upper(), ""):
+            assert store.succeed(held, token=token).answer is Answer.LEASE_MISMATCH, token
+        assert store.everything() == before
+
+    @pytest.mark.parametrize("number", [0, 2, 3, -1])
+    def test_another_number_cannot_settle(self, store: Store, number: int) -> None:
+        """The right token with another attempt's number proves nothing."""
+        held = store.running()
+        before = store.everything()
+        assert store.succeed(held, number=number).answer is Answer.LEASE_MISMATCH
+        assert store.everything() == before
+
+    def test_mismatch_comes_before_expiry(self, store: Store) -> None:
+        """That another lease covers the job is said first, even when that one or one's own has expired."""
+        held = store.running()
+        store.let_expire()
+        assert store.succeed(held, token="nobody/1").answer is Answer.LEASE_MISMATCH
+        assert store.succeed(held, number=9).answer is Answer.LEASE_MISMATCH
+        store.collect()
+        assert store.succeed(held).answer is Answer.LEASE_MISMATCH
+
+    # -- LEASE_EXPIRED: this one does, but its time is over --
+
+    @pytest.mark.parametrize("status", list(AttemptStatus))
+    def test_expired_lease_cannot_commit(self, store: Store, status: AttemptStatus) -> None:
+        """After its expiry a lease commits nothing, whatever it wants to say."""
+        held = store.running()
+        store.let_expire()
+        before = store.everything()
+        to = State.SUCCEEDED if status is AttemptStatus.SUCCEEDED else State.DEAD
+        assert store.settle(held, status, to).answer is Answer.LEASE_EXPIRED
+        assert store.everything() == before
+
+    def test_expired_lease_stores_no_note(self, store: Store) -> None:
+        """Progress and steps are fenced exactly as a settle is."""
+        held = store.running()
+        store.let_expire()
+        before = store.everything()
+        assert store.report(held, 0.5) is Answer.LEASE_EXPIRED
+        assert store.step(held, "a", "1") is Answer.LEASE_EXPIRED
+        assert store.everything() == before
+
+    @pytest.mark.parametrize("proof", [{"token": "nobody/1"}, {"number": 2}])
+    def test_mismatched_lease_stores_no_note(self, store: Store, proof: dict[str, Any]) -> None:
+        """Another token or number can neither report progress nor store a step."""
+        held = store.running()
+        before = store.everything()
+        assert store.report(held, 0.5, **proof) is Answer.LEASE_MISMATCH
+        assert store.step(held, "a", "1", **proof) is Answer.LEASE_MISMATCH
+        assert store.everything() == before
+
+    def test_settled_attempt_stores_no_note(self, store: Store) -> None:
+        """An attempt that is over has nothing more to report, even while its lease lives on for others."""
+        first, _ = two_under_one_lease(store)
+        store.fail(first, delay=HOUR)
+        before = store.everything()
+        assert store.report(first, 0.5) is Answer.NOT_RUNNING
+        assert store.step(first, "a", "1") is Answer.NOT_RUNNING
+        assert store.everything() == before
+
+    # -- repeating --
+
+    def test_settle_repeated_answers_done_and_changes_nothing(self, store: Store) -> None:
+        """A settle whose answer was lost is repeated without harm."""
+        held = store.running()
+        store.fail(held, delay=HOUR)
+        store.pass_time(SECOND)
+        before = store.everything()
+        assert store.fail(held, delay=HOUR).answer is Answer.DONE
+        assert store.everything() == before
+
+    def test_settle_repeated_answers_done_whatever_happened_since(self, store: Store) -> None:
+        """That an attempt was settled stays true when the job has been claimed, finished and requeued since."""
+        old = store.running()
+        store.fail(old)
+        assert store.fail(old).answer is Answer.DONE
+        new = store.claim_one()
+        assert store.fail(old).answer is Answer.DONE
+        assert store.state(old.id) is State.RUNNING
+        store.bury(new)
+        assert store.fail(old).answer is Answer.DONE
+        store.do(Requeue(), old.id)
+        assert store.fail(old).answer is Answer.DONE
+        assert (store.state(old.id), len(store.history(old.id))) == (State.READY, 2)
+
+    def test_settle_repeated_with_another_status_is_told_the_recorded_one(self, store: Store) -> None:
+        """The first outcome stands; a different second one learns which."""
+        held = store.running()
+        store.fail(held)
+        before = store.everything()
+        refused = store.succeed(held)
+        assert (refused.answer, refused.recorded) == (Answer.NOT_RUNNING, AttemptStatus.FAILED)
+        assert store.everything() == before
+
+    def test_recorded_attempt_is_done_only_for_its_own_token(self, store: Store) -> None:
+        """Whoever did not settle the attempt itself is told that it is over, not that it did it."""
+        held = store.running()
+        store.succeed(held)
+        refused = store.succeed(held, token="nobody/1")
+        assert (refused.answer, refused.recorded) == (Answer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
+
+    def test_same_transition_twice_in_a_batch_takes_effect_once(self, store: Store) -> None:
+        """The members of a batch see each other's effects."""
+        held = store.running()
+        done = store.transition(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED)
+        other = store.transition(held, AttemptStatus.FAILED, State.READY)
+        first, second, third = store.settle_all(done, done, other)
+        assert (first.answer, second.answer, third.answer) == (Answer.DONE, Answer.DONE, Answer.NOT_RUNNING)
+        assert third.recorded is AttemptStatus.SUCCEEDED
+        assert len(store.history(held.id)) == 1
+
+    # -- batches --
+
+    def test_refused_member_does_not_hold_up_its_batch(self, store: Store) -> None:
+        """A batch is answered member by member: a stale one is refused and the others are done."""
+        stale, good, gone = store.running(), store.running(), store.running()
+        store.succeed(gone)
+        transitions = [
+            store.transition(stale, AttemptStatus.SUCCEEDED, State.SUCCEEDED, number=7),
+            store.transition(gone, AttemptStatus.FAILED, State.READY),
+            store.transition(good, AttemptStatus.SUCCEEDED, State.SUCCEEDED),
+        ]
+        answers = [settled.answer for settled in store.settle_all(*transitions)]
+        assert answers == [Answer.LEASE_MISMATCH, Answer.NOT_RUNNING, Answer.DONE]
+        assert (store.state(stale.id), store.state(good.id)) == (State.RUNNING, State.SUCCEEDED)
+
+    def test_large_batch_is_settled_in_its_order(self, store: Store) -> None:
+        """Hundreds of transitions over several leases are answered one by one, in the order given."""
+        store.enqueue_all(*[store.new() for _ in range(300)])
+        held = [one for _ in range(3) for one in store.claim(limit=100)]
+        backwards = held[::-1]
+        answers = store.settle_all(
+            *[
+                store.transition(one, AttemptStatus.SUCCEEDED, State.SUCCEEDED, result=f'"{one.id}"')
+                for one in backwards
+            ]
+        )
+        assert {settled.answer for settled in answers} == {Answer.DONE}
+        assert all(store.job(one.id).result == f'"{one.id}"' for one in held[::50])
+        assert (store.counts()[State.SUCCEEDED], leases(store)) == (300, [])
+
+    def test_empty_batches_do_nothing(self, store: Store) -> None:
+        """No transitions, notes, extensions or ids: no answers."""
+        assert store.settle_all() == []
+        assert store.run(store.driver.note([], now=store.now)) == []
+        assert store.beat().leases == []
+        assert store.operate(Cancel()) == []
+        assert store.run(store.driver.get([], now=store.now)) == []
+
+    # -- several leases over time --
+
+    def test_job_handed_back_and_claimed_again_obeys_the_new_lease_alone(self, store: Store) -> None:
+        """An old lease that lives on for its other jobs proves nothing of one that was handed back."""
+        old, neighbour = two_under_one_lease(store)
+        store.hand_back(old)
+        new = store.claim_one()
+        assert (new.id, new.number) == (old.id, 2)
+        assert store.hand_back(old).answer is Answer.DONE
+        assert store.succeed(old).recorded is AttemptStatus.RELEASED
+        assert store.succeed(old, number=2).answer is Answer.LEASE_MISMATCH
+        assert store.state(old.id) is State.RUNNING
+        assert store.succeed(new).answer is Answer.DONE
+        assert store.succeed(neighbour).answer is Answer.DONE
+
+    def test_old_lease_does_not_give_back_what_it_handed_back(self, store: Store) -> None:
+        """A repeated claim, a heartbeat and a collection speak of the open jobs of a lease, and of no others."""
+        old, neighbour = two_under_one_lease(store)
+        store.hand_back(old)
+        new = store.claim_one(lease=HOUR)
+        store.do(Cancel(), new.id)
+        assert ids(store.claim("worker/1")) == [neighbour.id]
+        assert store.extend(old.token).cancel_requested == ()
+        assert store.extend(new.token, lease=HOUR).cancel_requested == (new.id,)
+        store.let_expire()
+        assert ids(store.collect()) == [neighbour.id]
+
+    @pytest.mark.parametrize("how", ["delete", "prune"])
+    def test_deleted_job_leaves_no_ghost_in_its_lease(self, store: Store, how: str) -> None:
+        """A settled job that is deleted while its lease lives on is not open again."""
+        gone, neighbour = two_under_one_lease(store)
+        store.succeed(gone)
+        if how == "delete":
+            assert store.do(Delete(), gone.id) is Verdict.DONE
+        else:
+            assert store.prune({State.SUCCEEDED: store.now + 1}) == 1
+        assert ids(store.claim("worker/1")) == [neighbour.id]
+        assert [lease.open for lease in leases(store)] == [1]
+        settled = store.succeed(gone)
+        assert (settled.answer, settled.recorded) == (Answer.NOT_RUNNING, None)
+        assert store.extend("worker/1").cancel_requested == ()
+        store.let_expire()
+        assert ids(store.collect()) == [neighbour.id]
+
+    def test_job_enqueued_again_under_a_deleted_id_owes_nothing_to_the_old_lease(self, store: Store) -> None:
+        """A new job that takes a deleted one's id is another job: the old lease cannot settle or hold it."""
+        gone, _ = two_under_one_lease(store)
+        store.succeed(gone)
+        store.do(Delete(), gone.id)
+        store.enqueue(id=gone.id)
+        assert store.succeed(gone).answer is Answer.NOT_RUNNING
+        new = store.claim_one()
+        assert (new.id, new.number) == (gone.id, 1)
+        assert store.succeed(gone).answer is Answer.LEASE_MISMATCH
+        assert store.succeed(new).answer is Answer.DONE
+
+    def test_last_job_struck_out_ends_the_lease(self, store: Store) -> None:
+        """When the settled jobs of a lease are deleted, what is open still decides whether it lives."""
+        first, second = two_under_one_lease(store)
+        store.succeed(first)
+        store.do(Delete(), first.id)
+        store.succeed(second)
+        store.do(Delete(), second.id)
+        assert leases(store) == []
+        store.let_expire()
+        assert store.take_expired() is None
+
+
+class Collecting(Chapter):
+    def test_nothing_expired_is_nothing_to_collect(self, store: Store) -> None:
+        """A lease is collected from its expiry on, and not a microsecond before."""
+        assert store.take_expired() is None
+        store.running()
+        store.pass_time(LEASE - 1)
+        assert store.take_expired() is None
+        store.pass_time(1)
+        assert store.take_expired() is not None
+
+    def test_expired_lease_comes_with_all_the_policy_needs(self, store: Store) -> None:
+        """The collector learns whose lease it was, what was open, what had begun and when it expired."""
+        store.enqueue_all(*[store.new() for _ in range(3)])
+        first, second, third = store.claim("worker-x/7", supervised=True)
+        began_at, expired_at = store.now + 3, store.now + LEASE
+        store.extend("worker-x/7", running=((third.id, began_at),))
+        store.succeed(second)
+        store.pass_time(HOUR)
+        expired = store.collected("collector/1")
+        assert (expired.token, expired.worker) == ("collector/1", "worker-x")
+        assert (expired.now, expired.expires_at, expired.expired_at) == (
+            store.now,
+            store.now + LEASE,
+            expired_at,
+        )
+        assert (expired.alone, expired.supervised, expired.outlived) == (False, True, False)
+        assert expired.jobs == [first.job, third.job]
+        assert expired.running == {third.id: began_at}
+
+    def test_lease_of_a_suspect_is_marked_alone(self, store: Store) -> None:
+        """Only a loss while alone counts against a job, so the collector is told."""
+        store.lose(store.running(), suspect=True)
+        store.claim_one(suspects=True)
+        store.let_expire()
+        assert store.collected().alone
+
+    def test_the_lease_that_expired_first_is_collected_first(self, store: Store) -> None:
+        """Leases are collected in the order of their expiry, one by one."""
+        for lease in (3, 1, 2):
+            store.enqueue()
+            store.claim_one(f"for-{lease}-seconds/1", lease=lease * SECOND)
+        store.let_expire()
+        assert [store.collected().worker for _ in range(3)] == [
+            "for-1-seconds",
+            "for-2-seconds",
+            "for-3-seconds",
+        ]
+        assert store.take_expired() is None
+
+    def test_two_collectors_never_get_the_same_lease(self, store: Store) -> None:
+        """Taking a lease over is taking it: the next collector gets the next one, or none."""
+        store.running()
+        store.let_expire()
+        assert store.take_expired() is not None
+        assert store.take_expired() is None
+
+    def test_collecting_repeated_with_its_token_gives_the_same_lease(self, store: Store) -> None:
+        """A collection whose answer was lost is repeated, and takes nothing more."""
+        store.running()
+        store.running()
+        store.let_expire()
+        first = store.collected("collector/1")
+        store.pass_time(SECOND)
+        again = store.collected("collector/1")
+        assert (again.jobs, again.expires_at, again.expired_at) == (
+            first.jobs,
+            first.expires_at,
+            first.expired_at,
+        )
+        assert store.collected("collector/2").jobs != first.jobs
+
+    def test_repeated_collection_leaves_out_what_was_settled(self, store: Store) -> None:
+        """A collector that goes on after a break sees what is left to decide."""
+        first, second = two_under_one_lease(store)
+        store.let_expire()
+        held, _ = store.collect("collector/1")
+        store.lose(held)
+        assert (first.id, ids(store.collect("collector/1"))) == (held.id, [second.id])
+
+    def test_collector_settles_under_its_own_token(self, store: Store) -> None:
+        """The new token proves the old numbers, and the attempt is recorded as its worker's."""
+        old = store.running()
+        store.let_expire()
+        held = store.collect_one()
+        assert (held.id, held.number) == (old.id, old.number)
+        assert store.lose(held, worker="worker-x").answer is Answer.DONE
+        attempt = store.last_attempt(held.id)
+        assert (attempt.status, attempt.worker) == (AttemptStatus.LOST, "worker-x")
+        assert store.state(held.id) is State.READY
+
+    def test_collected_lease_is_no_longer_its_workers(self, store: Store) -> None:
+        """From then on the worker that let it expire can neither settle, extend nor note."""
+        old = store.running()
+        store.let_expire()
+        store.collect()
+        before = store.everything()
+        assert store.succeed(old).answer is Answer.LEASE_MISMATCH
+        assert store.report(old, 0.5) is Answer.LEASE_MISMATCH
+        assert store.extend(old.token).answer is Answer.NOT_RUNNING
+        assert store.everything() == before
+
+    def test_collected_job_is_still_running(self, store: Store) -> None:
+        """A collection decides nothing: the job is running, under a lease that has not expired."""
+        held = store.running()
+        store.let_expire()
+        store.collect()
+        record = store.job(held.id)
+        assert (record.state, record.lease_expired) == (State.RUNNING, False)
+        assert record.lease_expires_at == store.now + LEASE
+        assert store.claim() == []
+
+    def test_collector_that_vanishes_is_collected_itself(self, store: Store) -> None:
+        """A second collector finds all that the first one found, and when the lease expired in the beginning."""
+        store.enqueue()
+        first = store.claim_one("worker-x/7", supervised=True)
+        store.extend("worker-x/7", running=((first.id, 5),))
+        expired_at = store.now + LEASE
+        store.let_expire()
+        store.collect("collector/1")
+        store.let_expire()
+        again = store.collected("collector/2")
+        assert (again.worker, again.supervised, again.running) == ("worker-x", True, {first.id: 5})
+        assert (again.jobs, again.expired_at) == ([first.job], expired_at)
+        assert store.lose(Held("collector/1", first.job)).answer is Answer.LEASE_MISMATCH
+        assert store.lose(Held("collector/2", first.job)).answer is Answer.DONE
+
+    def test_collector_can_extend_its_lease(self, store: Store) -> None:
+        """A collected lease is a lease: a heartbeat keeps it alive."""
+        store.running()
+        store.let_expire()
+        store.collect("collector/1")
+        store.pass_time(LEASE - 1)
+        assert store.extend("collector/1").answer is Answer.DONE
+        store.pass_time(LEASE - 1)
+        assert store.take_expired() is None
+
+    def test_settled_jobs_are_not_collected(self, store: Store) -> None:
+        """Only what was open when the lease expired is handed to the policy."""
+        first, second = two_under_one_lease(store)
+        store.succeed(first)
+        store.let_expire()
+        assert ids(store.collect()) == [second.id]
+        assert store.state(first.id) is State.SUCCEEDED
+
+    # -- outlived --
+
+    def test_worker_that_outlived_its_lease_is_known_to_the_collector(self, store: Store) -> None:
+        """An outage counts for nobody: a refused worker says that it lives, before anybody collects."""
+        held = store.running()
+        store.let_expire()
+        store.outlive(held.token, (held.id, held.number))
+        assert store.collected().outlived
+
+    def test_outliving_is_remembered_through_collections(self, store: Store) -> None:
+        """The worker names its lease by the token it claimed with, also after somebody took it over."""
+        held = store.running()
+        store.let_expire()
+        assert not store.collected("collector/1").outlived
+        store.outlive(held.token, (held.id, held.number))
+        assert store.collected("collector/1").outlived
+        store.let_expire()
+        assert store.collected("collector/2").outlived
+
+    def test_lost_row_of_a_worker_that_outlived_it_is_marked(self, store: Store) -> None:
+        """When the loss is recorded already, its row of history is marked."""
+        held = store.running()
+        store.let_expire()
+        store.lose(store.collect_one())
+        assert not store.last_attempt(held.id).outlived
+        store.outlive(held.token, (held.id, held.number))
+        assert store.last_attempt(held.id).outlived
+
+    def test_only_lost_rows_are_marked_outlived(self, store: Store) -> None:
+        """An attempt that failed or succeeded was not lost, so there is nothing to outlive."""
+        held = store.running()
+        store.fail(held)
+        store.lose(store.claim_one())
+        before = store.history(held.id)
+        store.outlive(held.token, (held.id, 1))
+        assert store.history(held.id) == before
+
+    def test_outliving_nothing_is_fine(self, store: Store) -> None:
+        """A token, a job or a number that nobody knows is ignored."""
+        before = store.everything()
+        store.outlive("nobody/1", (store.new_id(), 1))
+        store.outlive("nobody/1")
+        assert store.everything() == before

@@ -1,0 +1,386 @@
+"""The store under test, in words short enough for a test to read as its rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import pytest
+
+from taskharbor.clock import MICROS_PER_SECOND, ManualClock
+from taskharbor.drivers.base import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Driver,
+    Enqueued,
+    ExpiredLease,
+    Extended,
+    Extension,
+    Heartbeat,
+    Operation,
+    ProgressNote,
+    Settled,
+    StepNote,
+    Transition,
+    Verdict,
+)
+from taskharbor.job import (
+    AttemptRecord,
+    AttemptStatus,
+    JobFilter,
+    JobRecord,
+    NewJob,
+    Progress,
+    Reason,
+    State,
+)
+
+T = TypeVar("T")
+
+Made: TypeAlias = Driver | AbstractContextManager[Driver] | AbstractAsyncContextManager[Driver]
+Factory: TypeAlias = Callable[[ManualClock], Made]
+Another: TypeAlias = Callable[[Any, ManualClock], Driver]
+
+SECOND = MICROS_PER_SECOND
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+LEASE = 30 * SECOND
+# An instant with all six digits after the second, so that a store which rounds is found out by every test.
+START = 1_767_225_600 * SECOND + 123_457
+
+
+@dataclass(frozen=True)
+class Held:
+    """A job under a lease: what a worker that claimed it can prove."""
+
+    token: str
+    job: Claimed
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def number(self) -> int:
+        return self.job.number
+
+
+class Store:
+    """A driver, a clock that stands still, and the verbs with everything a rule is not about left out."""
+
+    def __init__(self, driver: Driver, clock: ManualClock, runner: asyncio.Runner) -> None:
+        self.driver = driver
+        self.clock = clock
+        self.runner = runner
+        self._jobs = 0
+        self._tokens = 0
+
+    @property
+    def now(self) -> int:
+        return self.clock.now()
+
+    def pass_time(self, micros: int) -> None:
+        self.clock.advance(micros / SECOND)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    # -- enqueue --
+
+    def new_id(self) -> str:
+        """A UUIDv7, later than every one before it."""
+        self._jobs += 1
+        return f"019b76da-a800-7000-8000-{self._jobs:012x}"
+
+    def new(self, **fields: Any) -> NewJob:
+        return NewJob(**{"id": fields.get("id") or self.new_id(), "task": "test:task", **fields})
+
+    def enqueue(self, **fields: Any) -> str:
+        """Enqueue one new job; its id."""
+        [answer] = self.enqueue_all(self.new(**fields))
+        return answer.id
+
+    def enqueue_all(self, *jobs: NewJob) -> list[Enqueued]:
+        return self.run(self.driver.enqueue(jobs, now=self.now))
+
+    # -- claim --
+
+    def new_token(self) -> str:
+        self._tokens += 1
+        return f"worker-{self._tokens}/1"
+
+    def ask(self, token: str | None = None, **fields: Any) -> Claim:
+        """Claim; the whole answer."""
+        request = {
+            "token": token or self.new_token(),
+            "lease": LEASE,
+            "limit": 10,
+            "once_limit": 10,
+            **fields,
+        }
+        return self.run(self.driver.claim(ClaimRequest(**request), now=self.now))
+
+    def claim(self, token: str | None = None, **fields: Any) -> list[Held]:
+        token = token or self.new_token()
+        return [Held(token, job) for job in self.ask(token, **fields).jobs]
+
+    def claim_one(self, token: str | None = None, **fields: Any) -> Held:
+        [held] = self.claim(token, **fields)
+        return held
+
+    def claimed_ids(self, **fields: Any) -> list[str]:
+        return [held.id for held in self.claim(**fields)]
+
+    def running(self, **fields: Any) -> Held:
+        """A new job, claimed before any other."""
+        job_id = self.enqueue(priority=100, **fields)
+        held = self.claim_one(limit=1)
+        assert held.id == job_id
+        return held
+
+    # -- leases --
+
+    def beat(self, *extensions: Extension) -> Heartbeat:
+        return self.run(self.driver.extend(extensions, now=self.now))
+
+    def extend(self, token: str, **fields: Any) -> Extended:
+        [extended] = self.beat(Extension(**{"token": token, "lease": LEASE, **fields})).leases
+        return extended
+
+    def take_expired(self, token: str | None = None, lease: int = LEASE) -> ExpiredLease | None:
+        return self.run(self.driver.take_expired(token or self.new_token(), lease, now=self.now))
+
+    def collected(self, token: str | None = None) -> ExpiredLease:
+        """The expired lease that must be there."""
+        expired = self.take_expired(token)
+        assert expired is not None, "a lease has expired, so there is one to collect"
+        return expired
+
+    def collect(self, token: str | None = None) -> list[Held]:
+        expired = self.collected(token)
+        return [Held(expired.token, job) for job in expired.jobs]
+
+    def collect_one(self, token: str | None = None) -> Held:
+        [held] = self.collect(token)
+        return held
+
+    def let_expire(self) -> None:
+        self.pass_time(LEASE)
+
+    def outlive(self, token: str, *jobs: tuple[str, int]) -> None:
+        self.run(self.driver.outlive(token, jobs))
+
+    # -- settle --
+
+    def transition(self, held: Held, status: AttemptStatus, to: State, **fields: Any) -> Transition:
+        proof = {"token": held.token, "job_id": held.id, "number": held.number}
+        return Transition(**{**proof, "status": status, "to": to, "attempts": held.job.attempts, **fields})
+
+    def settle_all(self, *transitions: Transition) -> list[Settled]:
+        return self.run(self.driver.settle(transitions, now=self.now))
+
+    def settle(self, held: Held, status: AttemptStatus, to: State, **fields: Any) -> Settled:
+        [settled] = self.settle_all(self.transition(held, status, to, **fields))
+        return settled
+
+    def succeed(self, held: Held, **fields: Any) -> Settled:
+        fields = {"started_at": self.now, **fields}
+        return self.settle(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED, **fields)
+
+    def fail(self, held: Held, **fields: Any) -> Settled:
+        """A failure that is retried."""
+        fields = {
+            "attempts": held.job.attempts + 1,
+            "started_at": self.now,
+            "error": "boom",
+            "delay": 0,
+            **fields,
+        }
+        return self.settle(held, AttemptStatus.FAILED, State.READY, **fields)
+
+    def bury(self, held: Held, **fields: Any) -> Settled:
+        """The last failure: into the dead-letter queue."""
+        fields = {"attempts": held.job.attempts + 1, "started_at": self.now, "error": "boom", **fields}
+        fields = {"reason": Reason.EXHAUSTED, **fields}
+        return self.settle(held, AttemptStatus.FAILED, State.DEAD, **fields)
+
+    def hand_back(self, held: Held, **fields: Any) -> Settled:
+        return self.settle(held, AttemptStatus.RELEASED, State.READY, **fields)
+
+    def lose(self, held: Held, **fields: Any) -> Settled:
+        """What a collector says of a job whose worker vanished."""
+        return self.settle(held, AttemptStatus.LOST, State.READY, **fields)
+
+    def sleep(self, held: Held, delay: int) -> Settled:
+        return self.settle(held, AttemptStatus.SLEPT, State.READY, started_at=self.now, delay=delay)
+
+    def end_cancelled(self, held: Held, **fields: Any) -> Settled:
+        fields = {"started_at": self.now, "reason": Reason.CANCELLED, **fields}
+        return self.settle(held, AttemptStatus.CANCELLED, State.CANCELLED, **fields)
+
+    # -- notes --
+
+    def report(self, held: Held, fraction: float, message: str = "", **fields: Any) -> Answer:
+        proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
+        note = ProgressNote(progress=Progress(fraction, message), **proof)
+        [answer] = self.run(self.driver.note([note], now=self.now))
+        return answer
+
+    def step(self, held: Held, name: str, result: str, **fields: Any) -> Answer:
+        proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
+        [answer] = self.run(self.driver.note([StepNote(name=name, result=result, **proof)], now=self.now))
+        return answer
+
+    # -- reads --
+
+    def find(self, job_id: str) -> JobRecord | None:
+        [record] = self.run(self.driver.get([job_id], now=self.now))
+        return record
+
+    def job(self, job_id: str) -> JobRecord:
+        record = self.find(job_id)
+        assert record is not None, f"job {job_id} should be in the store"
+        return record
+
+    def state(self, job_id: str) -> State:
+        return self.job(job_id).state
+
+    def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        return self.run(self.driver.history(job_id, limit))
+
+    def last_attempt(self, job_id: str) -> AttemptRecord:
+        return self.history(job_id)[0]
+
+    def steps(self, job_id: str) -> dict[str, str]:
+        return self.run(self.driver.steps(job_id))
+
+    def counts(self, queue: str | None = None) -> dict[State, int]:
+        return self.run(self.driver.counts(queue, now=self.now))
+
+    def pages(self, page_size: int = 100, **where: Any) -> Iterator[list[JobRecord]]:
+        cursor: str | None = None
+        while True:
+            page = self.run(
+                self.driver.list(JobFilter(**where), cursor=cursor, limit=page_size, now=self.now)
+            )
+            yield page.jobs
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def listed(self, page_size: int = 100, **where: Any) -> list[JobRecord]:
+        """All of the pages, one after the other."""
+        return [job for page in self.pages(page_size, **where) for job in page]
+
+    def listed_ids(self, page_size: int = 100, **where: Any) -> list[str]:
+        return [job.id for job in self.listed(page_size, **where)]
+
+    def everything(self) -> dict[str, Any]:
+        """All that can be read: two stores, or two moments, are the same when this is."""
+        driver, now, jobs = self.driver, self.now, self.listed()
+
+        async def read() -> dict[str, Any]:
+            return {
+                "jobs": jobs,
+                "history": {job.id: await driver.history(job.id) for job in jobs},
+                "steps": {job.id: await driver.steps(job.id) for job in jobs},
+                "counts": await driver.counts(now=now),
+                "queues": await driver.queues(now=now),
+                "leases": sorted(await driver.leases(now=now), key=lambda lease: lease.token),
+            }
+
+        return self.run(read())
+
+    # -- operators --
+
+    def operate(self, operation: Operation, *ids: str) -> list[Verdict]:
+        return [answer.verdict for answer in self.run(self.driver.operate(operation, ids, now=self.now))]
+
+    def do(self, operation: Operation, job_id: str) -> Verdict:
+        [verdict] = self.operate(operation, job_id)
+        return verdict
+
+    def pause(self, queue: str) -> None:
+        self.run(self.driver.pause(queue, True))
+
+    def resume(self, queue: str) -> None:
+        self.run(self.driver.pause(queue, False))
+
+    def expire(self, limit: int = 100) -> int:
+        return self.run(self.driver.expire(limit, now=self.now))
+
+    def prune(self, before: dict[State, int], limit: int = 100) -> int:
+        return self.run(self.driver.prune(before, limit, now=self.now))
+
+    # -- a job in any state --
+
+    def job_in(self, state: State, **fields: Any) -> str:
+        """A new job in the state asked for; nothing else in the store becomes runnable by it."""
+        match state:
+            case State.WAITING:
+                return self.enqueue(depends_on=(self.enqueue(delay=1000 * DAY),), **fields)
+            case State.SCHEDULED:
+                return self.enqueue(delay=HOUR, **fields)
+            case State.READY:
+                return self.enqueue(**fields)
+        held = self.running(**fields)
+        match state:
+            case State.SUCCEEDED:
+                self.succeed(held, result='"done"')
+            case State.DEAD:
+                self.bury(held)
+            case State.CANCELLED:
+                self.end_cancelled(held)
+        return held.id
+
+
+@contextmanager
+def opened(factory: Factory) -> Iterator[Store]:
+    """A new, empty store for one test, closed and cleaned up after it."""
+    clock = ManualClock(START)
+    with asyncio.Runner() as runner, ExitStack() as cleanup:
+        driver = _enter(factory(clock), runner, cleanup)
+        cleanup.callback(lambda: runner.run(driver.close()))
+        runner.run(driver.migrate())
+        runner.run(driver.open())
+        yield Store(driver, clock, runner)
+
+
+def _enter(made: Made, runner: asyncio.Runner, cleanup: ExitStack) -> Driver:
+    if isinstance(made, Driver):
+        return made
+    if isinstance(made, AbstractContextManager):
+        return cleanup.enter_context(made)
+
+    async def enter() -> Driver:
+        return await made.__aenter__()
+
+    async def leave() -> None:
+        await made.__aexit__(None, None, None)
+
+    driver = runner.run(enter())
+    cleanup.callback(lambda: runner.run(leave()))
+    return driver
+
+
+class Chapter:
+    """One chapter of the contract: its tests get a new `store` each."""
+
+    factory: ClassVar[Factory]
+    another: ClassVar[Another | None]
+    threads: ClassVar[bool]
+
+    @pytest.fixture
+    def store(self) -> Iterator[Store]:
+        with opened(type(self).factory) as store:
+            yield store
+
+
+def ids(held: Sequence[Held]) -> list[str]:
+    return [one.id for one in held]

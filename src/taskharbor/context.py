@@ -1,0 +1,99 @@
+"""`Context`: what a handler may know of, and do about, the attempt it runs in."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from taskharbor.clock import from_micros
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import Progress
+
+if TYPE_CHECKING:
+    from taskharbor.client.handle import Job
+    from taskharbor.client.task import Signature
+    from taskharbor.worker.execution import Execution
+
+_logger = logging.getLogger("taskharbor.task")
+
+PROGRESS_MESSAGE_MAX = 500
+
+
+class Context:
+    """The attempt a handler runs in. Take it as the first parameter, or ask `current_context()`."""
+
+    __slots__ = ("_execution",)
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+
+    @property
+    def job(self) -> Job[Any]:
+        """The job as it was claimed."""
+        return self._execution.job
+
+    @property
+    def attempt(self) -> int:
+        """Which execution of this run it is, from 1."""
+        claimed = self._execution.claimed
+        return claimed.number - claimed.first_number + 1
+
+    @property
+    def retry_count(self) -> int:
+        """Failures in this run so far: 0 the first time."""
+        return self._execution.claimed.attempts
+
+    @property
+    def correlation_id(self) -> str | None:
+        return self._execution.options.correlation_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to come to an end: the job was cancelled, timed out, or the worker shuts down."""
+        return self._execution.cancelled
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the attempt times out."""
+        deadline = self._execution.deadline
+        return None if deadline is None else from_micros(deadline)
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose lines carry the job, the task, the attempt and the correlation id."""
+        return ContextLogger(_logger, {"fields": self._execution.fields()})
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Tell how far the work is, from 0 to 1; it is stored with the next batch and shown with the job."""
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise ConfigurationError(f"progress takes a fraction from 0 to 1, not {fraction!r}")
+        self._execution.report(Progress(float(fraction), str(message)[:PROGRESS_MESSAGE_MAX]))
+
+    def enqueue(self, signature: Signature[Any]) -> str:
+        """Enqueue a child, and give its id: it will exist if and only if this attempt succeeds."""
+        return self._execution.add_child(signature)
+
+
+class ContextLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the attempt's fields to whatever fields a line has."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        own = (self.extra or {}).get("fields", {})
+        extra = dict(kwargs.get("extra") or {})
+        extra["fields"] = {**own, **extra.get("fields", {})}  # type: ignore[dict-item]
+        return msg, {**kwargs, "extra": extra}
+
+
+current_execution: ContextVar[Execution | None] = ContextVar("taskharbor_execution", default=None)
+
+
+def current_context() -> Context:
+    """The context of the attempt that this code runs in."""
+    execution = current_execution.get()
+    if execution is None:
+        raise ConfigurationError(
+            "current_context() was called outside of a job; it works only inside a handler"
+        )
+    return execution.context

@@ -1,0 +1,1 @@
+"""Drivers: what stores jobs. They hold no policy."""

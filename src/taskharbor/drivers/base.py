@@ -1,0 +1,461 @@
+"""The driver contract: the few batched verbs that a store offers, and the values they exchange.
+
+A driver holds no policy. What should happen to a job is decided outside, by pure functions, and arrives
+as a `Transition`; the driver's duty is to apply it atomically, or to refuse it and change nothing.
+
+Rules for every verb:
+
+- `now` is an instant in microseconds. None, as in production, means the store's own clock, read after
+  whatever lock the verb needs is held. A given time makes the verb deterministic.
+- A batch is answered member by member, in the order it was given. `enqueue` alone is all or nothing.
+- Tokens are made by the caller, so that a verb whose answer was lost can be repeated with the same
+  token and gives the same answer.
+- A token is `worker/serial`: it names its worker, so that no attempt row has to repeat it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from msgspec import UNSET, Struct, UnsetType
+
+from taskharbor.clock import Clock
+from taskharbor.job import (
+    AttemptRecord,
+    AttemptStatus,
+    Delivery,
+    JobFilter,
+    JobRecord,
+    NewJob,
+    Progress,
+    QueueRecord,
+    Reason,
+    State,
+)
+
+# -- enqueue -------------------------------------------------------------------------------------
+
+
+class Enqueued(Struct, frozen=True):
+    """The job that now stands for the one given: itself, or the one that existed."""
+
+    id: str
+    existed: bool
+    state: State
+    run_at: int
+    enqueued_at: int
+
+
+# -- claim ---------------------------------------------------------------------------------------
+
+
+class ClaimRequest(Struct, frozen=True):
+    token: str
+    lease: int  # microseconds
+    limit: int
+    queues: tuple[str, ...] | None = None  # None: every queue
+    # At most so many at_most_once jobs: they are never claimed beyond the free slots. The claim ends
+    # before the first one too many, so that the order stays strict and the search bounded.
+    once_limit: int = 0
+    suspects: bool = False  # claim from the suspects' place instead, to execute alone
+    supervised: bool = False  # another process watches over this worker
+
+
+class Claimed(Struct, frozen=True, array_like=True):
+    """A job under a lease, with what executing and settling it takes. (A store may hand it over as an array.)"""
+
+    id: str
+    task: str
+    payload: str
+    queue: str
+    priority: int
+    number: int
+    attempts: int  # failures so far in this run
+    first_number: int
+    run_at: int  # its place, which it keeps when it is handed back
+    enqueued_at: int
+    due_at: int | None = None
+    expires_at: int | None = None  # None once the run has begun
+    delivery: Delivery | None = None
+    options: str | None = None  # the JSON of `Options`; None for the defaults
+    version: int = 1
+
+
+class Claim(Struct, frozen=True):
+    now: int  # the store's time
+    expires_at: int
+    jobs: list[Claimed]
+    next_due: int | None = None  # when the next job ahead becomes runnable, if fewer than `limit` were
+    suspects_waiting: bool = False  # somebody should execute a suspect alone
+
+
+# -- heartbeat -----------------------------------------------------------------------------------
+
+
+class Extension(Struct, frozen=True):
+    token: str
+    lease: int  # microseconds from the store's now
+    running: tuple[tuple[str, int], ...] = ()  # (job id, started at) of what runs for longer than a beat
+    # Jobs that only the worker's declaration knows to be at_most_once: written before they begin.
+    at_most_once: tuple[str, ...] = ()
+
+
+class Answer(StrEnum):
+    """What became of a fenced write."""
+
+    DONE = "done"
+    NOT_RUNNING = "not_running"
+    LEASE_MISMATCH = "lease_mismatch"
+    LEASE_EXPIRED = "lease_expired"
+    CHANGED = "changed"  # the schedule's version is another: compute the next occurrence anew
+
+
+class Extended(Struct, frozen=True):
+    token: str
+    answer: Answer
+    expires_at: int = 0
+    cancel_requested: tuple[str, ...] = ()
+
+
+class Heartbeat(Struct, frozen=True):
+    now: int
+    leases: list[Extended]
+    paused: frozenset[str] = frozenset()  # the queues whose unbegun jobs are to be handed back
+
+
+# -- collecting ----------------------------------------------------------------------------------
+
+
+class ExpiredLease(Struct, frozen=True):
+    """An expired lease, now held under the collector's token, for the policy to decide."""
+
+    token: str
+    now: int
+    expires_at: int
+    worker: str  # that let it expire
+    alone: bool  # it held a suspect
+    supervised: bool
+    outlived: bool  # its worker has shown itself alive since
+    jobs: list[Claimed]  # unfinished ones
+    running: dict[str, int]  # job id → started at, as far as a heartbeat told
+    expired_at: int
+
+
+# -- settle --------------------------------------------------------------------------------------
+
+
+class Occurrence(Struct, frozen=True):
+    """The next occurrence of a recurring job, computed from the schedule at `version`."""
+
+    due_at: int
+    version: int
+
+
+class Transition(Struct, frozen=True):
+    """The end of one attempt: what it proves, what to record, and where the job goes.
+
+    To `READY`, the job is runnable after `delay` from the store's now, or, when `delay` is None, at once
+    and in the place it had. With `occurrence`, any ending re-arms the job instead of finishing it.
+    A job that somebody asked to cancel ends cancelled, whatever this says, unless it succeeded; an
+    `occurrence` that came with `READY` is used only then.
+    """
+
+    token: str
+    job_id: str
+    number: int
+    status: AttemptStatus
+    to: State  # READY, SUCCEEDED, DEAD or CANCELLED
+    attempts: int = 0  # failures in the run, after this attempt
+    started_at: int | None = None  # None: it never began
+    delay: int | None = None
+    suspect: bool = False
+    reason: Reason | None = None
+    error: str | None = None
+    traceback: str | None = None
+    result: str | None = None
+    detail: str | None = None
+    worker: str | None = None  # whose attempt it was, when not the token's
+    outlived: bool = False
+    inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
+    occurrence: Occurrence | None = None
+
+
+class Settled(Struct, frozen=True):
+    answer: Answer
+    state: State | None = None  # where the job went
+    run_at: int | None = None  # when it is runnable again
+    recorded: AttemptStatus | None = None  # what the attempt's row already says, if it has one
+    released: tuple[str, ...] = ()  # dependants that stopped waiting
+    at: int = 0  # the store's time
+
+
+class ProgressNote(Struct, frozen=True):
+    token: str
+    job_id: str
+    number: int
+    progress: Progress
+
+
+class StepNote(Struct, frozen=True):
+    """The result of a durable step; the first one stored under a name stays."""
+
+    token: str
+    job_id: str
+    number: int
+    name: str
+    result: str
+
+
+Note = ProgressNote | StepNote
+
+
+# -- operators -----------------------------------------------------------------------------------
+
+
+class Cancel(Struct, frozen=True):
+    """End what has not begun; ask a running one to end."""
+
+
+class Discard(Struct, frozen=True):
+    """Take a dead job out of the dead-letter queue for good."""
+
+
+class Delete(Struct, frozen=True):
+    """Remove the job and its history."""
+
+
+class RunNow(Struct, frozen=True):
+    """Make a scheduled job ready."""
+
+
+class Requeue(Struct, frozen=True):
+    """Begin a new run of a dead or cancelled job."""
+
+    run_at: int | None = None
+    reset_attempts: bool = True
+
+
+class Update(Struct, frozen=True):
+    """Change what is set here, and nothing else."""
+
+    priority: int | UnsetType = UNSET
+    run_at: int | UnsetType = UNSET
+    payload: str | UnsetType = UNSET
+    max_attempts: int | None | UnsetType = UNSET
+    timeout: float | None | UnsetType = UNSET
+    tags: tuple[str, ...] | UnsetType = UNSET
+    expires_at: int | None | UnsetType = UNSET
+
+
+Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
+
+
+class Verdict(StrEnum):
+    DONE = "done"
+    REQUESTED = "requested"  # a running job has been asked to end
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+
+
+class Operated(Struct, frozen=True):
+    job_id: str
+    verdict: Verdict
+    state: State | None = None  # before the operation; what a conflict is about
+
+
+class Page(Struct, frozen=True):
+    jobs: list[JobRecord]
+    next_cursor: str | None
+
+
+class LeaseRecord(Struct, frozen=True):
+    """One lease as `stats` shows it."""
+
+    token: str
+    worker: str
+    expires_at: int
+    expired: bool
+    open: int  # jobs not settled yet
+    running: dict[str, int]
+
+
+class Check(Struct, frozen=True):
+    """One finding of `doctor`."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class Driver(ABC):
+    """A store. Every verb is a coroutine; see the module's rules.
+
+    A driver whose `inline` is true never suspends when `sync_call` is active, so that the synchronous
+    surface can step its coroutines in the caller's own thread, without a loop.
+    """
+
+    inline: ClassVar[bool] = False
+    clock: Clock
+
+    # -- life --
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and check the schema. Idempotent; every other verb opens on first use."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every connection and thread. Idempotent."""
+
+    @abstractmethod
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date; the names of the migrations that were applied."""
+
+    @abstractmethod
+    async def check(self) -> list[Check]:
+        """Is the store reachable, durable, up to date, its clock sane?"""
+
+    @abstractmethod
+    async def now(self) -> int:
+        """The store's time."""
+
+    # -- the hot path --
+
+    @abstractmethod
+    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
+        """Store all of the jobs or none, durably.
+
+        A job whose id, or whose (queue, idempotency key), is already kept, or comes twice in the batch,
+        is answered with the one that exists; nothing of that one changes. A job that depends on others
+        waits for them; a dependency that nobody knows is refused with `ConfigurationError`.
+        """
+
+    @abstractmethod
+    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
+        """Lease the first runnable jobs, by priority, then due time, then id, over all the queues.
+
+        Paused queues give nothing. Each claim raises the job's attempt number by one. Repeated with the
+        same token it gives the same jobs, as far as they are not settled.
+        """
+
+    @abstractmethod
+    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
+        """Push the expiry of live leases out, and hear what has been asked meanwhile."""
+
+    @abstractmethod
+    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
+        """Take over the lease that expired first, for the policy to decide; None when none has.
+
+        Repeated with the same token, it gives the same lease again.
+        """
+
+    @abstractmethod
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        """Apply each transition that its lease and attempt number prove; refuse the others.
+
+        Refusals, in this order: `NOT_RUNNING` (no lease covers the job), `LEASE_MISMATCH` (another lease
+        or number does), `LEASE_EXPIRED`. One that already took effect under the same token, number and
+        status answers `DONE` again; under another status `NOT_RUNNING`, with what is recorded.
+        """
+
+    @abstractmethod
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+        """Store progress and steps, fenced as a settle is."""
+
+    @abstractmethod
+    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+        """A worker that was refused for expiry is alive: mark these (job, number) as outlived.
+
+        The lease, if nobody has collected it yet, and the `lost` rows, if somebody has.
+        """
+
+    @abstractmethod
+    def news(self) -> int:
+        """A number that is another one once anything has changed. Take it, look at the store, then `wait`."""
+
+    @abstractmethod
+    async def wait(self, news: int, seconds: float) -> None:
+        """Return once there are other news than these, at the latest after `seconds`.
+
+        News are new work, the end of a job, an operator's doing: whatever somebody might wait for. A
+        driver may have more news than there are; it never has fewer.
+        """
+
+    # -- reads --
+
+    @abstractmethod
+    async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]: ...
+
+    @abstractmethod
+    async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
+        """How many jobs stand in each state, all seven of them."""
+
+    @abstractmethod
+    async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        """The job's attempts, newest first."""
+
+    @abstractmethod
+    async def steps(self, job_id: str) -> dict[str, str]:
+        """The results of the job's durable steps, by name."""
+
+    @abstractmethod
+    async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
+        """Every queue that holds runnable or running jobs, or is paused, by name."""
+
+    @abstractmethod
+    async def leases(self, *, now: int | None = None) -> list[LeaseRecord]: ...
+
+    # -- operators --
+
+    @abstractmethod
+    async def operate(
+        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+    ) -> list[Operated]:
+        """Do one thing to each of these jobs whose state allows it; see `taskharbor.lifecycle`."""
+
+    @abstractmethod
+    async def pause(self, queue: str, paused: bool) -> None:
+        """Set or lift the flag that keeps a queue from being claimed."""
+
+    @abstractmethod
+    async def expire(self, limit: int, *, now: int | None = None) -> int:
+        """Cancel jobs that were not begun by their `expires_at`; how many there were."""
+
+    @abstractmethod
+    async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
+        """Delete at most `limit` jobs that came to one of these terminal states before the instant given.
+
+        A job that an unfinished one depends on stays.
+        """
+
+    # -- the caller's own transaction --
+
+    def transaction(self, connection: Any) -> AbstractContextManager[None]:
+        """While this is active, enqueues of this context run on the caller's connection."""
+        from taskharbor.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot enqueue inside a caller's transaction; "
+            "use a SQLite store and give its sqlite3 connection"
+        )
+
+    # The last one, because from here on `list` in this class means the verb.
+
+    @abstractmethod
+    async def list(
+        self,
+        where: JobFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        now: int | None = None,
+    ) -> Page:
+        """Jobs by id, newest first. A page may be short, even empty; the end is a cursor of None."""
+
+
+def worker_of(token: str) -> str:
+    return token.rpartition("/")[0]

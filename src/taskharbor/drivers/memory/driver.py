@@ -1,0 +1,190 @@
+"""The memory driver: each verb takes the lock, reads the clock, and does its work in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from taskharbor.calling import in_sync_call
+from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers.base import (
+    Answer,
+    Check,
+    Claim,
+    ClaimRequest,
+    Driver,
+    Enqueued,
+    ExpiredLease,
+    Extension,
+    Heartbeat,
+    LeaseRecord,
+    Note,
+    Operated,
+    Operation,
+    Page,
+    Settled,
+    Transition,
+)
+from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
+from taskharbor.drivers.memory.news import News
+from taskharbor.drivers.memory.store import Store
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+
+
+class MemoryDriver(Driver):
+    """A store in this process's memory, and the reference of what a store does.
+
+    It may be used from any number of threads and event loops. Every instance is a store of its own; it
+    lasts as long as the instance and outlives `close`. After a fork the child has a copy of the store as
+    it was at that moment, leases included, and from then on the two know nothing of each other.
+    """
+
+    inline: ClassVar[bool] = True
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self._store = Store()
+        self._news = News()
+
+    def _time(self, now: int | None) -> int:
+        """Called with the lock held: an instant read before might be older than what others have done."""
+        return self.clock.now() if now is None else now
+
+    # -- life --
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        with self._news.lock:
+            self._news.post()  # nobody is left waiting
+
+    async def migrate(self) -> list[str]:
+        return []
+
+    async def check(self) -> list[Check]:
+        return [
+            Check("reachable", True, "in this process"),
+            Check("durability", False, "jobs are kept in memory and end with this process"),
+            Check("schema", True, "memory has none"),
+        ]
+
+    async def now(self) -> int:
+        return self.clock.now()
+
+    # -- the hot path --
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
+        with self._news.lock:
+            answers = enqueue.enqueue(self._store, jobs, self._time(now))
+            self._news.post()
+            return answers
+
+    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
+        with self._news.lock:
+            return leases.claim(self._store, request, self._time(now))
+
+    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
+        with self._news.lock:
+            return leases.extend(self._store, extensions, self._time(now))
+
+    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
+        with self._news.lock:
+            return leases.take_expired(self._store, token, lease, self._time(now))
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        with self._news.lock:
+            try:
+                return settle.settle(self._store, transitions, self._time(now))
+            finally:  # those before one that was refused for its content have been applied
+                self._news.post()
+
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+        with self._news.lock:
+            return settle.note(self._store, notes, self._time(now))
+
+    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+        with self._news.lock:
+            leases.outlive(self._store, token, jobs)
+
+    def news(self) -> int:
+        return self._news.count
+
+    async def wait(self, news: int, seconds: float) -> None:
+        """See the contract. In a synchronous call `seconds` are real ones, whatever the clock."""
+        if in_sync_call():
+            self._news.block(news, seconds)
+        else:
+            await self._news.suspend(news, seconds, self.clock)
+
+    # -- operators --
+
+    async def operate(
+        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+    ) -> list[Operated]:
+        with self._news.lock:
+            answers = operate.operate(self._store, operation, ids, self._time(now))
+            self._news.post()
+            return answers
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        with self._news.lock:
+            if paused:
+                self._store.paused.add(queue)
+            else:
+                self._store.paused.discard(queue)
+            self._news.post()
+
+    async def expire(self, limit: int, *, now: int | None = None) -> int:
+        with self._news.lock:
+            expired = operate.expire(self._store, limit, self._time(now))
+            if expired:
+                self._news.post()
+            return expired
+
+    async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
+        with self._news.lock:
+            return operate.prune(self._store, before, limit)
+
+    # -- reads --
+
+    async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
+        with self._news.lock:
+            instant = self._time(now)
+            found = [self._store.jobs.get(job_id) for job_id in ids]
+            return [reads.record(job, instant) if job is not None else None for job in found]
+
+    async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
+        with self._news.lock:
+            return reads.counts(self._store, queue, self._time(now))
+
+    async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        with self._news.lock:
+            job = self._store.jobs.get(job_id)
+            return reads.history(job, limit) if job is not None else []
+
+    async def steps(self, job_id: str) -> dict[str, str]:
+        with self._news.lock:
+            job = self._store.jobs.get(job_id)
+            return dict(job.steps) if job is not None else {}
+
+    async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
+        with self._news.lock:
+            return reads.queues(self._store, self._time(now))
+
+    async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
+        with self._news.lock:
+            return reads.leases(self._store, self._time(now))
+
+    # The last one, because from here on `list` in this class means the verb.
+
+    async def list(
+        self,
+        where: JobFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        now: int | None = None,
+    ) -> Page:
+        with self._news.lock:
+            return reads.page(self._store, where, cursor, limit, self._time(now))

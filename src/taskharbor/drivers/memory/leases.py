@@ -1,0 +1,196 @@
+"""Claim, heartbeat, collecting and outliving: everything about who may execute a job, and until when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from taskharbor.drivers.base import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ExpiredLease,
+    Extended,
+    Extension,
+    Heartbeat,
+    worker_of,
+)
+from taskharbor.drivers.memory.order import Order
+from taskharbor.drivers.memory.store import Job, Lease, Placed, Places, Store
+from taskharbor.job import AttemptStatus, Delivery
+
+# -- claim ---------------------------------------------------------------------------------------
+
+
+def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
+    lease = store.leases.get(request.token)
+    if lease is None:  # otherwise the answer to this very claim was lost
+        lease = _new_lease(request, now)
+        for job in _choose(store, request, now):
+            store.lease_out(job, lease)
+        if lease.open:  # a claim that found nothing leaves nothing behind
+            store.leases[lease.token] = lease
+    jobs = [claimed(job) for job in lease.open.values()]
+    return Claim(
+        now=now,
+        expires_at=lease.expires_at,
+        jobs=jobs,
+        next_due=_next_due(store, request, now) if len(jobs) < request.limit else None,
+        suspects_waiting=not request.suspects and _suspects_waiting(store, request, now),
+    )
+
+
+def _new_lease(request: ClaimRequest, now: int) -> Lease:
+    return Lease(
+        token=request.token,
+        claimed_as=request.token,
+        worker=worker_of(request.token),
+        expires_at=now + request.lease,
+        alone=request.suspects,
+        supervised=request.supervised,
+    )
+
+
+def _choose(store: Store, request: ClaimRequest, now: int) -> list[Job]:
+    chosen: list[Job] = []
+    if request.limit <= 0:
+        return chosen
+    once_left = request.once_limit
+    for job in _runnable(store, request, now):
+        if job.delivery is Delivery.AT_MOST_ONCE:
+            if once_left <= 0:
+                break  # not skipped: whatever comes after it in the order must not overtake it
+            once_left -= 1
+        chosen.append(job)
+        if len(chosen) == request.limit:
+            break
+    return chosen
+
+
+def _runnable(store: Store, request: ClaimRequest, now: int) -> Iterator[Job]:
+    """What may be claimed, in the strict order: priority, then due time, then id, over all the queues."""
+    by_priority: dict[int, list[Order[Placed]]] = {}
+    for priority, order in _orders(store, store.places(request.suspects), request):
+        by_priority.setdefault(priority, []).append(order)
+    for priority in sorted(by_priority, reverse=True):
+        due = [order.before(after(now)) for order in by_priority[priority]]
+        for _, job_id in heapq.merge(*due):
+            yield store.jobs[job_id]
+
+
+def _orders(store: Store, places: Places, request: ClaimRequest) -> Iterator[tuple[int, Order[Placed]]]:
+    asked = places.queues() if request.queues is None else dict.fromkeys(request.queues)
+    return places.orders(queue for queue in asked if queue not in store.paused)
+
+
+def _next_due(store: Store, request: ClaimRequest, now: int) -> int | None:
+    orders = _orders(store, store.places(request.suspects), request)
+    ahead = (order.first_from(after(now)) for _, order in orders)
+    return min((spot[0] for spot in ahead if spot is not None), default=None)
+
+
+def _suspects_waiting(store: Store, request: ClaimRequest, now: int) -> bool:
+    firsts = (order.first() for _, order in _orders(store, store.suspects, request))
+    return any(spot is not None and spot[0] <= now for spot in firsts)
+
+
+def after(instant: int) -> Placed:
+    """The bound between what is due at this instant and what is not yet: no id sorts before the empty one."""
+    return (instant + 1, "")
+
+
+def claimed(job: Job) -> Claimed:
+    return Claimed(
+        id=job.id,
+        task=job.task,
+        payload=job.payload,
+        queue=job.queue,
+        priority=job.priority,
+        number=job.number,
+        attempts=job.attempts,
+        first_number=job.first_number,
+        run_at=job.place,
+        enqueued_at=job.enqueued_at,
+        due_at=job.due_at,
+        expires_at=job.begin_by,
+        delivery=job.delivery,
+        options=job.options_json,
+        version=job.version,
+    )
+
+
+# -- heartbeat -----------------------------------------------------------------------------------
+
+
+def extend(store: Store, extensions: Sequence[Extension], now: int) -> Heartbeat:
+    return Heartbeat(now, [_extend(store, one, now) for one in extensions], frozenset(store.paused))
+
+
+def _extend(store: Store, extension: Extension, now: int) -> Extended:
+    lease = store.leases.get(extension.token)
+    if lease is None:
+        return Extended(extension.token, Answer.NOT_RUNNING)
+    if lease.expired(now):
+        return Extended(extension.token, Answer.LEASE_EXPIRED)
+    lease.expires_at = now + extension.lease
+    lease.told_running = dict(extension.running)
+    for job_id in extension.at_most_once:
+        if job_id in lease.open:
+            lease.open[job_id].delivery = Delivery.AT_MOST_ONCE
+    return Extended(extension.token, Answer.DONE, lease.expires_at, tuple(sorted(lease.cancel_requested)))
+
+
+# -- collecting ----------------------------------------------------------------------------------
+
+
+def take_expired(store: Store, token: str, duration: int, now: int) -> ExpiredLease | None:
+    lease = store.leases.get(token)
+    if lease is None:  # otherwise the answer to this very call was lost
+        lease = _first_expired(store, now)
+        if lease is None:
+            return None
+        _hand_over(store, lease, token, now + duration)
+    return ExpiredLease(
+        token=lease.token,
+        now=now,
+        expires_at=lease.expires_at,
+        worker=lease.worker,
+        alone=lease.alone,
+        supervised=lease.supervised,
+        outlived=lease.outlived,
+        jobs=[claimed(job) for job in lease.open.values()],
+        running=lease.running(),
+        expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
+    )
+
+
+def _first_expired(store: Store, now: int) -> Lease | None:
+    expired = (lease for lease in store.leases.values() if lease.expired(now))
+    return min(expired, key=lambda lease: (lease.expires_at, lease.token), default=None)
+
+
+def _hand_over(store: Store, lease: Lease, token: str, expires_at: int) -> None:
+    """From here on the old token proves nothing, and only the collector's settles these jobs."""
+    if lease.expired_at is None:  # a collector may vanish as well: the first expiry is the one that tells
+        lease.expired_at = lease.expires_at
+    lease.expires_at = expires_at
+    del store.leases[lease.token]
+    lease.token = token
+    store.leases[token] = lease
+
+
+# -- outliving -----------------------------------------------------------------------------------
+
+
+def outlive(store: Store, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+    for lease in store.leases.values():
+        if lease.claimed_as == token:
+            lease.outlived = True
+    for job_id, number in jobs:
+        job = store.jobs.get(job_id)
+        row = job.history.get(number) if job is not None else None
+        if row is not None and row.record.status is AttemptStatus.LOST:
+            row.record = replace(row.record, outlived=True)

@@ -1,0 +1,181 @@
+"""What operators and maintenance do to jobs: cancel, requeue, change, delete, expire, prune."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    Discard,
+    Operated,
+    Operation,
+    Requeue,
+    RunNow,
+    Update,
+    Verdict,
+)
+from taskharbor.drivers.memory.enqueue import options_json
+from taskharbor.drivers.memory.store import Job, Placed, Store
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import Reason, State
+from taskharbor.lifecycle import (
+    CANCELLABLE,
+    CHANGEABLE,
+    DELETABLE,
+    DISCARDABLE,
+    REQUEUEABLE,
+    RUNNABLE_NOW,
+    TERMINAL,
+)
+
+# -- operators -----------------------------------------------------------------------------------
+
+ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
+    Cancel: CANCELLABLE,
+    Discard: DISCARDABLE,
+    Delete: DELETABLE,
+    RunNow: RUNNABLE_NOW,
+    Requeue: REQUEUEABLE,
+    Update: CHANGEABLE,
+}
+
+
+def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) -> list[Operated]:
+    return [_operate(store, operation, job_id, now) for job_id in ids]
+
+
+def _operate(store: Store, operation: Operation, job_id: str, now: int) -> Operated:
+    job = store.jobs.get(job_id)
+    if job is None:
+        return Operated(job_id, Verdict.NOT_FOUND)
+    state = job.state_at(now)
+    if state not in ALLOWED_IN[type(operation)]:
+        return Operated(job_id, Verdict.CONFLICT, state)
+    return Operated(job_id, _do(store, operation, job, now), state)
+
+
+def _do(store: Store, operation: Operation, job: Job, now: int) -> Verdict:
+    match operation:
+        case Cancel():
+            return _cancel(store, job, now)
+        case Delete():
+            return _delete(store, job)
+        case Discard():
+            store.finish(job, State.CANCELLED, Reason.DISCARDED, now)
+        case RunNow():
+            _change(store, job, lambda: _set_run_at(job, now))
+        case Requeue():
+            _change(store, job, lambda: _begin_new_run(job, operation, now))
+        case Update():
+            _change(store, job, lambda: _update(job, operation))
+    return Verdict.DONE
+
+
+def _change(store: Store, job: Job, change: Callable[[], None]) -> None:
+    store.leave(job)
+    change()
+    store.place_again(job)
+
+
+def _cancel(store: Store, job: Job, now: int) -> Verdict:
+    if job.lease is not None:
+        # Kept in the lease: the heartbeat tells the worker, and whoever settles next obeys.
+        job.lease.cancel_requested.add(job.id)
+        return Verdict.REQUESTED
+    store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
+    return Verdict.DONE
+
+
+def _delete(store: Store, job: Job) -> Verdict:
+    if store.is_needed(job):
+        return Verdict.CONFLICT
+    store.delete(job)
+    return Verdict.DONE
+
+
+def _begin_new_run(job: Job, requeue: Requeue, now: int) -> None:
+    """History, steps and the attempt number go on; everything else of the old run is over."""
+    _set_run_at(job, now if requeue.run_at is None else requeue.run_at)
+    job.first_number = job.number + 1
+    if requeue.reset_attempts:
+        job.attempts = 0
+    if job.expires_at is not None and job.expires_at <= now:
+        job.expires_at = None
+    job.begun = False
+    job.begin_by = job.expires_at
+    job.reason = None
+    job.finished_at = None
+    job.progress = None
+
+
+def _update(job: Job, update: Update) -> None:
+    if update.priority is not UNSET:
+        job.priority = update.priority
+    if update.run_at is not UNSET:
+        _set_run_at(job, update.run_at)
+    if update.payload is not UNSET:
+        job.payload = update.payload
+    if update.expires_at is not UNSET:
+        job.expires_at = update.expires_at
+        if not job.begun:
+            job.begin_by = update.expires_at
+    _update_options(job, update)
+    job.version += 1
+
+
+def _update_options(job: Job, update: Update) -> None:
+    if update.max_attempts is not UNSET:
+        job.options = replace(job.options, max_attempts=update.max_attempts)
+    if update.timeout is not UNSET:
+        job.options = replace(job.options, timeout=update.timeout)
+    if update.tags is not UNSET:
+        job.options = replace(job.options, tags=update.tags)
+    job.options_json = options_json(job.options)
+
+
+def _set_run_at(job: Job, run_at: int) -> None:
+    job.run_at = job.place = run_at
+
+
+# -- maintenance ---------------------------------------------------------------------------------
+
+
+def expire(store: Store, limit: int, now: int) -> int:
+    expired = 0
+    while expired < limit and store.deadlines and store.deadlines[0][0] <= now:
+        begin_by, job_id = heapq.heappop(store.deadlines)
+        job = store.jobs.get(job_id)
+        if job is None or job.begin_by != begin_by or job.state not in (State.READY, State.WAITING):
+            continue  # it has begun, ended or been changed meanwhile; where it still counts, it stands anew
+        store.finish(job, State.CANCELLED, Reason.EXPIRED, now)
+        expired += 1
+    return expired
+
+
+def prune(store: Store, before: dict[State, int], limit: int) -> int:
+    if not before.keys() <= TERMINAL:
+        raise ConfigurationError(
+            f"only {', '.join(sorted(TERMINAL))} jobs can be pruned, "
+            f"not {', '.join(sorted(before.keys() - TERMINAL))} ones"
+        )
+    prunable = list(islice(_prunable(store, before), max(limit, 0)))
+    for job in prunable:
+        store.delete(job)
+    return len(prunable)
+
+
+def _prunable(store: Store, before: dict[State, int]) -> Iterator[Job]:
+    """Oldest ending first, without the jobs that an unfinished one still depends on."""
+    endings: list[Iterator[Placed]] = [
+        store.endings[state].before((instant, "")) for state, instant in before.items()
+    ]
+    for _, job_id in heapq.merge(*endings):
+        job = store.jobs[job_id]
+        if not store.is_needed(job):
+            yield job

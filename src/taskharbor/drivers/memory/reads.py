@@ -1,0 +1,130 @@
+"""What the store tells about jobs, queues and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from taskharbor.drivers.base import LeaseRecord, Page
+from taskharbor.drivers.memory.leases import after
+from taskharbor.drivers.memory.order import Order
+from taskharbor.drivers.memory.store import Job, Placed, Store
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, QueueRecord, State
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+def record(job: Job, now: int) -> JobRecord:
+    lease = job.lease
+    return JobRecord(
+        id=job.id,
+        task=job.task,
+        payload=job.payload,
+        queue=job.queue,
+        priority=job.priority,
+        state=job.state_at(now),
+        enqueued_at=job.enqueued_at,
+        run_at=job.shown_run_at,
+        attempts=job.attempts,
+        number=job.number,
+        due_at=job.due_at,
+        expires_at=job.expires_at,
+        idempotency_key=job.idempotency_key,
+        delivery=job.delivery,
+        options=job.options,
+        depends_on=job.depends_on,
+        version=job.version,
+        suspect=job.suspect and job.state is State.READY,
+        worker=lease.worker if lease else None,
+        lease_expires_at=lease.expires_at if lease else None,
+        lease_expired=lease is not None and lease.expired(now),
+        cancel_requested=lease is not None and job.id in lease.cancel_requested,
+        reason=job.reason,
+        finished_at=job.finished_at,
+        error=_latest_error(job),
+        result=job.result,
+        progress=job.progress,
+    )
+
+
+def _latest_error(job: Job) -> str | None:
+    return next(reversed(job.history.values())).record.error if job.history else None
+
+
+def history(job: Job, limit: int) -> list[AttemptRecord]:
+    return [attempt.record for attempt in islice(reversed(job.history.values()), limit)]
+
+
+def page(store: Store, where: JobFilter, cursor: str | None, limit: int, now: int) -> Page:
+    candidates = (store.jobs[job_id] for job_id in store.ids.descending(below=cursor))
+    matching = (job for job in candidates if _matches(job, where, now))
+    jobs = [record(job, now) for job in islice(matching, limit)]
+    more = len(jobs) == limit > 0 and next(matching, None) is not None
+    return Page(jobs, jobs[-1].id if more else None)
+
+
+def _matches(job: Job, where: JobFilter, now: int) -> bool:
+    return (
+        (where.state is None or job.state_at(now) is where.state)
+        and (where.queue is None or job.queue == where.queue)
+        and (where.task is None or job.task == where.task)
+        and (where.tag is None or where.tag in job.options.tags)
+    )
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def counts(store: Store, queue: str | None, now: int) -> dict[State, int]:
+    queues = list(store.tally) if queue is None else [queue]
+    numbers = dict.fromkeys(State, 0)
+    for name in queues:
+        for state, number in store.tally.get(name, {}).items():
+            numbers[state] += number
+        # The tally counts everything in a place as ready; the time says which of them are ahead.
+        ahead = _number_ahead(store, name, now)
+        numbers[State.READY] -= ahead
+        numbers[State.SCHEDULED] += ahead
+    return numbers
+
+
+def _number_ahead(store: Store, queue: str, now: int) -> int:
+    return sum(len(order) - order.count_before(after(now)) for order in _orders(store, queue))
+
+
+def queues(store: Store, now: int) -> list[QueueRecord]:
+    busy = {name for name, tally in store.tally.items() if tally[State.READY] or tally[State.RUNNING]}
+    return [_queue(store, name, now) for name in sorted(busy | store.paused)]
+
+
+def _queue(store: Store, name: str, now: int) -> QueueRecord:
+    numbers = counts(store, name, now)
+    firsts = (order.first() for order in _orders(store, name))
+    return QueueRecord(
+        name=name,
+        paused=name in store.paused,
+        ready=numbers[State.READY],
+        scheduled=numbers[State.SCHEDULED],
+        running=numbers[State.RUNNING],
+        oldest_ready_at=min((spot[0] for spot in firsts if spot and spot[0] <= now), default=None),
+    )
+
+
+def _orders(store: Store, queue: str) -> Iterator[Order[Placed]]:
+    for places in (store.ordinary, store.suspects):
+        for _, order in places.orders([queue]):
+            yield order
+
+
+def leases(store: Store, now: int) -> list[LeaseRecord]:
+    return [
+        LeaseRecord(
+            token=lease.token,
+            worker=lease.worker,
+            expires_at=lease.expires_at,
+            expired=lease.expired(now),
+            open=len(lease.open),
+            running=lease.running(),
+        )
+        for lease in sorted(store.leases.values(), key=lambda lease: lease.token)
+    ]

@@ -1,0 +1,67 @@
+"""Which driver a URL means: the built-in ones, and those that other packages offer by entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from taskharbor.clock import Clock
+from taskharbor.codec import shorten
+from taskharbor.drivers.base import Driver
+from taskharbor.errors import ConfigurationError
+
+ENTRY_POINTS = "taskharbor.drivers"  # name = URL scheme, object = callable (url, clock) -> Driver
+
+
+def driver_for(url: str, clock: Clock | None = None) -> Driver:
+    if not isinstance(url, str) or "://" not in url:
+        raise ConfigurationError(
+            f"a store's URL looks like sqlite:///harbor.db or memory://, not {shorten(url)}"
+        )
+    scheme = url.partition("://")[0].lower()
+    make = _BUILT_IN.get(scheme) or _offered(scheme)
+    if make is None:
+        known = ", ".join(
+            f"{name}://" for name in sorted({*_BUILT_IN, *entry_points(group=ENTRY_POINTS).names})
+        )
+        raise ConfigurationError(f"no driver for {shorten(scheme + '://')}; the known stores are {known}")
+    return make(url, clock)
+
+
+def _offered(scheme: str) -> Callable[[str, Clock | None], Driver] | None:
+    for point in entry_points(group=ENTRY_POINTS, name=scheme):
+        offered: Callable[[str, Clock | None], Driver] = point.load()
+        return offered
+    return None
+
+
+def _memory(url: str, clock: Clock | None) -> Driver:
+    from taskharbor.drivers.memory import MemoryDriver
+
+    if url.partition("://")[2]:
+        raise ConfigurationError(f"memory:// takes nothing behind it, and {shorten(url)} has something")
+    return MemoryDriver(clock)
+
+
+def _sqlite(url: str, clock: Clock | None) -> Driver:
+    """sqlite:///relative.db, sqlite:////absolute.db, ?synchronous=normal"""
+    from taskharbor.drivers.sqlite import SQLiteDriver
+
+    parts = urlsplit(url)
+    path = unquote(parts.path.removeprefix("/"))
+    if parts.netloc or not path:
+        raise ConfigurationError(
+            f"a SQLite URL has three slashes and a path, such as sqlite:///harbor.db (four for an absolute one: "
+            f"sqlite:////var/lib/harbor.db), not {shorten(url)}"
+        )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - {"synchronous"})
+    if unknown:
+        raise ConfigurationError(
+            f"unknown option {', '.join(unknown)} in {shorten(url)}; SQLite takes ?synchronous="
+        )
+    return SQLiteDriver(path, synchronous=options.get("synchronous", "FULL"), clock=clock)
+
+
+_BUILT_IN: dict[str, Callable[[str, Clock | None], Driver]] = {"memory": _memory, "sqlite": _sqlite}

@@ -1,0 +1,54 @@
+"""Enqueueing inside the caller's own transaction: on its connection, in its thread, committed by it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+from taskharbor.drivers.sqlite import schema
+from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.errors import ConfigurationError, SchemaError
+
+
+class CallersSession(Session):
+    """A session on a connection that is not ours: its row factory is left alone, its errors are its own."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        _check(connection, path)
+        super().__init__(connection, now=0)
+        self.execute = self._execute
+        self.executemany = self._executemany
+
+    def _cursor(self) -> sqlite3.Cursor:
+        # A savepoint would begin a transaction that Python's sqlite3 does not know of, and commit it too.
+        if not self.connection.in_transaction:
+            self.connection.execute("BEGIN IMMEDIATE")
+        cursor = self.connection.cursor()
+        cursor.row_factory = None
+        return cursor
+
+    def _execute(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+        return self._cursor().execute(statement, parameters)
+
+    def _executemany(self, statement: str, rows: Iterable[Any]) -> sqlite3.Cursor:
+        return self._cursor().executemany(statement, rows)
+
+
+def _check(connection: sqlite3.Connection, path: str) -> None:
+    if connection.text_factory is not str:
+        raise ConfigurationError("transaction() needs a connection whose text_factory is str, the default")
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    tables = cursor.execute("SELECT count(*) FROM sqlite_master WHERE name = 'taskharbor_schema'").fetchone()
+    if not tables[0]:
+        raise SchemaError(
+            f"the connection given to transaction() is to a database without TaskHarbor's tables; connect to {path}, "
+            "or point the Harbor at your own file and run `taskharbor migrate`"
+        )
+    (version,) = cursor.execute("SELECT max(version) FROM taskharbor_schema").fetchone()
+    if version != schema.latest_version():
+        raise SchemaError(
+            f"the connection given to transaction() has schema version {version}, this version of TaskHarbor "
+            f"works with {schema.latest_version()}; run `taskharbor migrate`"
+        )

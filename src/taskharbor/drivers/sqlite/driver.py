@@ -1,0 +1,167 @@
+"""The SQLite driver: the embedded default, one file, no server."""
+
+from __future__ import annotations
+
+import contextvars
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers.base import (
+    Answer,
+    Check,
+    Claim,
+    ClaimRequest,
+    Driver,
+    Enqueued,
+    ExpiredLease,
+    Extension,
+    Heartbeat,
+    LeaseRecord,
+    Note,
+    Operated,
+    Operation,
+    Page,
+    Settled,
+    Transition,
+)
+from taskharbor.drivers.sqlite import enqueue, leases, operate, places, reads, schema, settle, watch
+from taskharbor.drivers.sqlite.callers import CallersSession
+from taskharbor.drivers.sqlite.engine import Engine, Session
+from taskharbor.errors import ConfigurationError, StoreUnavailable
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+
+
+class SQLiteDriver(Driver):
+    """Jobs in one SQLite file, for any number of processes on one machine.
+
+    `synchronous` is SQLite's own setting: FULL (the default) makes every accepted job survive a power
+    cut, as far as the disk tells the truth; NORMAL survives a crash of any process, not of the machine.
+    """
+
+    inline = True
+
+    def __init__(self, path: str, *, synchronous: str = "FULL", clock: Clock | None = None) -> None:
+        if synchronous.upper() not in ("FULL", "NORMAL", "EXTRA"):
+            raise ConfigurationError(
+                f"synchronous must be FULL, NORMAL or EXTRA, not {synchronous!r}; leave it out for FULL"
+            )
+        self.path = path
+        self.clock = clock or SystemClock()
+        self._engine = Engine(path, synchronous=synchronous.upper(), clock=self.clock)
+        self._callers: contextvars.ContextVar[Session | None] = contextvars.ContextVar(
+            f"taskharbor_transaction_{id(self)}", default=None
+        )
+
+    # -- life --
+
+    async def open(self) -> None:
+        self._engine.open()
+
+    async def close(self) -> None:
+        self._engine.close()
+
+    async def migrate(self) -> list[str]:
+        return self._engine.migrate()
+
+    async def check(self) -> list[Check]:
+        return await self._engine.read(lambda s: schema.checks(s.connection, self.path))
+
+    async def now(self) -> int:
+        return self.clock.now()
+
+    # -- the hot path --
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
+        callers = self._callers.get()
+        if callers is not None:
+            callers.now = self.clock.now() if now is None else now
+            return enqueue.enqueue(callers, jobs)
+        try:
+            return await self._engine.write(lambda s: enqueue.enqueue(s, jobs), now)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
+
+    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
+        return await self._engine.write(lambda s: leases.claim(s, request), now)
+
+    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
+        return await self._engine.write(lambda s: leases.extend(s, extensions), now)
+
+    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
+        return await self._engine.write(lambda s: leases.take_expired(s, token, lease), now)
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        return await self._engine.write(lambda s: settle.settle(s, transitions), now)
+
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+        return await self._engine.write(lambda s: settle.note(s, notes), now)
+
+    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+        await self._engine.write(lambda s: leases.outlive(s, token, jobs))
+
+    def news(self) -> int:
+        return self._engine.data_version()
+
+    async def wait(self, news: int, seconds: float) -> None:
+        await watch.wait(self._engine, news, seconds)
+
+    # -- reads --
+
+    async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
+        return await self._engine.read(lambda s: [places.record(s, job_id) for job_id in ids], now)
+
+    async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
+        return await self._engine.read(lambda s: reads.counts(s, queue), now)
+
+    async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        return await self._engine.read(lambda s: reads.history(s, job_id, limit))
+
+    async def steps(self, job_id: str) -> dict[str, str]:
+        return await self._engine.read(lambda s: reads.steps(s, job_id))
+
+    async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
+        return await self._engine.read(reads.queues, now)
+
+    async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
+        return await self._engine.read(reads.lease_records, now)
+
+    # -- operators --
+
+    async def operate(
+        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+    ) -> list[Operated]:
+        return await self._engine.write(lambda s: operate.operate(s, operation, ids), now)
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        await self._engine.write(lambda s: operate.pause(s, queue, paused))
+
+    async def expire(self, limit: int, *, now: int | None = None) -> int:
+        return await self._engine.write(lambda s: operate.expire(s, limit), now)
+
+    async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
+        return await self._engine.write(lambda s: operate.prune(s, before, limit), now)
+
+    # -- the caller's own transaction --
+
+    @contextmanager
+    def transaction(self, connection: Any) -> Iterator[None]:
+        if not isinstance(connection, sqlite3.Connection):
+            raise ConfigurationError(
+                f"transaction() takes the sqlite3.Connection of a database that holds TaskHarbor's tables, "
+                f"not {type(connection).__name__}"
+            )
+        reset = self._callers.set(CallersSession(connection, self.path))
+        try:
+            yield
+        finally:
+            self._callers.reset(reset)
+
+    # The last one, because from here on `list` in this class means the verb.
+
+    async def list(
+        self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None
+    ) -> Page:
+        return await self._engine.read(lambda s: reads.list_jobs(s, where, cursor, limit), now)

@@ -1,0 +1,379 @@
+"""Connections, threads and group commit: how operations reach one SQLite file.
+
+Every write is a function of a `Session`. Whoever holds the writer's lock takes all the writes that
+are waiting, from whatever thread or loop, and commits them in one transaction: fifty callers share one
+fsync. A synchronous caller does this in its own thread; asynchronous callers are served by one thread of
+the engine's, so that no loop waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from taskharbor.calling import in_sync_call
+from taskharbor.clock import Clock
+from taskharbor.drivers.sqlite import schema
+from taskharbor.errors import StoreError, StoreUnavailable, TaskHarborError
+
+T = TypeVar("T")
+
+ROWS_PER_STEP = 32
+BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
+LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
+_INHERITED: list[object] = []  # connections of a parent process: never used, never closed, see _after_fork
+
+
+class Session:
+    """One operation's view of the database: a connection inside a transaction, and its time."""
+
+    __slots__ = ("connection", "execute", "executemany", "now")
+
+    def __init__(self, connection: sqlite3.Connection, now: int) -> None:
+        self.connection = connection
+        self.execute = connection.execute
+        self.executemany = connection.executemany
+        self.now = now
+
+    def one(self, statement: str, parameters: tuple[Any, ...] = ()) -> Any:
+        return self.execute(statement, parameters).fetchone()
+
+    def insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Insert many rows, many at a time; how many were inserted.
+
+        Python's sqlite3 lets go of the interpreter's lock around every step. With one step for each row,
+        a thread that computes would take it each time, and keep it for milliseconds.
+        """
+        inserted = 0
+        whole = len(rows) - len(rows) % ROWS_PER_STEP
+        for start in range(0, whole, ROWS_PER_STEP):
+            values = tuple(chain.from_iterable(rows[start : start + ROWS_PER_STEP]))
+            inserted += self.execute(_many_rows(statement), values).rowcount
+        if whole < len(rows):
+            inserted += self.executemany(statement, rows[whole:]).rowcount
+        return inserted
+
+
+@cache
+def _many_rows(statement: str) -> str:
+    """The same INSERT for ROWS_PER_STEP rows."""
+    head, _, rest = statement.partition("VALUES (")
+    placeholders, _, tail = rest.partition(")")
+    return head + "VALUES " + ", ".join([f"({placeholders})"] * ROWS_PER_STEP) + tail
+
+
+class _Write(Generic[T]):
+    """A write that waits for its turn, and afterwards its outcome."""
+
+    __slots__ = ("done", "error", "future", "loop", "now", "operation", "result")
+
+    def __init__(self, operation: Callable[[Session], T], now: int | None) -> None:
+        self.operation = operation
+        self.now = now
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.future: asyncio.Future[T] | None = None
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
+
+
+class Engine:
+    def __init__(self, path: str, *, synchronous: str, clock: Clock) -> None:
+        self.path = path
+        self.clock = clock
+        self._synchronous = synchronous
+        self._pid = os.getpid()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pending: deque[_Write[Any]] = deque()
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._open_lock = threading.Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._bell: SimpleQueue[bool] | None = None
+        self._thread: threading.Thread | None = None
+        self._read_pool: ThreadPoolExecutor | None = None
+
+    def _after_fork(self) -> None:
+        # SQLite forbids using, and even closing, a connection in a child: closing could delete the
+        # write-ahead log under the parent. The child forgets it, and opens its own.
+        if self._pid != os.getpid():
+            _INHERITED.append((self._writer, self._reader, self._thread, self._read_pool))
+            self._pid = os.getpid()
+            self._reset()
+
+    # -- opening and closing --
+
+    def open(self) -> None:
+        self._after_fork()
+        if self._writer is not None:
+            return
+        with self._open_lock:
+            if self._writer is not None:
+                return
+            try:
+                self._reader, self._writer = self._patiently(self._connect_both)
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date, also in a database of another application."""
+        self._after_fork()
+        try:
+            connection = self._connect()
+            try:
+                applied = self._patiently(lambda: schema.migrate(connection))
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+        self.open()
+        return applied
+
+    def _connect_both(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+        writer = self._connect()
+        try:
+            schema.ensure(writer)
+            writer.execute("PRAGMA journal_mode = WAL")
+            writer.execute("PRAGMA busy_timeout = 0")  # _patiently waits instead
+            reader = self._connect()
+            reader.execute("PRAGMA query_only = ON")
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    def _connect(self) -> sqlite3.Connection:
+        if not Path(self.path).resolve().parent.is_dir():
+            raise StoreError(
+                f"the folder of {self.path} does not exist ({Path(self.path).resolve().parent}); make it first"
+            )
+        connection = sqlite3.connect(
+            self.path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        # Read something before any pragma writes: a foreign or damaged file is left exactly as it is.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+        connection.execute("PRAGMA cache_size = -16384")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        return connection
+
+    def close(self) -> None:
+        self._after_fork()
+        if self._bell is not None and self._thread is not None:
+            self._bell.put(False)
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+        if self._read_pool is not None:
+            self._read_pool.shutdown(wait=True)
+        with self._write_lock, self._read_lock:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+        self._reset()
+
+    # -- writes --
+
+    async def write(self, operation: Callable[[Session], T], now: int | None = None) -> T:
+        """Run the operation in a transaction that is committed, and synced, when this returns."""
+        self.open()
+        write = _Write(operation, now)
+        if in_sync_call():
+            self._pending.append(write)
+            self._serve(write)
+            return write.outcome()
+        write.loop = asyncio.get_running_loop()
+        write.future = write.loop.create_future()
+        self._pending.append(write)
+        self._ring()
+        return await write.future
+
+    def _serve(self, write: _Write[Any]) -> None:
+        """Commit batches until this write is done; very often somebody else's batch has had it."""
+        while not write.done:
+            with self._write_lock:
+                if not write.done:
+                    self._commit_batch()
+
+    def _ring(self) -> None:
+        if self._bell is None:
+            with self._open_lock:
+                if self._bell is None:
+                    bell: SimpleQueue[bool] = SimpleQueue()
+                    self._thread = threading.Thread(
+                        target=self._serve_bell, args=(bell,), name="taskharbor-sqlite", daemon=True
+                    )
+                    self._thread.start()
+                    self._bell = bell
+        self._bell.put(True)
+
+    def _serve_bell(self, bell: SimpleQueue[bool]) -> None:
+        while bell.get():
+            while self._pending:
+                with self._write_lock:
+                    self._commit_batch()
+
+    def _commit_batch(self) -> None:
+        batch: list[_Write[Any]] = []
+        while self._pending and len(batch) < BATCH_MAX:
+            batch.append(self._pending.popleft())
+        if not batch:
+            return
+        try:
+            self._commit(batch)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
+            if len(batch) == 1:
+                batch[0].error = self._explained(error)
+            else:
+                self._commit_one_by_one(batch)
+        self._deliver(batch)
+
+    def _commit_one_by_one(self, batch: list[_Write[Any]]) -> None:
+        """The joint transaction failed (a full disk, say): each write has its own fate."""
+        for write in batch:
+            write.error = None
+            try:
+                self._commit([write])
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
+                write.error = self._explained(error)
+
+    def _commit(self, batch: list[_Write[Any]]) -> None:
+        connection = self._writer
+        if connection is None:
+            raise StoreError(f"{self.path} has been closed")
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        try:
+            for write in batch:
+                # The time is read with the lock held: a lease must not be born expired.
+                session = Session(connection, self.clock.now() if write.now is None else write.now)
+                if len(batch) == 1:
+                    write.result = write.operation(session)
+                else:
+                    self._apply_guarded(session, write)
+            connection.execute("COMMIT")
+        except BaseException:
+            # SQLite itself rolls back on some errors, a full disk among them.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _apply_guarded(self, session: Session, write: _Write[Any]) -> None:
+        """One member of a joint transaction: what it got wrong undoes only itself."""
+        session.execute("SAVEPOINT member")
+        try:
+            write.result = write.operation(session)
+        except Exception as error:
+            if not session.connection.in_transaction:
+                raise
+            session.execute("ROLLBACK TO member")
+            write.error = self._explained(error)
+        session.execute("RELEASE member")
+
+    def _patiently(self, step: Callable[[], T]) -> T:
+        """Repeat a step while other processes hold the lock. SQLite's own waiting sleeps up to 100 ms a
+        time, and gives up at once where it sees a deadlock coming; this does neither."""
+        give_up_at = time.monotonic() + LOCK_PATIENCE_SECONDS
+        pause = 0.0001
+        while True:
+            try:
+                return step()
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+                if time.monotonic() > give_up_at:
+                    raise StoreUnavailable(
+                        f"{self.path} has been locked by another process for {LOCK_PATIENCE_SECONDS:g} s; "
+                        "look for a transaction that was left open"
+                    ) from error
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 1.5, 0.005)
+
+    def _deliver(self, batch: list[_Write[Any]]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Write[Any]]] = {}
+        for write in batch:
+            write.done = True
+            if write.loop is not None:
+                by_loop.setdefault(write.loop, []).append(write)
+        for loop, writes in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_resolve, writes)
+            except RuntimeError:  # the loop was closed: nobody waits any more
+                continue
+
+    # -- reads --
+
+    async def read(self, operation: Callable[[Session], T], now: int | None = None) -> T:
+        """Run the operation on one snapshot of the database."""
+        self.open()
+        if in_sync_call():
+            return self._read(operation, now)
+        if self._read_pool is None:
+            self._read_pool = ThreadPoolExecutor(1, thread_name_prefix="taskharbor-sqlite-read")
+        return await asyncio.get_running_loop().run_in_executor(self._read_pool, self._read, operation, now)
+
+    def _read(self, operation: Callable[[Session], T], now: int | None) -> T:
+        with self._read_lock:
+            connection = self._reader
+            if connection is None:
+                raise StoreError(f"{self.path} has been closed")
+            try:
+                connection.execute("BEGIN")
+                try:
+                    return operation(Session(connection, self.clock.now() if now is None else now))
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+
+    def data_version(self) -> int:
+        """A number that changes whenever any connection but the reader, in any process, has committed."""
+        self.open()
+        with self._read_lock:
+            if self._reader is None:
+                return 0
+            return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if isinstance(error, TaskHarborError) or not isinstance(error, sqlite3.Error):
+            return error
+        known = schema.explain(error, self.path)
+        if known is not None:
+            return known
+        return StoreUnavailable(
+            f"SQLite refused the operation on {self.path}: {error}. Nothing was changed by it"
+        )
+
+
+def _resolve(writes: list[_Write[Any]]) -> None:
+    for write in writes:
+        future = write.future
+        if future is None or future.done():  # cancelled meanwhile: the write has happened all the same
+            continue
+        if write.error is not None:
+            future.set_exception(write.error)
+        else:
+            future.set_result(write.result)
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

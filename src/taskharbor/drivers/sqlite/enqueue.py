@@ -1,0 +1,138 @@
+"""Storing new jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.sqlite import places
+from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import NO_OPTIONS, NewJob, Options, State
+
+ENQUEUE = statements("enqueue")
+_encode = msgspec.json.Encoder().encode
+
+
+def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    if len(jobs) > 1 and all(map(_is_plain, jobs)):
+        stored = _enqueue_plain(session, jobs)
+        if stored is not None:
+            return stored
+    return _enqueue_each(session, jobs)
+
+
+def _is_plain(job: NewJob) -> bool:
+    return job.idempotency_key is None and not job.depends_on and not job.options.tags
+
+
+def _enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
+    """All at once, when nothing can exist already but an id; None, with nothing done, if one did."""
+    now = session.now
+    job_rows: list[tuple[Any, ...]] = []
+    ready_rows: list[tuple[Any, ...]] = []
+    answers: list[Enqueued] = []
+    for job in jobs:
+        run_at = _run_at(job, now)
+        job_rows.append(_job_row(job, run_at, now))
+        ready_rows.append(
+            (0, job.queue, -job.priority, run_at, job.id, 0, 0, 1, None, job.expires_at, job.delivery)
+        )
+        answers.append(
+            Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
+        )
+    session.execute("SAVEPOINT bulk")
+    if session.insert(ENQUEUE["insert_job"], job_rows) != len(jobs):
+        session.execute("ROLLBACK TO bulk")
+        session.execute("RELEASE bulk")
+        return None
+    session.insert(ENQUEUE["insert_ready"], ready_rows)
+    session.execute("RELEASE bulk")
+    return answers
+
+
+def _enqueue_each(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """One by one: first all the jobs, then their places, since a job may depend on a later one."""
+    stands_for: dict[str, str] = {}
+    fresh: dict[int, Enqueued] = {}
+    for index, job in enumerate(jobs):
+        stored = _store_job(session, job)
+        if stored is None:
+            stands_for[job.id] = _existing_id(session, job)
+        else:
+            fresh[index] = stored
+    for index, stored in fresh.items():
+        fresh[index] = _place(session, jobs[index], stored, stands_for)
+    return [fresh.get(i) or _existing(session, stands_for[job.id]) for i, job in enumerate(jobs)]
+
+
+def _store_job(session: Session, job: NewJob) -> Enqueued | None:
+    """None, with nothing done, if a job of this id or key is kept already."""
+    now = session.now
+    run_at = _run_at(job, now)
+    if session.execute(ENQUEUE["insert_job"], _job_row(job, run_at, now)).rowcount == 0:
+        return None
+    if job.options.tags:
+        session.executemany(ENQUEUE["insert_tag"], [(tag, job.id) for tag in job.options.tags])
+    return Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
+
+
+def _place(session: Session, job: NewJob, answer: Enqueued, stands_for: dict[str, str]) -> Enqueued:
+    """Into the order, or, if some it depends on have not succeeded, to those that wait."""
+    if job.depends_on and not _depend(session, job, stands_for):
+        session.execute(ENQUEUE["insert_waiting"], (job.id, 0, 0, 1, job.expires_at, job.delivery))
+        return replace(answer, state=State.WAITING)
+    session.execute(
+        ENQUEUE["insert_ready"],
+        (0, job.queue, -job.priority, answer.run_at, job.id, 0, 0, 1, None, job.expires_at, job.delivery),
+    )
+    return answer
+
+
+def _depend(session: Session, job: NewJob, stands_for: dict[str, str]) -> bool:
+    """Write down whom the job waits for; whether all of them have succeeded already."""
+    satisfied = True
+    for position, given in enumerate(job.depends_on):
+        member = stands_for.get(given, given)
+        if not session.one(ENQUEUE["job_exists"], (member,))[0]:
+            raise ConfigurationError(
+                f"job {job.id} depends on {member}, which is not stored; enqueue that one before it or with it"
+            )
+        done = session.one(ENQUEUE["has_succeeded"], (member,))[0]
+        session.execute(ENQUEUE["insert_dependency"], (job.id, member, position, done))
+        satisfied = satisfied and bool(done)
+    return satisfied
+
+
+def _existing_id(session: Session, job: NewJob) -> str:
+    if session.one(ENQUEUE["job_exists"], (job.id,))[0]:
+        return job.id
+    return str(session.one(ENQUEUE["job_by_key"], (job.queue, job.idempotency_key))[0])
+
+
+def _existing(session: Session, job_id: str) -> Enqueued:
+    record = places.record(session, job_id)
+    assert record is not None, "it was met in the same transaction"
+    return Enqueued(record.id, True, record.state, record.run_at, record.enqueued_at)
+
+
+def _run_at(job: NewJob, now: int) -> int:
+    if job.delay is not None:
+        return now + job.delay
+    return now if job.run_at is None else job.run_at
+
+
+def _job_row(job: NewJob, run_at: int, now: int) -> tuple[Any, ...]:
+    return (
+        job.id, job.queue, job.task, job.payload, job.priority, run_at, now, job.expires_at,
+        job.idempotency_key, job.delivery, encoded_options(job.options),
+    )  # fmt: skip
+
+
+def encoded_options(options: Options) -> str | None:
+    return None if options is NO_OPTIONS or options == NO_OPTIONS else _encode(options).decode()

@@ -1,0 +1,347 @@
+"""Leases and what they cover: claiming, extending, collecting, outliving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from taskharbor.drivers.base import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ExpiredLease,
+    Extended,
+    Extension,
+    Heartbeat,
+    worker_of,
+)
+from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.job import Delivery
+
+CLAIM = statements("claim")
+SETTLE = statements("settle")
+
+
+class Entry(Struct, array_like=True):
+    """What a lease knows of one job it covers: enough to fence it and to put it back where it was."""
+
+    id: str
+    number: int
+    attempts: int
+    first_number: int
+    run_at: int
+    queue: str
+    due_at: int | None = None
+    expires_at: int | None = None
+    delivery: Delivery | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_entries = msgspec.json.Decoder(list[Entry]).decode
+_decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
+_decode_ids = msgspec.json.Decoder(list[str]).decode
+_decode_running = msgspec.json.Decoder(dict[str, int]).decode
+
+
+class Lease:
+    """A lease row, with its entries read when they are first asked for."""
+
+    def __init__(self, session: Session, row: tuple[Any, ...]) -> None:
+        (
+            self.token,
+            self.origin,
+            self.worker,
+            self.expires_at,
+            self.expired_at,
+            self.alone,
+            self.supervised,
+            self.outlived,
+            self.open,
+            cancels,
+            running,
+        ) = row
+        self.cancels: list[str] = [] if cancels == "[]" else _decode_ids(cancels)
+        self.running: dict[str, int] = {} if running == "{}" else _decode_running(running)
+        self._session = session
+        self._entries: dict[str, Entry] | None = None
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        if self._entries is None:
+            (text,) = self._session.one(CLAIM["entries"], (self.token,))
+            self._entries = {entry.id: entry for entry in _decode_entries(text)}
+        return self._entries
+
+    def unsettled(self) -> list[Entry]:
+        """The entries with no attempt row yet, in the order they were claimed."""
+        if self.open == len(self.entries):
+            return list(self.entries.values())
+        return [e for e in self.entries.values() if not self.is_settled(e)]
+
+    def still_running(self) -> dict[str, int]:
+        """What the last heartbeat told, less what has been settled since."""
+        if not self.running:
+            return {}
+        unsettled = {entry.id for entry in self.unsettled()}
+        return {job_id: started for job_id, started in self.running.items() if job_id in unsettled}
+
+    def is_settled(self, entry: Entry) -> bool:
+        return self._session.one(SETTLE["recorded"], (entry.id, entry.number)) is not None
+
+    def store_entries(self) -> None:
+        self._session.execute(CLAIM["update_entries"], (_text(list(self.entries.values())), self.token))
+
+    def is_expired(self) -> bool:
+        return bool(self._session.now >= self.expires_at)
+
+
+def find(session: Session, token: str) -> Lease | None:
+    row = session.one(CLAIM["lease"], (token,))
+    return None if row is None else Lease(session, row)
+
+
+def all_leases(session: Session) -> list[Lease]:
+    return [Lease(session, row) for row in session.execute(CLAIM["leases"]).fetchall()]
+
+
+def covering(session: Session, job_id: str) -> tuple[Lease, Entry] | None:
+    """The lease that holds this job, expired or not. There are few leases, so looking through them is fine."""
+    for lease in all_leases(session):
+        entry = lease.entries.get(job_id)
+        if entry is not None and not lease.is_settled(entry):
+            return lease, entry
+    return None
+
+
+def strike(session: Session, job_ids: set[str]) -> None:
+    """Whoever deletes a job takes it out of live leases first: they still name what has been settled,
+    and without its attempt row the collector would raise it from the dead."""
+    for lease in all_leases(session):
+        named = job_ids & lease.entries.keys()
+        for job_id in named:
+            del lease.entries[job_id]
+        if named:
+            lease.store_entries()
+
+
+# -- claim ---------------------------------------------------------------------------------------
+
+
+def claim(session: Session, request: ClaimRequest) -> Claim:
+    queues = _served_queues(session, request)
+    existing = find(session, request.token)
+    if existing is not None:
+        taken = _claimed(session, existing.unsettled())
+        expires_at = existing.expires_at
+    else:
+        taken = _take(session, request, queues)
+        expires_at = session.now + request.lease
+        if taken:
+            _store_lease(session, request, expires_at, taken)
+    return Claim(
+        now=session.now,
+        expires_at=expires_at,
+        jobs=taken,
+        next_due=_next_due(session, request.suspects, queues) if len(taken) < request.limit else None,
+        suspects_waiting=not request.suspects and _suspects_waiting(session, queues),
+    )
+
+
+def _served_queues(session: Session, request: ClaimRequest) -> list[str]:
+    paused = paused_queues(session)
+    asked = request.queues
+    if asked is None:
+        asked = tuple({*_queues_of(session, 0), *_queues_of(session, 1)})
+    return sorted({queue for queue in asked if queue not in paused})
+
+
+def _queues_of(session: Session, suspect: int) -> Iterator[str]:
+    row = session.one(CLAIM["next_queue"], (suspect, ""))
+    while row is not None:
+        yield row[0]
+        row = session.one(CLAIM["next_queue"], (suspect, row[0]))
+
+
+def _ranks_of(session: Session, suspect: int, queue: str) -> Iterator[int]:
+    row = session.one(CLAIM["next_rank"], (suspect, queue, -1000))
+    while row is not None:
+        yield row[0]
+        row = session.one(CLAIM["next_rank"], (suspect, queue, row[0]))
+
+
+def _take(session: Session, request: ClaimRequest, queues: Sequence[str]) -> list[Claimed]:
+    """The first due jobs over all the queues: rank by rank, and within one by due time."""
+    suspect = int(request.suspects)
+    queues_at: dict[int, list[str]] = {}
+    for queue in queues:
+        for rank in _ranks_of(session, suspect, queue):
+            queues_at.setdefault(rank, []).append(queue)
+    taken: list[Claimed] = []
+    once_left = request.once_limit
+    for rank in sorted(queues_at):
+        due = _due_rows(session, suspect, rank, queues_at[rank], request.limit - len(taken))
+        prefix = _up_to_once_limit(due, once_left)
+        once_left -= sum(job.delivery is not None and job.delivery == Delivery.AT_MOST_ONCE for job in prefix)
+        taken += prefix
+        _delete_taken(session, suspect, rank, prefix)
+        if len(prefix) < len(due) or len(taken) == request.limit:
+            break
+    return taken
+
+
+def _due_rows(session: Session, suspect: int, rank: int, queues: Sequence[str], limit: int) -> list[Claimed]:
+    merged: list[Claimed] = []
+    for queue in queues:
+        (text,) = session.one(CLAIM["due_rows"], (suspect, queue, rank, session.now, limit))
+        merged += _decode_claimed(text)
+    if len(queues) > 1:
+        merged.sort(key=lambda job: (job.run_at, job.id))
+    return merged[:limit]
+
+
+def _up_to_once_limit(due: list[Claimed], once_left: int) -> list[Claimed]:
+    for index, job in enumerate(due):
+        if job.delivery is not None and job.delivery == Delivery.AT_MOST_ONCE:
+            if not once_left:
+                return due[:index]
+            once_left -= 1
+    return due
+
+
+def _delete_taken(session: Session, suspect: int, rank: int, taken: list[Claimed]) -> None:
+    last_of = {job.queue: job for job in taken}
+    for queue, last in last_of.items():
+        session.execute(CLAIM["delete_ready_up_to"], (suspect, queue, rank, last.run_at, last.id))
+
+
+def _store_lease(session: Session, request: ClaimRequest, expires_at: int, taken: list[Claimed]) -> None:
+    token = request.token
+    flags = (int(request.suspects), int(request.supervised))
+    session.execute(CLAIM["insert_lease"], (token, token, worker_of(token), expires_at, *flags, len(taken)))
+    entries = [
+        Entry(
+            j.id, j.number, j.attempts, j.first_number, j.run_at, j.queue, j.due_at, j.expires_at, j.delivery
+        )
+        for j in taken
+    ]
+    session.execute(CLAIM["insert_entries"], (token, _text(entries)))
+
+
+def _next_due(session: Session, suspects: bool, queues: Sequence[str]) -> int | None:
+    suspect = int(suspects)
+    ahead = [
+        row[0]
+        for queue in queues
+        for rank in _ranks_of(session, suspect, queue)
+        if (row := session.one(CLAIM["next_run_at"], (suspect, queue, rank, session.now)))
+    ]
+    return min(ahead, default=None)
+
+
+def _suspects_waiting(session: Session, queues: Sequence[str]) -> bool:
+    due = {row[0] for row in session.execute(CLAIM["suspects_due"], (session.now,))}
+    return not due.isdisjoint(queues)
+
+
+def _claimed(session: Session, entries: list[Entry]) -> list[Claimed]:
+    """Claimed jobs as their lease remembers them."""
+    jobs = []
+    for e in entries:
+        row = session.one(CLAIM["job_for_claim"], (e.id,))
+        task, payload, queue, priority, enqueued_at, options, version = row
+        jobs.append(
+            Claimed(
+                e.id,
+                task,
+                payload,
+                queue,
+                priority,
+                e.number,
+                e.attempts,
+                e.first_number,
+                e.run_at,
+                enqueued_at,
+                e.due_at,
+                e.expires_at,
+                e.delivery,
+                options,
+                version,
+            )
+        )
+    return jobs
+
+
+def paused_queues(session: Session) -> frozenset[str]:
+    return frozenset(row[0] for row in session.execute(CLAIM["paused_queues"]))
+
+
+# -- heartbeat -----------------------------------------------------------------------------------
+
+
+def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat:
+    answers = [_extend_one(session, extension) for extension in extensions]
+    return Heartbeat(session.now, answers, paused_queues(session))
+
+
+def _extend_one(session: Session, extension: Extension) -> Extended:
+    lease = find(session, extension.token)
+    if lease is None:
+        return Extended(extension.token, Answer.NOT_RUNNING)
+    if lease.is_expired():
+        return Extended(extension.token, Answer.LEASE_EXPIRED)
+    if extension.at_most_once:
+        for job_id in extension.at_most_once:
+            if job_id in lease.entries:
+                lease.entries[job_id].delivery = Delivery.AT_MOST_ONCE
+        lease.store_entries()
+    expires_at = session.now + extension.lease
+    session.execute(CLAIM["extend_lease"], (expires_at, _text(dict(extension.running)), extension.token))
+    asked = [i for i in lease.cancels if i in lease.entries and not lease.is_settled(lease.entries[i])]
+    return Extended(extension.token, Answer.DONE, expires_at, tuple(sorted(asked)))
+
+
+def request_cancel(session: Session, lease: Lease, job_id: str) -> None:
+    if job_id not in lease.cancels:
+        lease.cancels.append(job_id)
+        session.execute(CLAIM["request_cancel"], (_text(lease.cancels), lease.token))
+
+
+# -- collecting ----------------------------------------------------------------------------------
+
+
+def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | None:
+    lease = find(session, token)
+    if lease is None:
+        row = session.one(CLAIM["first_expired"], (session.now,))
+        if row is None:
+            return None
+        session.execute(CLAIM["retoken_lease"], (token, session.now + duration, row[0]))
+        session.execute(CLAIM["retoken_entries"], (token, row[0]))
+        lease = find(session, token)
+        assert lease is not None, "the lease was renamed in this transaction"
+    return ExpiredLease(
+        token=token,
+        now=session.now,
+        expires_at=lease.expires_at,
+        worker=lease.worker,
+        alone=bool(lease.alone),
+        supervised=bool(lease.supervised),
+        outlived=bool(lease.outlived),
+        jobs=_claimed(session, lease.unsettled()),
+        running=lease.still_running(),
+        expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
+    )
+
+
+def outlive(session: Session, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+    session.execute(CLAIM["outlive_lease"], (token,))
+    session.executemany(CLAIM["outlive_attempt"], jobs)
+
+
+def _text(value: object) -> str:
+    return _encode(value).decode()

@@ -1,0 +1,148 @@
+-- The append-only shape: a job is written once, claiming deletes from `ready`, finishing inserts into
+-- `attempts`. A job's state follows from where it is found.
+
+-- What was enqueued. The hot path never updates it; operators may.
+CREATE TABLE taskharbor_jobs (
+    id              TEXT PRIMARY KEY,
+    queue           TEXT NOT NULL,
+    task            TEXT NOT NULL,
+    payload         TEXT NOT NULL,
+    priority        INTEGER NOT NULL,
+    run_at          INTEGER NOT NULL,  -- microseconds since the epoch, as every instant here
+    enqueued_at     INTEGER NOT NULL,
+    expires_at      INTEGER,
+    idempotency_key TEXT,
+    delivery        TEXT,
+    options         TEXT,              -- JSON; NULL for the defaults
+    version         INTEGER NOT NULL DEFAULT 1
+) WITHOUT ROWID;
+
+-- (queue, idempotency key) names one job for as long as it is kept. Partial: a job without a key pays nothing.
+CREATE UNIQUE INDEX taskharbor_jobs_key ON taskharbor_jobs (queue, idempotency_key)
+    WHERE idempotency_key IS NOT NULL;
+
+-- Scheduled and ready jobs in claim order; the primary key is the only index a claim needs.
+-- rank is the negated priority, so that a forward scan meets the highest priority first.
+CREATE TABLE taskharbor_ready (
+    suspect      INTEGER NOT NULL,     -- 1: executed alone, found only by those who ask for suspects
+    queue        TEXT NOT NULL,
+    rank         INTEGER NOT NULL,
+    run_at       INTEGER NOT NULL,
+    id           TEXT NOT NULL,
+    number       INTEGER NOT NULL,     -- of the latest attempt
+    attempts     INTEGER NOT NULL,     -- failures in this run
+    first_number INTEGER NOT NULL,     -- of this run's first attempt
+    due_at       INTEGER,
+    expires_at   INTEGER,              -- NULL once the run has begun
+    delivery     TEXT,
+    PRIMARY KEY (suspect, queue, rank, run_at, id)
+) WITHOUT ROWID;
+
+-- Finds what must be cancelled because it was not begun in time; a job without an expiry pays nothing.
+CREATE INDEX taskharbor_ready_expiry ON taskharbor_ready (expires_at, id) WHERE expires_at IS NOT NULL;
+
+-- One row for each claimed batch, small, because heartbeats and settles update it.
+CREATE TABLE taskharbor_leases (
+    token      TEXT PRIMARY KEY,
+    origin     TEXT NOT NULL,          -- the token it was claimed under, before anybody collected it
+    worker     TEXT NOT NULL,
+    expires_at INTEGER NOT NULL,
+    expired_at INTEGER,                -- the expiry it had when it was first collected
+    alone      INTEGER NOT NULL,
+    supervised INTEGER NOT NULL,
+    outlived   INTEGER NOT NULL DEFAULT 0,
+    open       INTEGER NOT NULL,       -- jobs not settled yet; the lease goes with the last one
+    cancels    TEXT NOT NULL DEFAULT '[]',
+    running    TEXT NOT NULL DEFAULT '{}'
+) WITHOUT ROWID;
+
+-- What each lease covers: written at the claim, apart from the row that changes all the time.
+CREATE TABLE taskharbor_claims (
+    token   TEXT PRIMARY KEY,
+    entries TEXT NOT NULL              -- JSON: for each job its id, attempt number, failures, place, …
+) WITHOUT ROWID;
+
+-- One row of history for each attempt. Its key is the fence: a collector and a late finisher collide on it.
+CREATE TABLE taskharbor_attempts (
+    job_id      TEXT NOT NULL,
+    number      INTEGER NOT NULL,
+    status      TEXT NOT NULL,
+    retry_count INTEGER NOT NULL,
+    attempts    INTEGER NOT NULL,      -- failures in the run after this attempt
+    token       TEXT NOT NULL,
+    worker      TEXT,                  -- NULL: the token's
+    started_at  INTEGER,
+    finished_at INTEGER NOT NULL,
+    next_at     INTEGER,               -- where the job went on: the key of its ready row can be computed
+    result      TEXT,
+    error       TEXT,
+    traceback   TEXT,
+    detail      TEXT,
+    outlived    INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (job_id, number)
+) WITHOUT ROWID;
+
+-- Pruning by age; it grows at its right edge only, which costs next to nothing.
+CREATE INDEX taskharbor_attempts_succeeded ON taskharbor_attempts (finished_at, job_id)
+    WHERE status = 'succeeded' AND next_at IS NULL;
+
+-- Dead and cancelled jobs. (A succeeded one is known by its attempt row.)
+CREATE TABLE taskharbor_ended (
+    job_id      TEXT PRIMARY KEY,
+    state       TEXT NOT NULL,
+    reason      TEXT NOT NULL,
+    finished_at INTEGER NOT NULL,
+    number      INTEGER NOT NULL,
+    attempts    INTEGER NOT NULL,
+    delivery    TEXT
+) WITHOUT ROWID;
+CREATE INDEX taskharbor_ended_state ON taskharbor_ended (state, job_id);
+CREATE INDEX taskharbor_ended_age ON taskharbor_ended (state, finished_at, job_id);
+
+-- Jobs that wait for others, and for whom: rows, not counters, so that nothing can be counted twice.
+CREATE TABLE taskharbor_waiting (
+    job_id       TEXT PRIMARY KEY,
+    number       INTEGER NOT NULL,
+    attempts     INTEGER NOT NULL,
+    first_number INTEGER NOT NULL,
+    expires_at   INTEGER,
+    delivery     TEXT
+) WITHOUT ROWID;
+CREATE TABLE taskharbor_dependencies (
+    job_id    TEXT NOT NULL,
+    member_id TEXT NOT NULL,
+    position  INTEGER NOT NULL,        -- in the order given: a finalizer gets its results so
+    done      INTEGER NOT NULL,
+    PRIMARY KEY (job_id, member_id)
+) WITHOUT ROWID;
+CREATE INDEX taskharbor_dependencies_member ON taskharbor_dependencies (member_id, job_id);
+-- Empty unless somebody depends on an unfinished job: what nearly every settle has to know.
+CREATE INDEX taskharbor_dependencies_open ON taskharbor_dependencies (member_id) WHERE done = 0;
+
+CREATE TABLE taskharbor_steps (
+    job_id TEXT NOT NULL,
+    name   TEXT NOT NULL,
+    result TEXT NOT NULL,
+    number INTEGER NOT NULL,           -- of the attempt that stored it
+    PRIMARY KEY (job_id, name)
+) WITHOUT ROWID;
+CREATE TABLE taskharbor_progress (
+    job_id   TEXT PRIMARY KEY,
+    fraction REAL NOT NULL,
+    message  TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE taskharbor_tags (
+    tag    TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    PRIMARY KEY (tag, job_id)
+) WITHOUT ROWID;
+
+CREATE TABLE taskharbor_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
+
+-- How many jobs stand in each terminal state, kept by those who move them: counting rows would be a scan.
+CREATE TABLE taskharbor_tallies (
+    queue TEXT NOT NULL,
+    state TEXT NOT NULL,
+    jobs  INTEGER NOT NULL,
+    PRIMARY KEY (queue, state)
+) WITHOUT ROWID;

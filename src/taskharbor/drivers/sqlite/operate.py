@@ -1,0 +1,312 @@
+"""What operators do to jobs, and what age does."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from msgspec import UNSET, structs
+
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    Discard,
+    Operated,
+    Operation,
+    Requeue,
+    RunNow,
+    Update,
+    Verdict,
+)
+from taskharbor.drivers.sqlite import leases, places
+from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.enqueue import ENQUEUE, encoded_options
+from taskharbor.drivers.sqlite.leases import SETTLE
+from taskharbor.drivers.sqlite.places import Place, Stored
+from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready
+from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import Reason, State
+from taskharbor.lifecycle import (
+    CANCELLABLE,
+    CHANGEABLE,
+    DELETABLE,
+    DISCARDABLE,
+    REQUEUEABLE,
+    RUNNABLE_NOW,
+    TERMINAL,
+)
+
+OPERATE = statements("operate")
+
+
+def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[Operated]:
+    return [_operate_one(session, operation, job_id) for job_id in ids]
+
+
+def _operate_one(session: Session, operation: Operation, job_id: str) -> Operated:
+    job = places.stored(session, job_id)
+    if job is None:
+        return Operated(job_id, Verdict.NOT_FOUND)
+    place = places.find(session, job, places.latest_attempt(session, job_id))
+    return Operated(job_id, _do(session, operation, job, place), place.state)
+
+
+def _do(session: Session, operation: Operation, job: Stored, place: Place) -> Verdict:
+    match operation:
+        case Cancel():
+            return _cancel(session, job, place)
+        case Discard():
+            return _discard(session, job, place)
+        case Delete():
+            return _delete(session, job, place)
+        case RunNow():
+            return _run_now(session, job, place)
+        case Requeue():
+            return _requeue(session, job, place, operation)
+        case Update():
+            return _update(session, job, place, operation)
+
+
+def _cancel(session: Session, job: Stored, place: Place) -> Verdict:
+    if place.state not in CANCELLABLE:
+        return Verdict.CONFLICT
+    if place.lease is not None:
+        leases.request_cancel(session, place.lease, job.id)
+        return Verdict.REQUESTED
+    _leave_place(session, job, place)
+    _end(session, job, place, Reason.CANCELLED)
+    return Verdict.DONE
+
+
+def _discard(session: Session, job: Stored, place: Place) -> Verdict:
+    if place.state not in DISCARDABLE:
+        return Verdict.CONFLICT
+    session.execute(OPERATE["discard"], (session.now, job.id))
+    add_to_tally(session, job.queue, State.DEAD, -1)
+    add_to_tally(session, job.queue, State.CANCELLED, 1)
+    return Verdict.DONE
+
+
+def _delete(session: Session, job: Stored, place: Place) -> Verdict:
+    if place.state not in DELETABLE or _somebody_needs(session, job.id):
+        return Verdict.CONFLICT
+    _leave_place(session, job, place)
+    _erase(session, [job], {job.id: place.state})
+    return Verdict.DONE
+
+
+def _run_now(session: Session, job: Stored, place: Place) -> Verdict:
+    if place.state not in RUNNABLE_NOW:
+        return Verdict.CONFLICT
+    session.execute(OPERATE["set_run_at"], (session.now, job.expires_at, job.id))
+    _move(session, job, place, structs.replace(place, run_at=session.now))
+    return Verdict.DONE
+
+
+def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> Verdict:
+    """A new run: the attempt number goes on, the failures begin anew."""
+    if place.state not in REQUEUEABLE:
+        return Verdict.CONFLICT
+    run_at = session.now if requeue.run_at is None else requeue.run_at
+    expires_at = job.expires_at if job.expires_at is None or job.expires_at > session.now else None
+    session.execute(OPERATE["set_run_at"], (run_at, expires_at, job.id))
+    session.execute(OPERATE["delete_ended"], (job.id,))
+    session.execute(SETTLE["delete_progress"], (job.id,))
+    add_to_tally(session, job.queue, place.state, -1)
+    session.execute(OPERATE["move_latest_attempt"], (job.id, run_at))
+    attempts = 0 if requeue.reset_attempts else place.attempts
+    if session.one(OPERATE["unfinished_members"], (job.id,))[0]:
+        row = (job.id, place.number, attempts, place.number + 1, expires_at, place.delivery)
+        session.execute(ENQUEUE["insert_waiting"], row)
+        return Verdict.DONE
+    insert_ready(
+        session,
+        job.id,
+        run_at=run_at,
+        number=place.number,
+        attempts=attempts,
+        first_number=place.number + 1,
+        expires_at=expires_at,
+        delivery=place.delivery,
+    )
+    return Verdict.DONE
+
+
+def _update(session: Session, job: Stored, place: Place, update: Update) -> Verdict:
+    if place.state not in CHANGEABLE:
+        return Verdict.CONFLICT
+    options = structs.replace(
+        job.options,
+        **{
+            name: value
+            for name in ("max_attempts", "timeout", "tags")
+            if (value := getattr(update, name)) is not UNSET
+        },
+    )
+    changed = structs.replace(
+        job,
+        options=options,
+        **{
+            name: value
+            for name in ("priority", "run_at", "payload", "expires_at")
+            if (value := getattr(update, name)) is not UNSET
+        },
+    )
+    row = (
+        changed.priority,
+        changed.run_at,
+        changed.payload,
+        changed.expires_at,
+        encoded_options(options),
+        job.id,
+    )
+    session.execute(OPERATE["update_job"], row)
+    if update.tags is not UNSET:
+        session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
+        session.executemany(ENQUEUE["insert_tag"], [(tag, job.id) for tag in update.tags])
+    new_place = structs.replace(
+        place,
+        run_at=place.run_at if update.run_at is UNSET else update.run_at,
+        expires_at=place.expires_at
+        if update.expires_at is UNSET or _has_begun(session, job, place)
+        else update.expires_at,
+    )
+    _move(session, job, place, new_place)
+    return Verdict.DONE
+
+
+def _has_begun(session: Session, job: Stored, place: Place) -> bool:
+    """Whether the current run has been begun: an expiry concerns only the first begin."""
+    return bool(session.one(OPERATE["run_has_begun"], (job.id, place.first_number))[0])
+
+
+# -- moving ----------------------------------------------------------------------------------------
+
+
+def _move(session: Session, job: Stored, place: Place, to: Place) -> None:
+    """Rewrite the ready row under its new key; the jobs row has been changed already."""
+    session.execute(OPERATE["move_latest_attempt"], (job.id, to.run_at))
+    if place.state is State.WAITING:
+        session.execute(OPERATE["update_waiting"], (to.expires_at, job.id))
+        return
+    _leave_place(session, job, place)
+    insert_ready(
+        session,
+        job.id,
+        run_at=to.run_at,
+        number=to.number,
+        attempts=to.attempts,
+        first_number=to.first_number,
+        due_at=to.due_at,
+        expires_at=to.expires_at,
+        delivery=to.delivery,
+        suspect=to.suspect,
+    )
+
+
+def _leave_place(session: Session, job: Stored, place: Place) -> None:
+    """Take a job that is not running out of wherever it is."""
+    if place.state is State.WAITING:
+        session.execute(SETTLE["delete_waiting"], (job.id,))
+    elif place.state in (State.READY, State.SCHEDULED):
+        key = (int(place.suspect), job.queue, -job.priority, place.run_at, job.id)
+        session.execute(OPERATE["delete_ready"], key)
+
+
+def _end(session: Session, job: Stored, place: Place, reason: Reason) -> None:
+    row = (job.id, State.CANCELLED, reason, session.now, place.number, place.attempts, place.delivery)
+    session.execute(SETTLE["insert_ended"], row)
+    add_to_tally(session, job.queue, State.CANCELLED, 1)
+
+
+def _somebody_needs(session: Session, job_id: str) -> bool:
+    """Whether an unfinished job depends on this one."""
+    for (dependant,) in session.execute(OPERATE["dependants"], (job_id,)).fetchall():
+        record = places.record(session, dependant)
+        if record is not None and record.state not in TERMINAL:
+            return True
+    return False
+
+
+def _erase(session: Session, jobs: Sequence[Stored], states: dict[str, State]) -> None:
+    leases.strike(session, {job.id for job in jobs})
+    keys = [(job.id,) for job in jobs]
+    for statement in (
+        SETTLE["mark_member_done"],  # nobody unfinished depends on it: a later requeue must not wait for ever
+        OPERATE["delete_job"],
+        OPERATE["delete_attempts"],
+        OPERATE["delete_ended"],
+        OPERATE["delete_dependencies"],
+        SETTLE["delete_steps"],
+        SETTLE["delete_progress"],
+    ):
+        session.executemany(statement, keys)
+    for job in jobs:
+        session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
+        if states[job.id] in TERMINAL:
+            add_to_tally(session, job.queue, states[job.id], -1)
+
+
+# -- queues and age --------------------------------------------------------------------------------
+
+
+def pause(session: Session, queue: str, paused: bool) -> None:
+    session.execute(OPERATE["pause" if paused else "resume"], (queue,))
+
+
+def expire(session: Session, limit: int) -> int:
+    """Cancel what was not begun by its expires_at."""
+    overdue = [
+        (expires_at, job_id)
+        for *_, job_id, _n, _a, _d, expires_at in session.execute(
+            OPERATE["overdue_ready"], (session.now, limit)
+        )
+    ]
+    overdue += [
+        (expires_at, job_id)
+        for job_id, *_, expires_at in session.execute(OPERATE["overdue_waiting"], (session.now, limit))
+    ]
+    overdue.sort()
+    for _, job_id in overdue[:limit]:
+        job = places.stored(session, job_id)
+        assert job is not None, "its place is in the same transaction"
+        place = places.find(session, job, places.latest_attempt(session, job_id))
+        _leave_place(session, job, place)
+        _end(session, job, place, Reason.EXPIRED)
+    return len(overdue[:limit])
+
+
+def prune(session: Session, before: dict[State, int], limit: int) -> int:
+    if not before.keys() <= TERMINAL:
+        raise ConfigurationError(
+            f"only succeeded, dead and cancelled jobs can be pruned, not {', '.join(sorted(before.keys() - TERMINAL))}"
+        )
+    doomed = list(islice(_prunable(session, before), max(limit, 0)))
+    _erase(session, [job for job, _ in doomed], {job.id: state for job, state in doomed})
+    return len(doomed)
+
+
+def _prunable(session: Session, before: dict[State, int]) -> Iterator[tuple[Stored, State]]:
+    """Oldest ending first, without the jobs that an unfinished one still depends on."""
+    endings = [_endings(session, state, instant) for state, instant in before.items()]
+    for _, job_id, state in heapq.merge(*endings):
+        if not _somebody_needs(session, job_id):
+            job = places.stored(session, job_id)
+            assert job is not None, "its ending is in the same transaction"
+            yield job, state
+
+
+def _endings(session: Session, state: State, before: int) -> Iterator[tuple[int, str, State]]:
+    after = (-(2**62), "")
+    while True:
+        if state is State.SUCCEEDED:
+            rows = session.execute(OPERATE["prunable_succeeded"], (before, *after, 200)).fetchall()
+        else:
+            rows = session.execute(OPERATE["prunable_ended"], (state, before, *after, 200)).fetchall()
+        if not rows:
+            return
+        for finished_at, job_id in rows:
+            yield finished_at, job_id, state
+        after = rows[-1]

@@ -1,0 +1,88 @@
+-- name: next_queue
+-- A skip scan over the primary key: one seek for each queue, however many rows it holds.
+SELECT queue FROM taskharbor_ready WHERE suspect = ? AND queue > ? ORDER BY queue LIMIT 1
+
+-- name: next_rank
+-- The same for priorities. A million future jobs at the top priority cost this one seek.
+SELECT rank FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank > ? ORDER BY rank LIMIT 1
+
+-- name: due_rows
+-- A range of the primary key; CROSS JOIN keeps the planner from starting at the jobs. The rows come as one
+-- JSON text: reading them one by one would give up the interpreter's lock for each. The columns are those of
+-- Claimed, in its order.
+SELECT json_group_array(json_array(
+    id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
+    expires_at, delivery, options, version
+))
+FROM (
+    SELECT r.id, j.task, j.payload, r.queue, j.priority, r.number, r.attempts, r.first_number, r.run_at,
+           j.enqueued_at, r.due_at, r.expires_at, r.delivery, j.options, j.version
+    FROM taskharbor_ready AS r CROSS JOIN taskharbor_jobs AS j ON j.id = r.id
+    WHERE r.suspect = ? AND r.queue = ? AND r.rank = ? AND r.run_at <= ?
+    ORDER BY r.run_at, r.id
+    LIMIT ?
+)
+
+-- name: delete_ready_up_to
+-- What a claim took of one queue and priority is a prefix of its range, so one statement removes it.
+DELETE FROM taskharbor_ready
+WHERE suspect = ? AND queue = ? AND rank = ? AND (run_at, id) <= (?, ?)
+
+-- name: next_run_at
+SELECT run_at FROM taskharbor_ready
+WHERE suspect = ? AND queue = ? AND rank = ? AND run_at > ?
+ORDER BY run_at LIMIT 1
+
+-- name: suspects_due
+-- The suspects' place is small: a scan of it is.
+SELECT DISTINCT queue FROM taskharbor_ready WHERE suspect = 1 AND run_at <= ?
+
+-- name: paused_queues
+SELECT queue FROM taskharbor_paused
+
+-- name: insert_lease
+INSERT INTO taskharbor_leases (token, origin, worker, expires_at, alone, supervised, open)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+
+-- name: insert_entries
+INSERT INTO taskharbor_claims (token, entries) VALUES (?, ?)
+
+-- name: lease
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+FROM taskharbor_leases WHERE token = ?
+
+-- name: leases
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+FROM taskharbor_leases ORDER BY token
+
+-- name: entries
+SELECT entries FROM taskharbor_claims WHERE token = ?
+
+-- name: update_entries
+UPDATE taskharbor_claims SET entries = ? WHERE token = ?
+
+-- name: extend_lease
+UPDATE taskharbor_leases SET expires_at = ?, running = ? WHERE token = ?
+
+-- name: first_expired
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+FROM taskharbor_leases WHERE expires_at <= ? ORDER BY expires_at, token LIMIT 1
+
+-- name: retoken_lease
+UPDATE taskharbor_leases SET token = ?, expires_at = ?, expired_at = coalesce(expired_at, expires_at)
+WHERE token = ?
+
+-- name: retoken_entries
+UPDATE taskharbor_claims SET token = ? WHERE token = ?
+
+-- name: outlive_lease
+UPDATE taskharbor_leases SET outlived = 1 WHERE origin = ?
+
+-- name: outlive_attempt
+UPDATE taskharbor_attempts SET outlived = 1 WHERE job_id = ? AND number = ? AND status = 'lost'
+
+-- name: request_cancel
+UPDATE taskharbor_leases SET cancels = ? WHERE token = ?
+
+-- name: job_for_claim
+SELECT task, payload, queue, priority, enqueued_at, options, version FROM taskharbor_jobs WHERE id = ?

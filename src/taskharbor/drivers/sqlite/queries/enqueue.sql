@@ -1,0 +1,33 @@
+-- name: insert_job
+-- Conflicts on the id and on (queue, key) alike: either way the job that exists stands for this one.
+INSERT INTO taskharbor_jobs
+    (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idempotency_key, delivery, options)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: insert_ready
+INSERT INTO taskharbor_ready
+    (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at, delivery)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: job_by_key
+SELECT id FROM taskharbor_jobs WHERE queue = ? AND idempotency_key = ?
+
+-- name: job_exists
+SELECT EXISTS (SELECT 1 FROM taskharbor_jobs WHERE id = ?)
+
+-- name: insert_tag
+INSERT INTO taskharbor_tags (tag, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: insert_dependency
+INSERT INTO taskharbor_dependencies (job_id, member_id, position, done) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: insert_waiting
+INSERT INTO taskharbor_waiting (job_id, number, attempts, first_number, expires_at, delivery)
+VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: has_succeeded
+-- The latest attempt of a job that succeeded for good has no next_at.
+SELECT EXISTS (
+    SELECT 1 FROM taskharbor_attempts WHERE job_id = ? AND status = 'succeeded' AND next_at IS NULL
+)

@@ -1,0 +1,74 @@
+-- name: delete_ready
+DELETE FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank = ? AND run_at = ? AND id = ?
+
+-- name: delete_ended
+DELETE FROM taskharbor_ended WHERE job_id = ?
+
+-- name: move_latest_attempt
+-- The key of the ready row is computed from here; whoever moves the job says so.
+UPDATE taskharbor_attempts SET next_at = ?2
+WHERE job_id = ?1 AND number = (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
+
+-- name: set_run_at
+UPDATE taskharbor_jobs SET run_at = ?, expires_at = ? WHERE id = ?
+
+-- name: update_job
+UPDATE taskharbor_jobs
+SET priority = ?, run_at = ?, payload = ?, expires_at = ?, options = ?, version = version + 1
+WHERE id = ?
+
+-- name: run_has_begun
+SELECT EXISTS (
+    SELECT 1 FROM taskharbor_attempts
+    WHERE job_id = ? AND number >= ? AND (started_at IS NOT NULL OR status = 'lost')
+)
+
+-- name: discard
+UPDATE taskharbor_ended SET state = 'cancelled', reason = 'discarded', finished_at = ? WHERE job_id = ?
+
+-- name: dependants
+SELECT job_id FROM taskharbor_dependencies WHERE member_id = ?
+
+-- name: unfinished_members
+SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies WHERE job_id = ? AND done = 0)
+
+-- name: update_waiting
+UPDATE taskharbor_waiting SET expires_at = ? WHERE job_id = ?
+
+-- name: delete_job
+DELETE FROM taskharbor_jobs WHERE id = ?
+
+-- name: delete_attempts
+DELETE FROM taskharbor_attempts WHERE job_id = ?
+
+-- name: delete_dependencies
+DELETE FROM taskharbor_dependencies WHERE job_id = ?
+
+-- name: delete_tag
+DELETE FROM taskharbor_tags WHERE tag = ? AND job_id = ?
+
+-- name: pause
+INSERT INTO taskharbor_paused (queue) VALUES (?) ON CONFLICT DO NOTHING
+
+-- name: resume
+DELETE FROM taskharbor_paused WHERE queue = ?
+
+-- name: overdue_ready
+SELECT suspect, queue, rank, run_at, id, number, attempts, delivery, expires_at FROM taskharbor_ready
+WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at, id LIMIT ?
+
+-- name: overdue_waiting
+SELECT w.job_id, j.queue, w.number, w.attempts, w.delivery, w.expires_at
+FROM taskharbor_waiting AS w JOIN taskharbor_jobs AS j ON j.id = w.job_id
+WHERE w.expires_at IS NOT NULL AND w.expires_at <= ? ORDER BY w.expires_at, w.job_id LIMIT ?
+
+-- name: prunable_succeeded
+SELECT finished_at, job_id FROM taskharbor_attempts
+WHERE status = 'succeeded' AND next_at IS NULL AND finished_at < ?
+  AND (finished_at, job_id) > (?, ?)
+ORDER BY finished_at, job_id LIMIT ?
+
+-- name: prunable_ended
+SELECT finished_at, job_id FROM taskharbor_ended WHERE state = ? AND finished_at < ?
+  AND (finished_at, job_id) > (?, ?)
+ORDER BY finished_at, job_id LIMIT ?

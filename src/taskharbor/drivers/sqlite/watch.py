@@ -1,0 +1,99 @@
+"""Learning of other processes' commits.
+
+SQLite's data_version is another one after anybody has committed; looking at it costs a few microseconds.
+When to look is the question. On Linux the kernel tells when the write-ahead log is written to, so that an
+idle worker sleeps; the write comes a little before the commit, so it is then looked for closely. Elsewhere
+it is looked for every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from taskharbor.calling import in_sync_call
+from taskharbor.drivers.sqlite.engine import Engine
+
+POLL_SECONDS = 0.002  # without the kernel's help
+NET_SECONDS = 0.05  # with it: under it, in case it misses something
+SPIN_SECONDS = 0.002  # after a write: about as long as a commit takes, look without pause …
+ALERT_SECONDS = 0.05  # … and for a while every millisecond
+
+IN_MODIFY = 0x2
+
+
+async def wait(engine: Engine, news: int, seconds: float) -> None:
+    """Return once the data version is another one than `news`, at the latest after `seconds`."""
+    clock = engine.clock
+    give_up_at = clock.monotonic() + seconds
+    stirred_at = float("-inf")
+    with _log_writes(engine.path + "-wal") as log:
+        # Pauses are in real time also under a test's clock: other processes commit in real time.
+        while engine.data_version() == news and (left := give_up_at - clock.monotonic()) > 0:
+            since = time.monotonic() - stirred_at
+            if since < SPIN_SECONDS:
+                await _pause(0.0)
+            elif since < ALERT_SECONDS:
+                await _pause(0.001)
+            elif log is None:
+                await _pause(min(POLL_SECONDS, left))
+            elif await _readable(log, min(NET_SECONDS, left)):
+                os.read(log, 4096)
+                stirred_at = time.monotonic()
+
+
+async def _pause(seconds: float) -> None:
+    if in_sync_call():
+        time.sleep(seconds)  # noqa: ASYNC251 - a synchronous call has no loop to hold up
+    else:
+        await asyncio.sleep(seconds)
+
+
+async def _readable(descriptor: int, seconds: float) -> bool:
+    """Wait until there is something to read."""
+    if in_sync_call():
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    loop = asyncio.get_running_loop()
+    stirred: asyncio.Future[bool] = loop.create_future()
+    timer = loop.call_later(seconds, _answer, stirred, False)
+    loop.add_reader(descriptor, _answer, stirred, True)
+    try:
+        return await stirred
+    finally:
+        loop.remove_reader(descriptor)
+        timer.cancel()
+
+
+def _answer(future: asyncio.Future[bool], answer: bool) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+@contextmanager
+def _log_writes(path: str) -> Iterator[int | None]:
+    """A descriptor that becomes readable when the file is written to; None where there is no such thing."""
+    descriptor = _inotify(path)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _inotify(path: str) -> int | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(path), IN_MODIFY) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor

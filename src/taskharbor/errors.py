@@ -1,0 +1,121 @@
+"""Every error TaskHarbor raises, from the most general to the most particular.
+
+An error's text is for the person who reads it: what was given, what was expected, what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TaskHarborError(Exception):
+    """The base of every error that TaskHarbor itself raises."""
+
+
+# -- what a caller got wrong ---------------------------------------------------------------------
+
+
+class ConfigurationError(TaskHarborError, ValueError):
+    """An option, a declaration or a URL that cannot be used as it was given."""
+
+
+class PayloadError(TaskHarborError, ValueError):
+    """Arguments, a payload or a result that cannot be stored as JSON or do not fit the task."""
+
+
+class PayloadTooLarge(PayloadError):
+    """A payload or result over the size limit."""
+
+
+# -- what a handler may raise --------------------------------------------------------------------
+
+
+class Unrecoverable(Exception):
+    """Raised by a handler: trying again cannot help, so the job goes to the dead-letter queue at once."""
+
+
+class RetryAfter(Exception):
+    """Raised by a handler: fail this attempt, and try again after `seconds` rather than the policy's delay."""
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e10:
+            raise ConfigurationError(
+                f"RetryAfter takes a delay in seconds of 0 or more, not {seconds!r}; "
+                "give the number of seconds to wait, for example RetryAfter(30)"
+            )
+        super().__init__(message or f"retry after {seconds:g} s")
+        self.seconds = float(seconds)
+
+
+# -- what became of a job ------------------------------------------------------------------------
+
+
+class JobError(TaskHarborError):
+    """An error about one job; `job_id` names it."""
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobNotFound(JobError, LookupError):
+    """No job has this id: it never existed, or it was deleted or pruned."""
+
+
+class JobConflict(JobError):
+    """The job is in a state that does not allow what was asked."""
+
+
+class JobFailed(JobError):
+    """The job is dead; `reason` and `error` say why."""
+
+    def __init__(self, job_id: str, message: str, *, reason: str, error: str | None) -> None:
+        super().__init__(job_id, message)
+        self.reason = reason
+        self.error = error
+
+
+class JobCancelled(JobError):
+    """The job was cancelled, so it has no result."""
+
+
+# -- leases: why a store refused a write ---------------------------------------------------------
+
+
+class LeaseError(JobError):
+    """A write that was fenced off; nothing was changed."""
+
+
+class NotRunning(LeaseError):
+    """No lease covers the job: it has been settled, collected or was never claimed."""
+
+
+class LeaseMismatch(LeaseError):
+    """Another lease, or another attempt number, covers the job."""
+
+
+class LeaseExpired(LeaseError):
+    """This lease covers the job, but its time is over."""
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+class StoreError(TaskHarborError):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, is locked, or is full.
+
+    `job_ids` names the jobs of an enqueue whose fate is unknown: enqueueing them again under the same
+    ids is safe and yields one job each.
+    """
+
+    def __init__(self, message: str, job_ids: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.job_ids = tuple(job_ids)
+
+
+class SchemaError(StoreError):
+    """The store holds something other than the schema this version works with."""

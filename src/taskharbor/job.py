@@ -1,0 +1,167 @@
+"""The records: what a job is, where it stands, and what each attempt left behind.
+
+Instants are integers, microseconds since the Unix epoch in UTC; `taskharbor.clock` turns them into
+datetimes at the surface. Ids are UUIDs as lower-case text; new ones are version 7, so that they sort by
+the time they were made.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+DEFAULT_QUEUE = "default"
+PRIORITY_MIN, PRIORITY_MAX = -100, 100
+
+
+class State(StrEnum):
+    """Where a job stands. There are no other states, on any store."""
+
+    WAITING = "waiting"  # for the jobs it depends on
+    SCHEDULED = "scheduled"  # its run_at is ahead
+    READY = "ready"
+    RUNNING = "running"  # under a lease
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"  # in the dead-letter queue
+    CANCELLED = "cancelled"
+
+
+class AttemptStatus(StrEnum):
+    """How an attempt ended, as its row of history says."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    RELEASED = "released"
+    SLEPT = "slept"
+
+
+class Delivery(StrEnum):
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+
+
+class Reason(StrEnum):
+    """Why a job is dead (the first eight) or cancelled (the rest)."""
+
+    EXHAUSTED = "exhausted"
+    UNRECOVERABLE = "unrecoverable"
+    NOT_RETRYABLE = "not_retryable"
+    LOST = "lost"
+    INTERRUPTED = "interrupted"
+    POISON = "poison"
+    INVALID_PAYLOAD = "invalid_payload"
+    UNKNOWN_TASK = "unknown_task"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DISCARDED = "discarded"
+
+
+class Options(Struct, frozen=True, omit_defaults=True):
+    """What the claim and the store never look at: they keep it as one JSON text beside the job.
+
+    `retry` is a policy as JSON, None for "no policy" given explicitly, or unset.
+    """
+
+    max_attempts: int | None = None
+    timeout: float | None = None
+    retry: dict[str, Any] | None | UnsetType = UNSET
+    correlation_id: str | None = None
+    tags: tuple[str, ...] = ()
+
+
+NO_OPTIONS = Options()
+
+
+class NewJob(Struct, frozen=True):
+    """A job as a producer hands it to the store."""
+
+    id: str
+    task: str
+    payload: str = "{}"
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    run_at: int | None = None
+    delay: int | None = None  # microseconds from the store's now; instead of run_at
+    expires_at: int | None = None
+    idempotency_key: str | None = None
+    delivery: Delivery | None = None  # None: not said, the worker's declaration decides
+    options: Options = NO_OPTIONS
+    depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
+
+
+class JobRecord(Struct, frozen=True):
+    """A job as the store tells it: what was enqueued, and where it stands now."""
+
+    id: str
+    task: str
+    payload: str
+    queue: str
+    priority: int
+    state: State
+    enqueued_at: int
+    run_at: int  # its place in the order: when it is next to run; for a terminal one, when it was to
+    attempts: int = 0  # recorded failures in the current run
+    number: int = 0  # of the latest attempt; rises on every claim, for ever
+    due_at: int | None = None  # of the occurrence, for a recurring job
+    expires_at: int | None = None
+    idempotency_key: str | None = None
+    delivery: Delivery | None = None
+    options: Options = NO_OPTIONS
+    depends_on: tuple[str, ...] = ()
+    version: int = 1  # raised by every change an operator makes
+    suspect: bool = False  # to be executed alone next time
+    worker: str | None = None
+    lease_expires_at: int | None = None
+    lease_expired: bool = False
+    cancel_requested: bool = False
+    reason: Reason | None = None
+    finished_at: int | None = None  # when it came to its terminal state
+    error: str | None = None  # of the latest attempt
+    result: str | None = None
+    progress: Progress | None = None
+
+
+class Progress(Struct, frozen=True):
+    """How far a running handler says it is."""
+
+    fraction: float
+    message: str = ""
+
+
+class AttemptRecord(Struct, frozen=True):
+    """One row of history."""
+
+    job_id: str
+    number: int
+    status: AttemptStatus
+    retry_count: int  # failures in the run when the attempt began
+    worker: str
+    started_at: int | None  # None: it was handed back before it began
+    finished_at: int
+    error: str | None = None
+    traceback: str | None = None
+    detail: str | None = None  # how it was lost, or why it was put back
+    outlived: bool = False  # lost, but its worker turned out to be alive
+
+
+class JobFilter(Struct, frozen=True):
+    """Which jobs a list or a bulk operation means; None stands for any."""
+
+    state: State | None = None
+    queue: str | None = None
+    task: str | None = None
+    tag: str | None = None
+
+
+class QueueRecord(Struct, frozen=True):
+    name: str
+    paused: bool
+    ready: int
+    scheduled: int
+    running: int
+    oldest_ready_at: int | None  # the due time of the job that has been ready longest

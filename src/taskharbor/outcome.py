@@ -1,0 +1,49 @@
+"""Outcomes: how an execution ended, as values. The executor makes them, the policy decides by them."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from taskharbor.job import Reason
+from taskharbor.retry import ErrorInfo
+
+
+class Succeeded(Struct, frozen=True):
+    result: str | None = None  # JSON
+
+
+class Failed(Struct, frozen=True):
+    """The handler raised, or ran out of time."""
+
+    info: ErrorInfo
+    error: str
+    traceback: str | None = None
+    timed_out: bool = False
+
+
+class Unfit(Struct, frozen=True):
+    """This worker cannot begin the job: it does not know the task, or the payload does not fit it."""
+
+    reason: Reason  # UNKNOWN_TASK or INVALID_PAYLOAD
+    error: str
+
+
+class Expired(Struct, frozen=True):
+    """It was not begun by its `expires_at`."""
+
+
+class HandedBack(Struct, frozen=True):
+    """It never began: nothing is counted."""
+
+
+class Interrupted(Struct, frozen=True):
+    """The worker is shutting down and the grace period is over."""
+
+
+class CancelledOnRequest(Struct, frozen=True):
+    """Somebody asked for it to be cancelled, and it ended without succeeding."""
+
+    error: str | None = None
+
+
+Outcome = Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | CancelledOnRequest

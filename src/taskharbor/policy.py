@@ -1,0 +1,225 @@
+"""The policy: pure functions from what happened to what shall become of the job.
+
+No driver decides, and nothing here knows a driver: a claimed job, an outcome and the settings in force go
+in, a transition comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import random as uniform
+from typing import Any
+
+from msgspec import Struct
+
+from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
+from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.outcome import (
+    CancelledOnRequest,
+    Expired,
+    Failed,
+    HandedBack,
+    Interrupted,
+    Outcome,
+    Succeeded,
+    Unfit,
+)
+from taskharbor.retry import UNSET, Decision, RetryPolicy, decide_failure
+
+DEFAULT_MAX_LOSSES = 5
+SUPERVISED_MAX_LOSSES = 20  # losses although a supervisor was there: deployments, not poison
+UNFIT_GRACE_SECONDS = 300.0
+UNFIT_DELAY_MAX_SECONDS = 30.0
+
+# How an attempt was lost: the `detail` of its row, which later losses are weighed by.
+LOST_TOGETHER = "together"  # with others, so nobody knows whose fault it was
+LOST_ALONE = "alone"  # executed alone: its own doing
+LOST_SUPERVISED = "supervised"  # the whole tree was killed
+
+
+class Rules(Struct, frozen=True):
+    """What bears on one job: its own options, its task's declaration, the worker's settings."""
+
+    worker_policy: RetryPolicy | None
+    job_max_attempts: int | None = None
+    job_policy: Any = UNSET  # RetryPolicy, None for none, or UNSET
+    task_max_attempts: int | None = None
+    task_policy: Any = UNSET
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+
+
+def settle_outcome(
+    token: str,
+    job: Claimed,
+    outcome: Outcome,
+    rules: Rules,
+    *,
+    started_at: int | None,
+    random: Callable[[], float] = uniform,
+) -> tuple[Transition, Decision | None]:
+    """The transition that an outcome makes, and for a failure what was decided about it."""
+
+    def ending(status: AttemptStatus, to: State, **more: Any) -> Transition:
+        more.setdefault("attempts", job.attempts)
+        return Transition(token, job.id, job.number, status, to, started_at=started_at, **more)
+
+    once = rules.delivery is Delivery.AT_MOST_ONCE
+    match outcome:
+        case Succeeded(result):
+            return ending(AttemptStatus.SUCCEEDED, State.SUCCEEDED, result=result), None
+        case Failed():
+            return _failure(job, outcome, rules, ending, random)
+        case Expired():
+            detail = "not begun by its expires_at"
+            return ending(
+                AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.EXPIRED, detail=detail
+            ), None
+        case HandedBack():
+            return ending(AttemptStatus.RELEASED, State.READY), None
+        case Interrupted() if once:
+            detail = "the worker was shut down"
+            return ending(AttemptStatus.CANCELLED, State.DEAD, reason=Reason.INTERRUPTED, detail=detail), None
+        case Interrupted():
+            return ending(AttemptStatus.RELEASED, State.READY, detail="the worker was shut down"), None
+        case CancelledOnRequest(error):
+            return ending(
+                AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.CANCELLED, error=error
+            ), None
+        case Unfit():
+            raise AssertionError("what does not fit is settled by settle_unfit, which needs the history")
+
+
+def _failure(
+    job: Claimed,
+    failed: Failed,
+    rules: Rules,
+    ending: Callable[..., Transition],
+    random: Callable[[], float],
+) -> tuple[Transition, Decision]:
+    decision = decide_failure(
+        failed.info,
+        failures=job.attempts,
+        job_max_attempts=rules.job_max_attempts,
+        task_max_attempts=rules.task_max_attempts,
+        job_policy=rules.job_policy,
+        task_policy=rules.task_policy,
+        worker_policy=rules.worker_policy,
+        at_most_once=rules.delivery is Delivery.AT_MOST_ONCE,
+        random=random,
+    )
+    status = AttemptStatus.TIMED_OUT if failed.timed_out else AttemptStatus.FAILED
+    what = {"attempts": decision.attempts, "error": failed.error, "traceback": failed.traceback}
+    if decision.delay_seconds is None:
+        return ending(status, State.DEAD, reason=decision.reason, **what), decision
+    return ending(status, State.READY, delay=_micros(decision.delay_seconds), **what), decision
+
+
+# -- what a worker cannot begin ------------------------------------------------------------------
+
+
+def settle_unfit(
+    token: str,
+    job: Claimed,
+    outcome: Unfit,
+    history: Sequence[AttemptRecord],
+    *,
+    now: int,
+    grace_seconds: float = UNFIT_GRACE_SECONDS,
+) -> Transition:
+    """Put it back for a while, uncounted: another version may know it, since deployments roll.
+
+    `history` is newest first. The put-backs before this one are the rows on top that say the same.
+    """
+    before = _unfit_rows(history, job.first_number)
+    waited = (now - before[-1].finished_at) / MICROS_PER_SECOND if before else 0.0
+    detail = str(outcome.reason)
+    if waited >= grace_seconds:
+        return Transition(
+            token, job.id, job.number, AttemptStatus.FAILED, State.DEAD,
+            attempts=job.attempts, reason=outcome.reason, error=outcome.error, detail=detail,
+        )  # fmt: skip
+    delay = min(2.0 ** min(len(before), 10), UNFIT_DELAY_MAX_SECONDS)
+    return Transition(
+        token, job.id, job.number, AttemptStatus.RELEASED, State.READY,
+        attempts=job.attempts, delay=_micros(delay), error=outcome.error, detail=detail,
+    )  # fmt: skip
+
+
+def _unfit_rows(history: Sequence[AttemptRecord], first_number: int) -> list[AttemptRecord]:
+    unfit = {str(Reason.UNKNOWN_TASK), str(Reason.INVALID_PAYLOAD)}
+    rows: list[AttemptRecord] = []
+    for row in history:
+        if row.number < first_number or row.status is not AttemptStatus.RELEASED:
+            break
+        if row.detail in unfit:
+            rows.append(row)
+    return rows
+
+
+# -- losses and poison ---------------------------------------------------------------------------
+
+
+def settle_loss(
+    lease: ExpiredLease,
+    job: Claimed,
+    history: Sequence[AttemptRecord],
+    *,
+    max_losses: int = DEFAULT_MAX_LOSSES,
+    supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
+) -> Transition:
+    """What becomes of a job whose lease expired. `history` is newest first, without this attempt.
+
+    A loss is not a failure: `attempts` stays. Only a loss while alone counts against the job; one that was
+    lost with others is rerun normally once, and alone from the second such loss in a row.
+    """
+    lost = [
+        row
+        for row in history
+        if row.number >= job.first_number and row.status is AttemptStatus.LOST and not row.outlived
+    ]
+    kind = LOST_ALONE if lease.alone else LOST_SUPERVISED if lease.supervised else LOST_TOGETHER
+    suspect, reason = False, None
+    if job.delivery is Delivery.AT_MOST_ONCE:
+        reason = Reason.LOST
+    elif lease.outlived:
+        suspect = lease.alone
+    elif kind == LOST_ALONE:
+        suspect = True
+        if 1 + sum(row.detail == LOST_ALONE for row in lost) >= max_losses:
+            reason = Reason.POISON
+    elif kind == LOST_SUPERVISED:
+        if 1 + sum(row.detail == LOST_SUPERVISED for row in lost) >= supervised_max_losses:
+            reason = Reason.POISON
+    else:
+        suspect = _was_just_lost_together(history, job.first_number)
+    return Transition(
+        lease.token,
+        job.id,
+        job.number,
+        AttemptStatus.LOST,
+        State.READY if reason is None else State.DEAD,
+        attempts=job.attempts,
+        started_at=lease.running.get(job.id),
+        suspect=suspect and reason is None,
+        reason=reason,
+        error=f"lost: the lease of worker {lease.worker} expired",
+        detail=kind,
+        worker=lease.worker,
+        outlived=lease.outlived,
+    )
+
+
+def _was_just_lost_together(history: Sequence[AttemptRecord], first_number: int) -> bool:
+    """Whether the last time it was really executed it was lost with others, too."""
+    for row in history:
+        if row.number < first_number:
+            return False
+        if row.status is AttemptStatus.RELEASED and row.started_at is None:
+            continue  # handed back: it was not executed
+        return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.outlived
+    return False
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * MICROS_PER_SECOND)

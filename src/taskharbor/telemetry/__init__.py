@@ -1,0 +1,1 @@
+"""What TaskHarbor tells about itself while it runs."""

@@ -1,0 +1,181 @@
+"""Log lines: one record, one line, with the fields that find it again.
+
+The code logs a short message and puts what it is about into `extra={"fields": {…}}`: job, task, attempt,
+correlation_id, queue. A formatter here writes them for a person (`KeyValueFormatter`) or for a machine
+(`JsonFormatter`). What comes from outside (an error's text, a payload) can neither begin a line of its own nor
+reach the terminal as an escape code, and passwords in URLs are masked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+LogFormat = Literal["text", "json"]
+
+MASK = "***"
+_CONTINUED = "    | "  # begins each line of a traceback, so that none can pass for a record
+
+# -- secrets -------------------------------------------------------------------------------------
+
+# Greedy up to the last @ of the word: a password may hold an @ or a / that nobody escaped.
+_USERINFO = re.compile(r"(?P<before>[A-Za-z][A-Za-z0-9+.-]*://(?!/)[^\s:/@]*:)[^\s]*@")
+_SECRET_PARAMETER = re.compile(
+    r"(?P<before>[?&;](?:[a-z_]*passw(?:or)?d|[a-z_]*secret|[a-z_]*token)=)[^&;\s]*", re.IGNORECASE
+)
+
+
+def masked_url(url: str) -> str:
+    """The URL with its password, and any parameter that names one, replaced by `***`."""
+    return _SECRET_PARAMETER.sub(rf"\g<before>{MASK}", _USERINFO.sub(rf"\g<before>{MASK}@", url))
+
+
+def masked(text: str) -> str:
+    """A text in which every URL is a masked one."""
+    return masked_url(text) if "://" in text else text
+
+
+# -- one line ------------------------------------------------------------------------------------
+
+
+def one_line(text: str) -> str:
+    """The text with everything that is not printable written as an escape, line ends above all."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else _ESCAPES.get(character) or _escape(character)
+        for character in text
+    )
+
+
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# -- formatters ----------------------------------------------------------------------------------
+
+
+class KeyValueFormatter(logging.Formatter):
+    """`2026-01-01T12:00:00.123Z INFO job succeeded job=0197… task=email:send attempt=1`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        words = [_time(record), record.levelname, one_line(masked(record.getMessage()))]
+        words += [f"{_key(name)}={_text_value(value)}" for name, value in _fields(record).items()]
+        return "\n".join([" ".join(words), *_traceback_lines(self, record)])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; the fields stand beside time, level, logger and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": masked(record.getMessage()),
+        }
+        traceback = _traceback(self, record)
+        if traceback:
+            document["traceback"] = traceback
+        for name, value in _fields(record).items():
+            # A field that is called `time` must not hide the record's own.
+            document[f"{name}_" if name in document else name] = _json_value(value)
+        return json.dumps(document, ensure_ascii=True, default=lambda value: masked(str(value)))
+
+
+def _time(record: logging.LogRecord) -> str:
+    instant = datetime.fromtimestamp(record.created, UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = getattr(record, "fields", None)
+    if not isinstance(fields, Mapping):
+        return {}
+    return {str(name): value for name, value in fields.items() if value is not None}
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s=\"]", "_", one_line(name)) or "_"
+
+
+def _text_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping | list | tuple):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    text = masked(_instant(value) if isinstance(value, datetime) else str(value))
+    if text and text.isprintable() and not re.search(r"[\s=\"\\]", text):
+        return text
+    return '"' + one_line(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, str):
+        return masked(str(value))
+    if isinstance(value, datetime):
+        return _instant(value)
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return str(value)  # JSON has no NaN and no infinity
+    return value
+
+
+def _instant(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    elif record.exc_text:
+        parts.append(record.exc_text)
+    if record.stack_info:
+        parts.append(formatter.formatStack(record.stack_info))
+    return masked("\n".join(parts))
+
+
+def _traceback_lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    text = _traceback(formatter, record)
+    return [_CONTINUED + one_line(line) for line in text.split("\n")] if text else []
+
+
+# -- setting it up -------------------------------------------------------------------------------
+
+
+def configure(
+    log_format: LogFormat = "text", level: int | str = logging.INFO, stream: TextIO | None = None
+) -> logging.Handler:
+    """Send every record of `level` and above to `stream` (standard error), written as `log_format` says.
+
+    Called again, it changes what it set up before. Handlers that an application has installed stay.
+    """
+    formatter = JsonFormatter() if log_format == "json" else KeyValueFormatter()
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
+        root.removeHandler(handler)
+    handler = _Handler(stream or sys.stderr)
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
+    root.setLevel(level.upper() if isinstance(level, str) else level)
+    return handler
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, so that it is found again."""
+
+
+__all__ = ["JsonFormatter", "KeyValueFormatter", "LogFormat", "configure", "masked", "masked_url", "one_line"]

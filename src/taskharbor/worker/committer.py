@@ -1,0 +1,202 @@
+"""The committer: turns outcomes into transitions by the policy, and settles them in batches.
+
+A success is not reported to anyone before it is settled. Batches form by themselves: while one is being
+settled, the next one gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.base import Answer, Driver, ProgressNote, Settled, Transition
+from taskharbor.errors import StoreError
+from taskharbor.job import AttemptStatus, Progress, Reason, State
+from taskharbor.outcome import Outcome, Succeeded, Unfit
+from taskharbor.policy import settle_outcome, settle_unfit
+from taskharbor.retry import Decision, RetryPolicy
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.live import LiveLeases, StoreTime
+from taskharbor.worker.report import Reporter
+
+logger = logging.getLogger("taskharbor.worker")
+
+BATCH_MAX = 500
+GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
+RETRY_SECONDS_MAX = 2.0
+UNFIT_HISTORY = 100
+
+
+class Committer:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        worker_policy: RetryPolicy | None,
+        unfit_grace_seconds: float,
+        leases: LiveLeases,
+        time: StoreTime,
+        clock: Clock,
+        reporter: Reporter,
+        is_busy: Callable[[], bool],
+        on_quiet: Callable[[], None],
+    ) -> None:
+        self._driver = driver
+        self._policy = worker_policy
+        self._unfit_grace_seconds = unfit_grace_seconds
+        self._leases = leases
+        self._time = time
+        self._clock = clock
+        self._reporter = reporter
+        self._is_busy = is_busy
+        self._on_quiet = on_quiet
+        self._pending: list[tuple[Execution, Outcome]] = []
+        self._notes: dict[Execution, Progress] = {}
+        self._arrived = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    # -- what comes in --
+
+    def put(self, execution: Execution, outcome: Outcome) -> None:
+        self._pending.append((execution, outcome))
+        self._arrived.set()
+        self._quiet.clear()
+
+    def note(self, execution: Execution, progress: Progress) -> None:
+        """Of several notes of one job in a batch the last one is enough."""
+        self._notes[execution] = progress
+        self._arrived.set()
+        self._quiet.clear()
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._quiet.is_set()
+
+    async def quiet(self) -> None:
+        """Until everything that came in has been settled."""
+        await self._quiet.wait()
+
+    # -- settling --
+
+    async def run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if len(self._pending) < BATCH_MAX and self._is_busy():
+                await asyncio.sleep(GATHER_SECONDS)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        notes, self._notes = self._notes, {}
+        pending, self._pending = self._pending, []
+        self._arrived.clear()
+        if notes:
+            await self._store_notes(notes)
+        for start in range(0, len(pending), BATCH_MAX):
+            await self._settle(pending[start : start + BATCH_MAX])
+        if not self._pending and not self._notes:
+            self._quiet.set()
+            self._on_quiet()
+
+    async def _settle(self, ended: Sequence[tuple[Execution, Outcome]]) -> None:
+        executions: list[Execution] = []
+        transitions: list[Transition] = []
+        decisions: list[Decision | None] = []
+        for execution, outcome in ended:
+            transition, decision = await self._transition(execution, outcome)
+            executions.append(execution)
+            transitions.append(transition)
+            decisions.append(decision)
+        answers = await self._settle_surely(transitions)
+        refused: dict[str, list[tuple[str, int]]] = {}
+        for execution, transition, decision, answer in zip(
+            executions, transitions, decisions, answers, strict=True
+        ):
+            self._leases.settled(execution)
+            if answer.answer is Answer.DONE:
+                self._reporter.settled(execution, transition, decision, answer)
+            else:
+                refused.setdefault(transition.token, []).append((transition.job_id, transition.number))
+                self._reporter.refused(execution, transition, answer)
+        for token, jobs in refused.items():
+            await self.outlive(token, jobs)
+
+    async def _transition(self, execution: Execution, outcome: Outcome) -> tuple[Transition, Decision | None]:
+        claimed, token = execution.claimed, execution.lease.token
+        if type(outcome) is Succeeded:
+            return (
+                Transition(
+                    token, claimed.id, claimed.number, AttemptStatus.SUCCEEDED, State.SUCCEEDED,
+                    claimed.attempts, execution.started_at, result=outcome.result,
+                    inserts=tuple(execution.children),
+                ),
+                None,
+            )  # fmt: skip
+        if isinstance(outcome, Unfit):
+            history = await self._driver.history(claimed.id, UNFIT_HISTORY) if claimed.number > 1 else []
+            grace, now = self._unfit_grace_seconds, self._time.now()
+            return settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace), None
+        rules = execution.rules(self._policy)
+        return settle_outcome(token, claimed, outcome, rules, started_at=execution.started_at)
+
+    async def _settle_surely(self, transitions: list[Transition]) -> list[Settled]:
+        """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._driver.settle(transitions)
+            except StoreError as error:
+                logger.warning(
+                    "the store cannot settle; trying again", extra={"fields": {"error": str(error)}}
+                )
+            except Exception as error:  # noqa: BLE001 - refused for its content: find whose
+                return await self._settle_apart(transitions, error)
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, RETRY_SECONDS_MAX)
+
+    async def _settle_apart(self, transitions: list[Transition], error: Exception) -> list[Settled]:
+        """One bad member never blocks a batch: halve it until the culprit is alone, and fail that one safely."""
+        if len(transitions) == 1:
+            logger.error(
+                "the store refused a transition for its content",
+                extra={"fields": {"job": transitions[0].job_id, "error": repr(error)}},
+            )
+            return await self._settle_surely([_safe(transitions[0])])
+        middle = len(transitions) // 2
+        return [
+            *await self._settle_surely(transitions[:middle]),
+            *await self._settle_surely(transitions[middle:]),
+        ]
+
+    async def _store_notes(self, notes: dict[Execution, Progress]) -> None:
+        batch = [
+            ProgressNote(e.lease.token, e.claimed.id, e.claimed.number, progress)
+            for e, progress in notes.items()
+        ]
+        try:
+            await self._driver.note(batch)
+        except StoreError as error:
+            # Progress is for onlookers: the next note will do.
+            logger.warning("progress could not be stored", extra={"fields": {"error": str(error)}})
+
+    async def outlive(self, token: str, jobs: list[tuple[str, int]]) -> None:
+        """Tell the store that this worker is alive: what it lost was lost to an outage, not to a crash."""
+        try:
+            await self._driver.outlive(token, jobs)
+        except StoreError as error:
+            logger.warning("the store could not be told", extra={"fields": {"error": str(error)}})
+
+
+def _safe(transition: Transition) -> Transition:
+    """The same ending with nothing in it that a store could choke on."""
+    error = "the store refused what this attempt left behind (its result, error or children)"
+    if transition.to is State.SUCCEEDED:
+        return replace(
+            transition, status=AttemptStatus.FAILED, to=State.DEAD, reason=Reason.UNRECOVERABLE,
+            attempts=transition.attempts + 1, result=None, inserts=(), error=error,
+        )  # fmt: skip
+    return replace(transition, result=None, inserts=(), error=error, traceback=None, detail=None)

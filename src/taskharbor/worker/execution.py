@@ -1,0 +1,182 @@
+"""`Execution`: one claimed job on its way through the worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from taskharbor.client.handle import Job
+from taskharbor.clock import MICROS_PER_SECOND, Timer
+from taskharbor.context import Context
+from taskharbor.drivers.base import Claimed
+from taskharbor.job import NO_OPTIONS, Delivery, JobRecord, NewJob, Options, Progress, State
+from taskharbor.policy import Rules
+from taskharbor.retry import UNSET, RetryPolicy
+from taskharbor.worker.live import LiveLease
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.task import Signature, Task
+
+_decode_options = msgspec.json.Decoder(Options).decode
+
+
+class Interrupt(Enum):
+    """Why a running handler was told to end."""
+
+    TIMEOUT = "timeout"
+    CANCEL = "cancel"
+    SHUTDOWN = "shutdown"
+    LEASE_LOST = "lease lost"
+
+
+class Execution:
+    __slots__ = (
+        "_context",
+        "_job",
+        "_report",
+        "cancelled",
+        "children",
+        "claimed",
+        "end",
+        "harbor",
+        "interrupted",
+        "lease",
+        "options",
+        "slot",
+        "started_at",
+        "task",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        lease: LiveLease,
+        harbor: Harbor,
+        report: Callable[[Execution, Progress], None],
+    ) -> None:
+        self.claimed = claimed
+        self.lease = lease
+        self.harbor = harbor
+        self.task: Task[Any, Any, Any, Any] | None = harbor.tasks.get(claimed.task)
+        self.options: Options = NO_OPTIONS if claimed.options is None else _decode_options(claimed.options)
+        self.started_at: int | None = None
+        self.cancelled = False
+        self.interrupted: Interrupt | None = None
+        self.children: list[NewJob] = []
+        self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
+        self.end: Callable[[], None] | None = None  # makes a sync handler end: raises in its thread
+        self.timer: Timer | None = None
+        self._report = report
+        self._context: Context | None = None
+        self._job: Job[Any] | None = None
+
+    # -- what it is --
+
+    @property
+    def context(self) -> Context:
+        if self._context is None:
+            self._context = Context(self)
+        return self._context
+
+    @property
+    def job(self) -> Job[Any]:
+        if self._job is None:
+            c = self.claimed
+            record = JobRecord(
+                c.id,
+                c.task,
+                c.payload,
+                c.queue,
+                c.priority,
+                State.RUNNING,
+                c.enqueued_at,
+                c.run_at,
+                c.attempts,
+                c.number,
+                due_at=c.due_at,
+                expires_at=c.expires_at,
+                delivery=self.delivery,
+                options=self.options,
+                version=c.version,
+                lease_expires_at=self.lease.expires_at,
+            )
+            self._job = Job(record, self.harbor)
+        return self._job
+
+    @property
+    def timeout(self) -> float | None:
+        if self.options.timeout is not None:
+            return self.options.timeout
+        return self.task.declared_timeout if self.task else None
+
+    @property
+    def deadline(self) -> int | None:
+        if self.started_at is None or self.timeout is None:
+            return None
+        return self.started_at + round(self.timeout * MICROS_PER_SECOND)
+
+    @property
+    def delivery(self) -> Delivery:
+        """What the job was enqueued with, else what its task declares."""
+        declared = self.task.declared_delivery if self.task else None
+        return self.claimed.delivery or declared or Delivery.AT_LEAST_ONCE
+
+    @property
+    def needs_mark(self) -> bool:
+        """Whether only our declaration knows that it is at_most_once: the store must know before it begins."""
+        return self.claimed.delivery is None and self.task is not None and self.task.is_at_most_once
+
+    def rules(self, worker_policy: RetryPolicy | None) -> Rules:
+        retry = self.options.retry
+        return Rules(
+            worker_policy=worker_policy,
+            job_max_attempts=self.options.max_attempts,
+            job_policy=RetryPolicy.from_dict(retry) if isinstance(retry, dict) else retry,
+            task_max_attempts=self.task.declared_max_attempts if self.task else None,
+            task_policy=self.task.declared_policy if self.task else UNSET,
+            delivery=self.delivery,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """What every log line about it says."""
+        fields: dict[str, Any] = {
+            "job": self.claimed.id,
+            "task": self.claimed.task,
+            "queue": self.claimed.queue,
+            "attempt": self.claimed.number,
+        }
+        if self.options.correlation_id is not None:
+            fields["correlation_id"] = self.options.correlation_id
+        return fields
+
+    # -- what happens to it --
+
+    def interrupt(self, why: Interrupt) -> None:
+        """Make the handler end. The first reason stands."""
+        self.cancelled = True
+        if self.interrupted is not None or self.started_at is None:
+            return
+        if self.slot is not None:
+            self.interrupted = why
+            self.slot.cancel()
+        elif self.end is not None and why is not Interrupt.CANCEL:
+            # A sync handler is only asked to stop when its job is cancelled: the context says so.
+            self.interrupted = why
+            self.end()
+
+    def report(self, progress: Progress) -> None:
+        self._report(self, progress)
+
+    def add_child(self, signature: Signature[Any]) -> str:
+        child = signature.new_job()
+        if child.options.correlation_id is None and self.options.correlation_id is not None:
+            options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)
+            child = msgspec.structs.replace(child, options=options)
+        self.children.append(child)
+        return child.id

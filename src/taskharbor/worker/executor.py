@@ -1,0 +1,349 @@
+"""The executor: runs handlers in a bounded number of slots and tells how each of them ended.
+
+It knows no driver. Executions come from a buffer; outcomes go to `finish`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from taskharbor.clock import MICROS_PER_SECOND, Clock
+from taskharbor.codec import clean_text, encode_result
+from taskharbor.context import current_execution
+from taskharbor.errors import PayloadError, Unrecoverable
+from taskharbor.job import Reason
+from taskharbor.outcome import CancelledOnRequest, Expired, Failed, Interrupted, Outcome, Succeeded, Unfit
+from taskharbor.retry import ErrorInfo
+from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.live import StoreTime
+from taskharbor.worker.stepping import Stepped
+from taskharbor.worker.threads import Call, HandlerThreads, Interruption
+
+logger = logging.getLogger("taskharbor.worker")
+
+ERROR_MAX = 4_000  # characters of an error's text that are kept
+TRACEBACK_MAX = 16_000
+BREATH_EVERY = 32  # executions that never suspend before a slot lets the loop go round
+_PACKAGE = str(Path(__file__).parents[1])
+
+Middleware = Callable[[Any, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
+
+
+class Executor:
+    def __init__(
+        self,
+        concurrency: int,
+        *,
+        clock: Clock,
+        time: StoreTime,
+        middlewares: Iterable[Middleware],
+        begin: Callable[[Execution], None] | None,
+        mark_at_most_once: Callable[[Execution], Coroutine[Any, Any, bool]],
+        finish: Callable[[Execution, Outcome], None],
+        drop: Callable[[Execution], None],
+        low: Callable[[], None],
+    ) -> None:
+        self.concurrency = concurrency
+        self.buffer: deque[Execution] = deque()  # claimed, not begun
+        self.running: dict[Execution, None] = {}  # begun, not ended
+        self.begun = 0  # ever; the fetcher takes the rate from it
+        self.low_water = 0  # `low` is called when the buffer has fallen to this
+        self._clock = clock
+        self._time = time
+        self._middlewares = tuple(middlewares)
+        self._begin = begin
+        self._mark_at_most_once = mark_at_most_once
+        self._finish = finish
+        self._drop = drop
+        self._low = low
+        self._threads = HandlerThreads(concurrency)
+        self._slots: list[asyncio.Task[None]] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._starting = 0  # taken from the buffer, not begun yet
+        self._context = contextvars.copy_context()
+
+    @property
+    def free(self) -> int:
+        return max(0, self.concurrency - len(self.running) - self._starting)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.buffer and not self.running and not self._starting
+
+    def offer(self, executions: Iterable[Execution]) -> None:
+        self.buffer.extend(executions)
+        self._wake_a_slot()
+
+    def take_back(self, unwanted: Callable[[Execution], bool]) -> list[Execution]:
+        """Remove executions that have not begun."""
+        taken = [execution for execution in self.buffer if unwanted(execution)]
+        if taken:
+            kept = [execution for execution in self.buffer if not unwanted(execution)]
+            self.buffer.clear()
+            self.buffer.extend(kept)
+        return taken
+
+    async def close(self) -> None:
+        for slot in self._slots:
+            slot.cancel()
+        await asyncio.gather(*self._slots, return_exceptions=True)
+        self._threads.close()
+
+    # -- slots --
+
+    def _wake_a_slot(self) -> None:
+        """One is enough: each wakes the next when its handler suspends and there is more to do."""
+        if not self.buffer or len(self.running) + self._starting >= self.concurrency:
+            return
+        while self._idle:
+            sleeper = self._idle.pop()
+            if not sleeper.done():
+                sleeper.set_result(None)
+                return
+        if len(self._slots) < self.concurrency:
+            self._slots.append(asyncio.get_running_loop().create_task(self._serve_slot()))
+
+    async def _serve_slot(self) -> None:
+        loop = asyncio.get_running_loop()
+        slot = asyncio.current_task()
+        assert slot is not None, "a slot is a task"
+        without_breath = 0
+        while True:
+            if not self.buffer or len(self.running) + self._starting >= self.concurrency:
+                sleeper = loop.create_future()
+                self._idle.append(sleeper)
+                await sleeper
+                continue
+            await self._execute(self._next(), slot)
+            without_breath += 1
+            if without_breath == BREATH_EVERY:
+                without_breath = 0
+                await asyncio.sleep(0)
+
+    def _next(self) -> Execution:
+        execution = self.buffer.popleft()
+        if len(self.buffer) == self.low_water:
+            self._low()
+        return execution
+
+    async def _execute(self, execution: Execution, slot: asyncio.Task[None]) -> None:
+        now = self._time.now()
+        claimed = execution.claimed
+        if execution.lease.lost or now >= execution.lease.expires_at:
+            self._drop(execution)  # somebody else may have it by now: not begun
+            return
+        task = execution.task
+        if task is None:
+            self._finish(execution, Unfit(Reason.UNKNOWN_TASK, f"no task is called {claimed.task!r} here"))
+            return
+        if claimed.expires_at is not None and now >= claimed.expires_at:
+            self._finish(execution, Expired())
+            return
+        try:
+            arguments = task.plan.decode(claimed.payload)
+        except PayloadError as error:
+            self._finish(execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(str(error), ERROR_MAX)))
+            return
+        if execution.needs_mark:
+            self._starting += 1
+            try:
+                if not await self._mark_at_most_once(execution):
+                    self._drop(execution)
+                    return
+            finally:
+                self._starting -= 1
+        self.begun += 1
+        execution.started_at = now
+        self.running[execution] = None
+        if self._begin is not None:
+            self._begin(execution)
+        if self._middlewares:
+            await self._run_async(execution, slot, self._wrapped(execution, arguments))
+        elif task.is_async:
+            context = execution.context if task.plan.takes_context else None
+            await self._run_async(execution, slot, task.plan.call(arguments, context))
+        else:
+            self._run_in_thread(execution, arguments)
+
+    def _ended(self, execution: Execution, outcome: Outcome) -> None:
+        del self.running[execution]
+        if execution.timer is not None:
+            execution.timer.cancel()
+        if execution.interrupted is Interrupt.LEASE_LOST:
+            self._drop(execution)
+        else:
+            self._finish(execution, outcome)
+        if self.buffer:
+            self._wake_a_slot()
+        elif not self.running:
+            self._low()
+
+    # -- async handlers --
+
+    async def _run_async(
+        self, execution: Execution, slot: asyncio.Task[None], coroutine: Coroutine[Any, Any, Any]
+    ) -> None:
+        execution.slot = slot
+        context = self._context.copy()
+        context.run(current_execution.set, execution)
+        try:
+            value = await Stepped(coroutine, context, lambda: self._suspended(execution))
+        except asyncio.CancelledError as error:
+            if execution.interrupted is None and slot.cancelling():
+                raise  # the worker itself is being torn down
+            outcome = _outcome_of_error(execution, error)
+        except (Exception, SystemExit, Interruption) as error:  # noqa: BLE001 - whatever a handler raises is its outcome
+            outcome = _outcome_of_error(execution, error)
+        else:
+            outcome = self._outcome_of_value(execution, value)
+        execution.slot = None
+        if execution.interrupted is not None:
+            await _absorb_cancellation(slot)
+        self._ended(execution, outcome)
+
+    def _suspended(self, execution: Execution) -> None:
+        self._arm_timer(execution)
+        self._wake_a_slot()
+
+    def _arm_timer(self, execution: Execution) -> None:
+        if execution.deadline is not None:
+            remaining = (execution.deadline - self._time.now()) / MICROS_PER_SECOND
+            execution.timer = self._clock.call_later(
+                max(0.0, remaining), lambda: execution.interrupt(Interrupt.TIMEOUT)
+            )
+
+    async def _wrapped(self, execution: Execution, arguments: dict[str, Any]) -> Any:
+        """The handler inside the middlewares, the first declared outermost."""
+        call: Callable[[], Coroutine[Any, Any, Any]] = lambda: self._innermost(execution, arguments)  # noqa: E731
+        for middleware in reversed(self._middlewares):
+            call = _bound(middleware, execution, call)
+        return await call()
+
+    async def _innermost(self, execution: Execution, arguments: dict[str, Any]) -> Any:
+        task = execution.task
+        assert task is not None, "only known tasks are executed"
+        if task.is_async:
+            return await task.plan.call(arguments, execution.context)
+        context = contextvars.copy_context()
+        ended: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        call = self._threads.call(
+            lambda: context.run(task.plan.call, arguments, execution.context),
+            lambda call: None if ended.done() else ended.set_result(call),
+        )
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            call.interrupt()
+            await asyncio.wait([ended])  # the slot stays occupied until the handler really ends
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.value
+
+    # -- sync handlers --
+
+    def _run_in_thread(self, execution: Execution, arguments: dict[str, Any]) -> None:
+        task = execution.task
+        assert task is not None, "only known tasks are executed"
+        context = self._context.copy()
+        context.run(current_execution.set, execution)
+        plan, handler_context = task.plan, execution.context
+        call = self._threads.call(
+            lambda: context.run(plan.call, arguments, handler_context),
+            lambda call: self._thread_ended(execution, call),
+        )
+        execution.end = call.interrupt
+        self._arm_timer(execution)
+
+    def _thread_ended(self, execution: Execution, call: Call) -> None:
+        if call.error is not None:
+            outcome = _outcome_of_error(execution, call.error)
+        else:
+            outcome = self._outcome_of_value(execution, call.value)
+        self._ended(execution, outcome)
+
+    # -- how it ended --
+
+    def _outcome_of_value(self, execution: Execution, value: Any) -> Outcome:
+        if execution.interrupted is Interrupt.TIMEOUT:
+            return _timed_out(execution)
+        if execution.deadline is not None and self._time.now() >= execution.deadline:
+            return _timed_out(execution)  # it held the loop for so long that no timer could fire
+        if value is None:
+            return _SUCCEEDED
+        try:
+            return Succeeded(encode_result(value))
+        except PayloadError as error:
+            # The work is done; doing it again would not make its result fit.
+            return _failed(Unrecoverable(f"the result cannot be stored: {error}"))
+
+
+_SUCCEEDED = Succeeded()
+
+
+def _outcome_of_error(execution: Execution, error: BaseException) -> Outcome:
+    match execution.interrupted:
+        case Interrupt.TIMEOUT:
+            return _timed_out(execution, error)
+        case Interrupt.CANCEL:
+            return CancelledOnRequest(
+                None if isinstance(error, asyncio.CancelledError) else _error_text(error)
+            )
+        case Interrupt.SHUTDOWN if isinstance(error, asyncio.CancelledError | Interruption):
+            return Interrupted()
+        case _:
+            return _failed(error)
+
+
+def _failed(error: BaseException) -> Failed:
+    return Failed(ErrorInfo.of(error), _error_text(error), _traceback_text(error))
+
+
+def _timed_out(execution: Execution, error: BaseException | None = None) -> Failed:
+    timeout = TimeoutError(f"the attempt took longer than its timeout of {execution.timeout:g} s")
+    trace = _traceback_text(error) if error is not None else None
+    return Failed(ErrorInfo.of(timeout), _error_text(timeout), trace, timed_out=True)
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - a handler's error with a broken __str__ is still an error
+        text = f"(its text cannot be read: {type(broken).__name__})"
+    name = type(error).__name__
+    return clean_text(f"{name}: {text}" if text else name, ERROR_MAX)
+
+
+def _traceback_text(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next  # what called the handler is of no interest to whoever wrote it
+    try:
+        lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
+    except Exception:  # noqa: BLE001 - formatting runs the error's own code
+        lines = traceback.format_tb(error.__traceback__)
+    return clean_text("".join(lines), TRACEBACK_MAX)
+
+
+async def _absorb_cancellation(slot: asyncio.Task[Any]) -> None:
+    """The cancellation was the handler's, not the slot's; one that it did not meet must not hit the next."""
+    while slot.cancelling():
+        slot.uncancel()
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        while slot.cancelling():
+            slot.uncancel()
+
+
+def _bound(
+    middleware: Middleware, execution: Execution, call: Callable[[], Coroutine[Any, Any, Any]]
+) -> Callable[[], Coroutine[Any, Any, Any]]:
+    return lambda: middleware(execution.context, call)

@@ -1,0 +1,182 @@
+"""The fetcher: claims jobs ahead of the executor, never more than will begin within a moment.
+
+It alone claims, so it also knows when there is nothing left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from taskharbor.clock import MICROS_PER_SECOND, Clock
+from taskharbor.drivers.base import Claim, Claimed, ClaimRequest, Driver
+from taskharbor.errors import StoreError
+from taskharbor.worker.committer import Committer
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+
+logger = logging.getLogger("taskharbor.worker")
+
+BATCH_MAX = 500
+AHEAD_MAX = 1_500  # jobs claimed but not begun, at most
+AHEAD_SECONDS = 0.2  # … and no more than will begin within this time
+SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be idle by itself
+OUTAGE_SECONDS_MAX = 2.0
+
+
+class Fetcher:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        queues: tuple[str, ...] | None,
+        lease: int,
+        poll_seconds: float,
+        leases: LiveLeases,
+        executor: Executor,
+        committer: Committer,
+        time: StoreTime,
+        clock: Clock,
+        make: Callable[[Claimed, LiveLease], Execution],
+    ) -> None:
+        self._driver = driver
+        self._queues = queues
+        self._lease = lease
+        self._poll_seconds = poll_seconds
+        self._leases = leases
+        self._executor = executor
+        self._committer = committer
+        self._time = time
+        self._clock = clock
+        self._make = make
+        self._room = asyncio.Event()  # something has ended, or the buffer is low
+        self._rate = 0.0  # begins a second, lately
+        self._measured_at = clock.monotonic()
+        self._measured = 0
+        self._suspects_since: float | None = None
+
+    def nudge(self) -> None:
+        self._room.set()
+
+    async def run(self, *, until_drained: bool = False) -> None:
+        """Claim for ever, or until nothing is runnable now and nothing is under way."""
+        while True:
+            news = self._driver.news()
+            if self._suspects_since is not None and await self._execute_a_suspect():
+                continue
+            wanted = self._wanted()
+            if wanted <= 0:
+                await self._wait_for_room()
+                continue
+            claim = await self._claim(wanted)
+            self._notice_suspects(claim)
+            if len(claim.jobs) == wanted:
+                await asyncio.sleep(0)
+            elif until_drained and not claim.jobs:
+                if self._suspects_since is None and self._all_done():
+                    return
+                await self._wait_for_room()
+            else:
+                await self._driver.wait(news, self._until_next(claim))
+
+    # -- claiming --
+
+    def _wanted(self) -> int:
+        """Fill the free slots, and as much ahead as will begin within a moment."""
+        executor = self._executor
+        if self._suspects_overdue():
+            return 0
+        self._measure()
+        ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS))
+        target = executor.free + ahead
+        executor.low_water = max(0, target - BATCH_MAX)
+        missing = target - len(executor.buffer)
+        # A claim costs the same for one as for many: wait until a good part of the target is missing.
+        if executor.buffer and missing < min(BATCH_MAX, target // 2):
+            executor.low_water = max(0, target - min(BATCH_MAX, target // 2))
+            return 0
+        return min(BATCH_MAX, missing)
+
+    def _measure(self) -> None:
+        now = self._clock.monotonic()
+        elapsed = now - self._measured_at
+        if elapsed >= 0.01:
+            begun = self._executor.begun - self._measured
+            self._rate = 0.5 * self._rate + 0.5 * begun / elapsed
+            self._measured_at, self._measured = now, self._executor.begun
+
+    async def _claim(self, limit: int, *, suspects: bool = False) -> Claim:
+        executor = self._executor
+        request = ClaimRequest(
+            token=self._leases.new_token(),
+            lease=self._lease,
+            limit=limit,
+            queues=self._queues,
+            once_limit=max(0, executor.free - len(executor.buffer)),
+            suspects=suspects,
+        )
+        claim = await self._claim_surely(request)
+        self._time.learn(claim.now)
+        if claim.jobs:
+            lease = self._leases.add(request.token, claim.expires_at)
+            executions = [self._make(job, lease) for job in claim.jobs]
+            lease.executions = {execution.claimed.id: execution for execution in executions}
+            executor.offer(executions)
+        return claim
+
+    async def _claim_surely(self, request: ClaimRequest) -> Claim:
+        """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
+        pause = 0.05
+        while True:
+            try:
+                return await self._driver.claim(request)
+            except StoreError as error:
+                logger.warning("the store cannot be claimed from", extra={"fields": {"error": str(error)}})
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+
+    # -- waiting --
+
+    async def _wait_for_room(self) -> None:
+        await self._room.wait()
+        self._room.clear()
+
+    def _until_next(self, claim: Claim) -> float:
+        """How long there is nothing to do, as far as is known; jittered, so that workers do not poll as one."""
+        seconds = self._poll_seconds * random.uniform(0.75, 1.25)
+        if claim.next_due is not None:
+            due = (claim.next_due - self._time.now()) / MICROS_PER_SECOND
+            seconds = min(seconds, max(0.0005, due))
+        return seconds
+
+    def _all_done(self) -> bool:
+        return self._executor.is_idle and self._committer.is_quiet
+
+    # -- suspects --
+
+    def _notice_suspects(self, claim: Claim) -> None:
+        if not claim.suspects_waiting:
+            self._suspects_since = None
+        elif self._suspects_since is None:
+            self._suspects_since = self._clock.monotonic()
+
+    def _suspects_overdue(self) -> bool:
+        since = self._suspects_since
+        return since is not None and self._clock.monotonic() - since >= SUSPECT_PATIENCE_SECONDS
+
+    async def _execute_a_suspect(self) -> bool:
+        """When nothing else is under way: one suspect, alone in this worker, from claim to settle."""
+        if not self._all_done():
+            if self._suspects_overdue():
+                await self._wait_for_room()
+                return True
+            return False
+        claim = await self._claim(1, suspects=True)
+        while claim.jobs and not self._all_done():
+            await self._wait_for_room()
+        # The rest has its turn now, before the next suspect.
+        self._suspects_since = None
+        return bool(claim.jobs)

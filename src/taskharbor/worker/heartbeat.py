@@ -1,0 +1,105 @@
+"""The heartbeat: extends every live lease, and hears what has been asked meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from taskharbor.clock import MICROS_PER_SECOND, Clock
+from taskharbor.drivers.base import Answer, Driver, Extended, Extension, Heartbeat
+from taskharbor.errors import StoreError
+from taskharbor.worker.committer import Committer
+from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+
+logger = logging.getLogger("taskharbor.worker")
+
+BEATS_PER_LEASE = 3
+MARK_TRIES = 3
+
+
+class Heart:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        lease: int,
+        leases: LiveLeases,
+        committer: Committer,
+        time: StoreTime,
+        clock: Clock,
+        hand_back: Callable[[Callable[[Execution], bool]], None],
+    ) -> None:
+        self._driver = driver
+        self._lease = lease
+        self._leases = leases
+        self._committer = committer
+        self._time = time
+        self._clock = clock
+        self._hand_back = hand_back
+
+    async def run(self) -> None:
+        beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
+        pause = beat_seconds
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                await self.beat()
+                pause = beat_seconds
+            except StoreError as error:
+                logger.warning("the store did not take a heartbeat", extra={"fields": {"error": str(error)}})
+                pause = beat_seconds / 4
+
+    async def beat(self) -> None:
+        leases = self._leases.all()
+        if not leases:
+            return
+        heartbeat = await self._driver.extend([self._extension(lease) for lease in leases])
+        self._time.learn(heartbeat.now)
+        for lease, extended in zip(leases, heartbeat.leases, strict=True):
+            await self._heed(lease, extended)
+        if heartbeat.paused:
+            self._hand_back(lambda execution: execution.claimed.queue in heartbeat.paused)
+
+    async def mark_at_most_once(self, execution: Execution) -> bool:
+        """Write into the lease that this job is at_most_once, before it begins; False if it is not ours."""
+        lease = execution.lease
+        extension = self._extension(lease, at_most_once=(execution.claimed.id,))
+        for _ in range(MARK_TRIES):
+            try:
+                heartbeat: Heartbeat = await self._driver.extend([extension])
+            except StoreError as error:
+                logger.warning("a lease could not be marked", extra={"fields": {"error": str(error)}})
+                continue
+            [extended] = heartbeat.leases
+            await self._heed(lease, extended)
+            return extended.answer is Answer.DONE
+        return False
+
+    def _extension(self, lease: LiveLease, at_most_once: tuple[str, ...] = ()) -> Extension:
+        beat_ago = self._time.now() - self._lease // BEATS_PER_LEASE
+        running = tuple(
+            (job_id, execution.started_at)
+            for job_id, execution in lease.executions.items()
+            if execution.started_at is not None and execution.started_at <= beat_ago
+        )
+        return Extension(lease.token, self._lease, running, at_most_once)
+
+    async def _heed(self, lease: LiveLease, extended: Extended) -> None:
+        if extended.answer is Answer.DONE:
+            lease.expires_at = extended.expires_at
+            for job_id in extended.cancel_requested:
+                execution = lease.executions.get(job_id)
+                if execution is not None:
+                    execution.interrupt(Interrupt.CANCEL)
+        elif lease.executions:  # otherwise its last job was settled just now
+            await self._lose(lease)
+
+    async def _lose(self, lease: LiveLease) -> None:
+        """The lease is over: what runs under it can commit nothing, so it had better end."""
+        logger.warning("a lease expired before it was extended", extra={"fields": {"lease": lease.token}})
+        self._leases.forget(lease)
+        begun = [e for e in lease.executions.values() if e.started_at is not None]
+        await self._committer.outlive(lease.token, [(e.claimed.id, e.claimed.number) for e in begun])
+        for execution in begun:
+            execution.interrupt(Interrupt.LEASE_LOST)

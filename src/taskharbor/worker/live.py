@@ -1,0 +1,68 @@
+"""What a worker holds: its live leases, and its idea of the store's time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from taskharbor.clock import Clock
+
+if TYPE_CHECKING:
+    from taskharbor.worker.execution import Execution
+
+
+class StoreTime:
+    """The store's time, estimated from what it last said: a worker's own clock may be wrong."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = 0
+
+    def now(self) -> int:
+        return self._clock.now() + self._ahead
+
+    def learn(self, store_now: int) -> None:
+        self._ahead = store_now - self._clock.now()
+
+
+class LiveLease:
+    """A lease this worker holds, and the jobs under it that are not settled yet."""
+
+    __slots__ = ("executions", "expires_at", "lost", "token")
+
+    def __init__(self, token: str, expires_at: int) -> None:
+        self.token = token
+        self.expires_at = expires_at
+        self.lost = False  # the store said that it is no longer ours
+        self.executions: dict[str, Execution] = {}
+
+
+class LiveLeases:
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self._serial = itertools.count(1)
+        self._leases: dict[str, LiveLease] = {}
+
+    def new_token(self) -> str:
+        return f"{self.worker}/{next(self._serial)}"
+
+    def add(self, token: str, expires_at: int) -> LiveLease:
+        lease = self._leases[token] = LiveLease(token, expires_at)
+        return lease
+
+    def settled(self, execution: Execution) -> None:
+        """The job is off its lease; with the last one, the lease is over."""
+        executions = execution.lease.executions
+        executions.pop(execution.claimed.id, None)
+        if not executions:
+            self._leases.pop(execution.lease.token, None)
+
+    def forget(self, lease: LiveLease) -> None:
+        lease.lost = True
+        self._leases.pop(lease.token, None)
+
+    def all(self) -> list[LiveLease]:
+        return list(self._leases.values())
+
+    def get(self, token: str) -> LiveLease | None:
+        return self._leases.get(token)

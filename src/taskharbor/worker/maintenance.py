@@ -1,0 +1,54 @@
+"""Maintenance: what every worker does now and then for all of them."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+from taskharbor.client.harbor import Harbor
+from taskharbor.clock import Clock
+from taskharbor.collecting import collect_expired
+from taskharbor.errors import StoreError
+from taskharbor.worker.report import Reporter
+
+logger = logging.getLogger("taskharbor.worker")
+
+COLLECT_SECONDS = 0.5  # a vanished worker's jobs start again within the lease and this
+PRUNE_EVERY = 120  # rounds: about a minute
+EXPIRE_BATCH = 500
+
+
+class Maintenance:
+    def __init__(
+        self, harbor: Harbor, *, worker: str, max_losses: int, clock: Clock, reporter: Reporter
+    ) -> None:
+        self._harbor = harbor
+        self._driver = harbor.driver
+        self._worker = worker
+        self._max_losses = max_losses
+        self._clock = clock
+        self._reporter = reporter
+
+    async def run(self) -> None:
+        rounds = 0
+        while True:
+            # Jittered, so that many workers do not all look at once.
+            await self._clock.sleep(COLLECT_SECONDS * random.uniform(0.5, 1.0))
+            rounds += 1
+            try:
+                await self.collect()
+                if rounds % PRUNE_EVERY == 0:
+                    await self._harbor.aprune()
+            except StoreError as error:
+                logger.warning("maintenance has to wait", extra={"fields": {"error": str(error)}})
+
+    async def collect(self) -> None:
+        """Settle what expired leases held, and cancel what was not begun in time."""
+        for transition, settled in await collect_expired(
+            self._driver, self._worker, max_losses=self._max_losses
+        ):
+            [record] = await self._driver.get([transition.job_id])
+            if record is not None:
+                self._reporter.collected(transition, settled, record.task, record.queue)
+        while await self._driver.expire(EXPIRE_BATCH) == EXPIRE_BATCH:
+            pass

@@ -1,0 +1,149 @@
+"""Telling what was settled: log lines and events, after the store has said so."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from taskharbor.client.events import Event, Events
+from taskharbor.clock import MICROS_PER_SECOND, from_micros
+from taskharbor.drivers.base import Answer, Settled, Transition
+from taskharbor.job import AttemptStatus, State
+from taskharbor.retry import Decision
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.live import StoreTime
+
+logger = logging.getLogger("taskharbor.worker")
+
+
+class Reporter:
+    def __init__(self, worker: str, events: Events, time: StoreTime) -> None:
+        self._worker = worker
+        self._events = events
+        self._time = time
+
+    @property
+    def wants_begins(self) -> bool:
+        return self._events.wanted("started") or logger.isEnabledFor(logging.DEBUG)
+
+    def began(self, execution: Execution) -> None:
+        logger.debug("job started", extra={"fields": execution.fields()})
+        self._emit("started", execution, self._time.now())
+
+    def settled(
+        self, execution: Execution, transition: Transition, decision: Decision | None, settled: Settled
+    ) -> None:
+        if transition.to is State.SUCCEEDED:
+            if logger.isEnabledFor(logging.INFO):
+                fields = execution.fields() | _duration(transition, settled)
+                logger.info("job succeeded", extra={"fields": fields})
+            if self._events.wanted("succeeded"):
+                self._emit("succeeded", execution, settled.at)
+            return
+        fields = execution.fields() | _duration(transition, settled)
+        if transition.error:
+            fields["error"] = transition.error
+        if decision is not None:
+            self._emit("failed", execution, settled.at, error=transition.error)
+        if settled.state is State.CANCELLED:
+            reason = transition.reason if transition.to is State.CANCELLED else "cancelled"
+            logger.info("job cancelled", extra={"fields": fields | {"reason": str(reason)}})
+            self._emit("cancelled", execution, settled.at, reason=str(reason), error=transition.error)
+        elif settled.state is State.DEAD:
+            logger.error("job is dead", extra={"fields": fields | {"reason": str(transition.reason)}})
+            self._emit("dead", execution, settled.at, reason=str(transition.reason), error=transition.error)
+        elif decision is not None:
+            self._retried(execution, transition, decision, settled, fields)
+        elif transition.error:
+            logger.warning("job put back", extra={"fields": fields | _delay(transition, settled)})
+        else:
+            logger.info("job handed back", extra={"fields": fields})
+
+    def _retried(
+        self,
+        execution: Execution,
+        transition: Transition,
+        decision: Decision,
+        settled: Settled,
+        fields: dict[str, Any],
+    ) -> None:
+        retry, retries = decision.attempts, decision.limit - 1
+        delay = _delay(transition, settled)
+        logger.warning(
+            "job failed, retry %d/%d in %gs (at %s)",
+            retry,
+            retries,
+            round(delay["delay"], 3),
+            delay["at"],
+            extra={"fields": fields | {"retry": retry, "max_retries": retries} | delay},
+        )
+        self._emit(
+            "retried",
+            execution,
+            settled.at,
+            error=transition.error,
+            retry_at=None if settled.run_at is None else from_micros(settled.run_at),
+            delay_seconds=decision.delay_seconds,
+        )
+
+    def refused(self, execution: Execution, transition: Transition, settled: Settled) -> None:
+        fields = execution.fields() | {"status": str(transition.status), "answer": str(settled.answer)}
+        if settled.answer is Answer.NOT_RUNNING and settled.recorded is not None:
+            fields["recorded"] = str(settled.recorded)
+        logger.warning("the lease was lost; nothing was committed", extra={"fields": fields})
+
+    def collected(self, transition: Transition, settled: Settled, task: str, queue: str) -> None:
+        """A job of a worker that vanished."""
+        fields: dict[str, Any] = {
+            "job": transition.job_id,
+            "task": task,
+            "queue": queue,
+            "attempt": transition.number,
+        }
+        fields["worker"] = transition.worker
+        dead = settled.state is State.DEAD
+        message = "job is dead" if dead else "job was lost with its worker and runs again"
+        logger.log(
+            logging.ERROR if dead else logging.WARNING,
+            message,
+            extra={"fields": fields | ({"reason": str(transition.reason)} if dead else {})},
+        )
+        at = from_micros(settled.at)
+        about = (transition.job_id, task, queue, at)
+        self._events.emit(Event("lost", *about, attempt=transition.number, worker=transition.worker))
+        if dead:
+            reason = str(transition.reason)
+            self._events.emit(
+                Event("dead", *about, attempt=transition.number, reason=reason, error=transition.error)
+            )
+
+    def _emit(self, name: str, execution: Execution, at: int, **more: Any) -> None:
+        if self._events.wanted(name):
+            claimed = execution.claimed
+            self._events.emit(
+                Event(
+                    name,
+                    claimed.id,
+                    claimed.task,
+                    claimed.queue,
+                    from_micros(at),
+                    attempt=claimed.number,
+                    correlation_id=execution.options.correlation_id,
+                    worker=self._worker,
+                    **more,
+                )
+            )
+
+
+def _duration(transition: Transition, settled: Settled) -> dict[str, Any]:
+    if transition.started_at is None or transition.status is AttemptStatus.RELEASED:
+        return {}
+    return {"seconds": round((settled.at - transition.started_at) / MICROS_PER_SECOND, 6)}
+
+
+def _delay(transition: Transition, settled: Settled) -> dict[str, Any]:
+    run_at = settled.run_at if settled.run_at is not None else settled.at
+    return {
+        "delay": (transition.delay or 0) / MICROS_PER_SECOND,
+        "at": from_micros(run_at).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }

@@ -1,0 +1,132 @@
+"""Threads for synchronous handlers: long-lived, as many as are really needed at once.
+
+A hop for each job would cost more than most handlers do. The threads take calls from one queue, and what
+they finish reaches the loop in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+GROW_AFTER_SECONDS = 0.002  # calls that wait longer than this get another thread
+
+
+class Interruption(BaseException):
+    """Raised inside a handler's thread to make it end; not an Exception, so that few handlers swallow it."""
+
+
+class Call:
+    """One call of a handler, and its end."""
+
+    __slots__ = ("_finished", "_function", "_lock", "_pool", "_thread_id", "done", "error", "value")
+
+    def __init__(
+        self, pool: HandlerThreads, function: Callable[[], Any], done: Callable[[Call], None]
+    ) -> None:
+        self._pool = pool
+        self._function = function
+        self.done = done
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._thread_id: int | None = None
+        self._finished = False
+
+    def run(self) -> None:
+        """In the thread."""
+        self._thread_id = threading.get_ident()
+        try:
+            self.value = self._function()
+        except BaseException as error:  # noqa: BLE001 - the executor decides what it means
+            self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    if not self._finished:
+                        self._finished = True
+                        # An interruption that was asked for but has not arrived must not hit the next call.
+                        _raise_in_thread(threading.get_ident(), None)
+                return
+            except Interruption as error:  # it arrived just now
+                self.value, self.error = None, error
+
+    def interrupt(self) -> None:
+        """From the loop: raise inside the handler, if it has not ended."""
+        with self._lock:
+            if not self._finished and self._thread_id is not None:
+                _raise_in_thread(self._thread_id, Interruption)
+
+
+class HandlerThreads:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._finished: deque[Call] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._told = False  # that something has finished
+        self._growing: asyncio.TimerHandle | None = None
+
+    def call(self, function: Callable[[], Any], done: Callable[[Call], None]) -> Call:
+        """Run `function` in a thread; `done` is called on the loop when it has ended."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        call = Call(self, function, done)
+        self._calls.put(call)
+        if not self._threads:
+            self._add_thread()
+        elif self._growing is None and len(self._threads) < self._limit and not self._calls.empty():
+            self._growing = self._loop.call_later(GROW_AFTER_SECONDS, self._grow)
+        return call
+
+    def _grow(self) -> None:
+        self._growing = None
+        for _ in range(min(self._calls.qsize(), self._limit - len(self._threads))):
+            self._add_thread()
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(
+            target=self._serve, name=f"taskharbor-handler-{len(self._threads) + 1}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+            self._finished.append(call)
+            if not self._told:
+                self._told = True
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver)  # type: ignore[union-attr]
+                except RuntimeError:  # the loop is gone: nobody waits for this call any more
+                    return
+
+    def _deliver(self) -> None:
+        # Reset first: what finishes from here on tells again.
+        self._told = False
+        while self._finished:
+            call = self._finished.popleft()
+            call.done(call)
+
+    def close(self) -> None:
+        """Let the threads end, those that are busy after their call."""
+        if self._growing is not None:
+            self._growing.cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+
+
+def _raise_in_thread(thread_id: int, exception: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id), None if exception is None else ctypes.py_object(exception)
+    )

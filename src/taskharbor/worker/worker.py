@@ -1,0 +1,358 @@
+"""`Worker`: fetcher → executor → committer, with a heartbeat, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Literal
+
+from taskharbor import presets
+from taskharbor.client.harbor import Harbor
+from taskharbor.client.options import checked_timeout
+from taskharbor.clock import check_seconds, seconds_to_micros, wait_for
+from taskharbor.codec import checked_name, shorten
+from taskharbor.drivers.base import Claimed
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import Progress
+from taskharbor.outcome import HandedBack, Interrupted
+from taskharbor.policy import DEFAULT_MAX_LOSSES, UNFIT_GRACE_SECONDS
+from taskharbor.retry import RetryPolicy
+from taskharbor.worker.committer import Committer
+from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.fetcher import Fetcher
+from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+from taskharbor.worker.maintenance import Maintenance
+from taskharbor.worker.report import Reporter
+
+logger = logging.getLogger("taskharbor.worker")
+
+CONCURRENCY_MAX = 10_000
+STUBBORN_SECONDS = 1.0  # how long a handler may take to end after it was interrupted at shutdown
+EVENTS_SECONDS = 2.0
+
+
+class Worker:
+    """Executes the jobs of some queues, or of all.
+
+    `retry` is the policy for jobs that have none of their own, and caps everybody's limit with its
+    `max_attempts` (0 lifts the cap); None means that the first failure is the last.
+    """
+
+    def __init__(
+        self,
+        harbor: Harbor,
+        queues: Iterable[str] | None = None,
+        concurrency: int = 100,
+        lease_seconds: float = 30.0,
+        retry: RetryPolicy | None = presets.DEFAULT,
+        grace_seconds: float = 30.0,
+        *,
+        max_losses: int = DEFAULT_MAX_LOSSES,
+        unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
+        poll_seconds: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(harbor, Harbor):
+            raise ConfigurationError(
+                f"Worker takes a Harbor, not {shorten(harbor)}; for example Worker(Harbor())"
+            )
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ConfigurationError(f"retry must be a RetryPolicy or None, not {shorten(retry)}")
+        self.harbor = harbor
+        self.queues = _checked_queues(queues)
+        self.concurrency = _checked_count("concurrency", concurrency, CONCURRENCY_MAX)
+        self.lease = seconds_to_micros(checked_timeout(lease_seconds, "lease_seconds"))
+        self.grace_seconds = check_seconds(grace_seconds, "grace_seconds")
+        self.retry = retry
+        self.max_losses = _checked_count("max_losses", max_losses, 1_000)
+        self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
+        self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self._shift: _Shift | None = None
+        self._background: asyncio.Task[None] | None = None
+
+    # -- running --
+
+    async def run(self) -> None:
+        """Execute jobs until `stop()`."""
+        await self._work(until_drained=False)
+
+    async def drain(self) -> None:
+        """Execute jobs until nothing is runnable now, then return: for tests, scripts and cron."""
+        await self._work(until_drained=True)
+
+    def run_sync(self) -> None:
+        """`run()` with a loop of its own; SIGTERM and SIGINT shut down gracefully, a second one ends now."""
+        _run_with_signals(self.run, self)
+
+    def drain_sync(self) -> None:
+        """`drain()` with a loop of its own, signals as in `run_sync`."""
+        _run_with_signals(self.drain, self)
+
+    def stop(self) -> None:
+        """Shut down gracefully; called again, end now and leave the rest to the leases. From any thread."""
+        if self._shift is not None:
+            self._shift.loop.call_soon_threadsafe(self._shift.stop)
+
+    async def __aenter__(self) -> Worker:
+        started = asyncio.Event()
+        self._background = asyncio.get_running_loop().create_task(self._work(started=started))
+        waiting = asyncio.ensure_future(started.wait())
+        await asyncio.wait([waiting, self._background], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._background.done():
+            self._background.result()
+        return self
+
+    async def __aexit__(self, *_: object) -> Literal[False]:
+        self.stop()
+        if self._background is not None:
+            await self._background
+        return False
+
+    async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
+        if self._shift is not None:
+            raise ConfigurationError("this worker is running already; make another Worker for a second run")
+        await self.harbor.driver.open()
+        self._shift = _Shift(self)
+        try:
+            for hook in self.harbor.start_hooks:
+                await _call_hook(hook)
+            if started is not None:
+                started.set()
+            await self._shift.work(until_drained)
+        finally:
+            self._shift = None
+            for hook in reversed(self.harbor.stop_hooks):
+                await _call_hook(hook)
+            await self.harbor.events.drain(EVENTS_SECONDS)
+
+
+class _Shift:
+    """One run of a worker: its parts, wired up, from the first claim to the last settle."""
+
+    def __init__(self, worker: Worker) -> None:
+        harbor = worker.harbor
+        driver = harbor.driver
+        clock = driver.clock
+        self._worker = worker
+        self._clock = clock
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._ending_now = asyncio.Event()
+        self._ended = asyncio.Event()  # set whenever an execution has ended
+        self._leases = LiveLeases(worker.name)
+        time = StoreTime(clock)
+        reporter = Reporter(worker.name, harbor.events, time)
+        self._committer = Committer(
+            driver,
+            worker_policy=worker.retry,
+            unfit_grace_seconds=worker.unfit_grace_seconds,
+            leases=self._leases,
+            time=time,
+            clock=clock,
+            reporter=reporter,
+            is_busy=lambda: bool(self._executor.buffer),
+            on_quiet=self._nudge_fetcher,
+        )
+        self._heart = Heart(
+            driver,
+            lease=worker.lease,
+            leases=self._leases,
+            committer=self._committer,
+            time=time,
+            clock=clock,
+            hand_back=self._hand_back,
+        )
+        self._executor = Executor(
+            worker.concurrency,
+            clock=clock,
+            time=time,
+            middlewares=harbor.middlewares,
+            begin=reporter.began if reporter.wants_begins else None,
+            mark_at_most_once=self._heart.mark_at_most_once,
+            finish=self._finish,
+            drop=self._drop,
+            low=self._low,
+        )
+        self._fetcher = Fetcher(
+            driver,
+            queues=worker.queues,
+            lease=worker.lease,
+            poll_seconds=worker.poll_seconds,
+            leases=self._leases,
+            executor=self._executor,
+            committer=self._committer,
+            time=time,
+            clock=clock,
+            make=self._make,
+        )
+        self._maintenance = Maintenance(
+            harbor, worker=worker.name, max_losses=worker.max_losses, clock=clock, reporter=reporter
+        )
+
+    # -- the life of a shift --
+
+    def stop(self) -> None:
+        if self._stopping.is_set():
+            self._ending_now.set()
+        self._stopping.set()
+
+    async def work(self, until_drained: bool) -> None:
+        await self._maintenance.collect()
+        logger.info("worker started", extra={"fields": self._about()})
+        async with asyncio.TaskGroup() as group:
+            fetching = group.create_task(self._fetcher.run(until_drained=until_drained))
+            others = [
+                group.create_task(part.run()) for part in (self._committer, self._heart, self._maintenance)
+            ]
+            stopping = group.create_task(self._stopping.wait())
+            await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            fetching.cancel()
+            await asyncio.wait([fetching])
+            await self._shut_down()
+            for part in (stopping, *others):
+                part.cancel()
+        await self._executor.close()
+        logger.info("worker stopped", extra={"fields": self._about()})
+
+    async def _shut_down(self) -> None:
+        """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
+        self._hand_back(lambda execution: True)
+        for execution in self._executor.running:
+            execution.cancelled = True
+        if await self._all_ended(self._worker.grace_seconds):
+            await self._unless_ended_now(self._committer.quiet())
+            return
+        if not self._ending_now.is_set():
+            for execution in list(self._executor.running):
+                execution.interrupt(Interrupt.SHUTDOWN)
+            await self._all_ended(STUBBORN_SECONDS)
+            self._abandon_the_stubborn()
+            await self._unless_ended_now(self._committer.quiet())
+
+    def _abandon_the_stubborn(self) -> None:
+        """Handlers that do not end are left behind: their jobs are released, and they can commit nothing."""
+        for execution in list(self._executor.running):
+            logger.warning("a handler did not end; its job is released", extra={"fields": execution.fields()})
+            execution.interrupted = Interrupt.LEASE_LOST
+            self._committer.put(execution, Interrupted())
+
+    async def _all_ended(self, seconds: float) -> bool:
+        async def ended() -> None:
+            while not self._executor.is_idle:
+                self._ended.clear()
+                await self._ended.wait()
+
+        try:
+            await wait_for(self._clock, self._unless_ended_now(ended()), seconds)
+        except TimeoutError:
+            return False
+        return self._executor.is_idle
+
+    async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
+        """Wait for a step, but not once somebody wants an end now."""
+        steps = [asyncio.ensure_future(step), asyncio.ensure_future(self._ending_now.wait())]
+        try:
+            await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in steps:
+                each.cancel()
+
+    # -- what passes between the parts --
+
+    def _make(self, claimed: Claimed, lease: LiveLease) -> Execution:
+        return Execution(claimed, lease, self._worker.harbor, self._report_progress)
+
+    def _finish(self, execution: Execution, outcome: Any) -> None:
+        self._committer.put(execution, outcome)
+        self._ended.set()
+
+    def _drop(self, execution: Execution) -> None:
+        """Its lease is lost: nothing to settle."""
+        self._leases.settled(execution)
+        self._low()
+
+    def _nudge_fetcher(self) -> None:
+        self._fetcher.nudge()
+
+    def _low(self) -> None:
+        self._fetcher.nudge()
+        self._ended.set()
+
+    def _hand_back(self, unwanted: Callable[[Execution], bool]) -> None:
+        for execution in self._executor.take_back(unwanted):
+            self._committer.put(execution, HandedBack())
+
+    def _report_progress(self, execution: Execution, progress: Progress) -> None:
+        # Handlers in threads report as well.
+        self.loop.call_soon_threadsafe(self._committer.note, execution, progress)
+
+    def _about(self) -> dict[str, Any]:
+        queues = self._worker.queues
+        return {
+            "worker": self._worker.name,
+            "queues": "all" if queues is None else ",".join(queues),
+            "concurrency": self._worker.concurrency,
+        }
+
+
+def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:
+    async def with_signals() -> None:
+        loop = asyncio.get_running_loop()
+        installed = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, worker.stop)
+                installed.append(number)
+            except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
+                logger.debug("signals are left alone: not the main thread")
+        try:
+            await main()
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+        runner.run(with_signals())
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _call_hook(hook: Callable[[], Any]) -> None:
+    answer = hook()
+    if inspect.isawaitable(answer):
+        await answer
+
+
+def _checked_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
+    if queues is None:
+        return None
+    if isinstance(queues, str):
+        raise ConfigurationError(
+            f'queues must be a list of names such as ["mail"], not the string {queues!r}'
+        )
+    names = tuple(checked_name("queue", name) for name in queues)
+    if not names:
+        raise ConfigurationError("queues is empty; name at least one, or leave it out to serve every queue")
+    return names
+
+
+def _checked_count(name: str, value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigurationError(f"{name} must be a whole number from 1 to {most}, not {shorten(value)}")
+    return value

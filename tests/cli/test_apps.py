@@ -1,0 +1,111 @@
+"""--app: finding the application's Harbor, or saying why not."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Write]:
+    """Write a module into the current folder; its name is new each time."""
+    names = []
+
+    def write(source: str) -> str:
+        names.append(f"app_{uuid.uuid4().hex}")
+        (tmp_path / f"{names[-1]}.py").write_text(textwrap.dedent(source))
+        return names[-1]
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+APP = """
+    from taskharbor import Harbor
+
+    harbor = Harbor()
+    other = 42
+
+    class inner:
+        harbor = harbor
+
+    @harbor.task(name="email:send", queue="mail", max_attempts=7)
+    def send(to: str) -> str:
+        return f"sent to {to}"
+"""
+
+
+def test_declarations_count_for_what_is_enqueued(run, module, url):
+    app = module(APP)
+    document = run("enqueue", "email:send", "to=a@b.c", "--json", "--app", f"{app}:harbor").document
+    assert (document["queue"], document["maxAttempts"]) == ("mail", 7)
+    error = run("enqueue", "email:send", "from=a", "-A", f"{app}:harbor", code=1).error
+    assert "email:send" in error
+
+
+def test_the_application_may_come_from_the_environment(run, module, monkeypatch):
+    monkeypatch.setenv("TASKHARBOR_APP", f"{module(APP)}:inner.harbor")
+    assert run("enqueue", "email:send", "to=a", "--json").document["queue"] == "mail"
+    assert run("enqueue", "email:send", "to=a", "--json", "--app", "").document["queue"] == "default"
+
+
+def test_a_task_that_the_application_does_not_declare_is_worth_a_note(run, module):
+    answer = run("enqueue", "emial:send", "to=a", "-A", f"{module(APP)}:harbor")
+    assert "declares no task 'emial:send', only email:send" in answer.err
+
+
+def test_an_application_with_a_store_of_its_own_does_not_take_another(run, module, url):
+    app = module("""
+        from taskharbor import Harbor
+        harbor = Harbor("sqlite:///own.db")
+    """)
+    assert (
+        f"keeps its jobs in sqlite:///own.db, not in {url}"
+        in run("list", "-A", f"{app}:harbor", code=2).error
+    )
+    run("list", "-A", f"{app}:harbor", store=None)
+    run("list", "-A", f"{app}:harbor", store="sqlite:///own.db")
+
+
+@pytest.mark.parametrize("app", ["app", "app:", ":harbor"])
+def test_an_application_is_module_and_object(run, app):
+    assert "--app takes module:object" in run("list", "-A", app, code=2).error
+
+
+def test_a_module_that_is_not_there(run, tmp_path):
+    assert run("list", "-A", "no_such.app:harbor", code=1).error == (
+        f"no module is called 'no_such' (--app no_such.app:harbor) in {tmp_path} or on Python's path"
+    )
+
+
+def test_an_object_that_is_not_there(run, module):
+    app = module(APP)
+    assert (
+        run("list", "-A", f"{app}:habor", code=1).error
+        == f"{app} has no 'habor'; perhaps you mean {app}:harbor"
+    )
+    assert f"{app}:other is not a Harbor but a int" in run("list", "-A", f"{app}:other", code=1).error
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x = 1\ny = 1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("x = 1\nimport no_such_library\n", "No module named 'no_such_library'"),
+        ("x = 1\nthis is no python\n", "SyntaxError"),
+    ],
+)
+def test_a_module_that_fails_says_where(run, module, tmp_path, source, told):
+    app = module(source)
+    error = run("list", "-A", f"{app}:harbor", code=1).error
+    assert error.startswith(f"{app} cannot be imported: ")
+    assert told in error
+    assert f"{app}.py, line 2)" in error

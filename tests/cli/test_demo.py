@@ -1,0 +1,84 @@
+"""taskharbor demo: the whole show, and what it leaves behind when it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from taskharbor import Harbor
+from taskharbor.cli.demo.command import what_next
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Worker processes of a demo whose temporary files are in this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_the_whole_show(started, tmp_path):
+    began = time.monotonic()
+    process = started("demo", env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.STDOUT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert time.monotonic() - began < 20
+    assert "\x1b" not in out
+    for told in (
+        "report:fetch attempt 2 failed: ConnectionError: connection reset by peer",
+        "report:fetch attempt 3 succeeded",
+        "card:charge is in the dead-letter queue: exhausted",
+        "card:charge attempt 3 succeeded",
+        "kill -9 ",
+        "video:encode attempt 1 was lost with worker 1",
+        "video:encode attempt 2 succeeded on worker 2",
+        "11 jobs, every one of them succeeded",
+        "  taskharbor enqueue echo message=hello --wait 10",
+    ):
+        assert told in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_a_store_that_was_named_the_jobs_stay(started, url, tmp_path):
+    process = started("demo", "--json", "--url", url)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    stories = {job["task"]: [attempt["status"] for attempt in job["history"]] for job in document["jobs"]}
+    assert stories == {
+        "photo:resize": ["succeeded"],
+        "report:fetch": ["succeeded", "failed", "failed"],
+        "card:charge": ["succeeded", "failed", "failed"],
+        "video:encode": ["succeeded", "lost"],
+    }
+    with Harbor(url) as harbor:
+        assert harbor.jobs.counts()["succeeded"] == len(document["jobs"]) == 11
+
+
+def test_what_it_says_to_try_next_works(run, started):
+    lines = [line.partition("#")[0].split() for line in what_next(None) if line.startswith("  taskharbor ")]
+    commands = [words for _, *words in lines]
+    worker = commands.pop(0)
+    assert worker == ["worker"]
+    started(*worker)
+    for words in commands:
+        assert run(*words, store=None).out
+
+
+def test_interrupted_it_leaves_nothing_behind(started, tmp_path):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = started("demo", env={**os.environ, "TMPDIR": str(tmp_path)})
+        assert process.stdout.readline()  # its first worker starts
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        assert process.returncode in (130, 143)
+        assert not list(tmp_path.iterdir())
+        assert not processes_of(tmp_path)

@@ -1,0 +1,227 @@
+"""enqueue, list, inspect, cancel, job retry."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+from taskharbor.cli.documents import of_job
+
+JOB_KEYS = {
+    *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),
+    *("retry", "correlationId", "tags", "delivery", "idempotencyKey", "dependsOn", "enqueuedAt", "runAt"),
+    *("expiresAt", "finishedAt", "reason", "error", "result", "progress", "worker", "leaseExpiresAt"),
+    *("leaseExpired", "cancelRequested", "version"),
+}
+
+
+# -- enqueue -------------------------------------------------------------------------------------
+
+
+def test_enqueue_prints_only_the_id_in_a_pipe(run, harbor):
+    job_id = run("enqueue", "echo", '{"message": "hi"}').out.strip()
+    assert str(uuid.UUID(job_id)) == job_id
+    assert harbor.jobs.get(job_id).payload == {"message": "hi"}
+
+
+def test_enqueue_takes_every_option(run):
+    own = str(uuid.uuid4())
+    document = run(
+        *("enqueue", "email:send", '{"to": "a@b.c"}', "--queue", "mail", "--priority", "9", "--delay", "5m"),
+        *("--max-retries", "3", "--timeout", "1.5", "--key", "order-42", "--delivery", "at_most_once"),
+        *("--tag", "x", "--tag", "y", "--correlation-id", "c-1", "--id", own, "--json"),
+    ).document
+    assert document.keys() == JOB_KEYS | {"existed"}
+    expected = {
+        "id": own,
+        "task": "email:send",
+        "queue": "mail",
+        "state": "scheduled",
+        "priority": 9,
+        "payload": {"to": "a@b.c"},
+        "maxAttempts": 4,
+        "timeout": 1.5,
+        "idempotencyKey": "order-42",
+        "delivery": "at_most_once",
+        "tags": ["x", "y"],
+        "correlationId": "c-1",
+        "existed": False,
+    }
+    assert expected.items() <= document.items()
+
+
+def test_enqueue_at_a_time(run):
+    document = run("enqueue", "echo", "--run-at", "2999-01-31T08:00:00+02:00", "--json").document
+    assert document["runAt"] == "2999-01-31T06:00:00Z"
+    assert document["state"] == "scheduled"
+
+
+def test_a_time_without_a_zone_is_refused(run):
+    assert "no time zone" in run("enqueue", "echo", "--run-at", "2999-01-31T08:00:00", code=2).error
+
+
+def test_enqueueing_a_key_again_gives_the_job_that_existed(run):
+    first = run("enqueue", "echo", "--key", "k", "--json").document
+    second = run("enqueue", "echo", "message=other", "--key", "k", "--json").document
+    assert second["id"] == first["id"]
+    assert second["existed"]
+    assert second["payload"] == {}
+
+
+def test_payload_as_words(run):
+    document = run(
+        "enqueue", "echo", "text=1", "number:=1", 'list:=["a"]', "empty=", "eq=a=b", "--json"
+    ).document
+    assert document["payload"] == {"text": "1", "number": 1, "list": ["a"], "empty": "", "eq": "a=b"}
+
+
+def test_payload_from_standard_input(run):
+    assert run("enqueue", "echo", "-", "--json", stdin='{"a": [1, null]}').document["payload"] == {
+        "a": [1, None]
+    }
+
+
+def test_payloads_that_are_none(run):
+    assert "not valid JSON" in run("enqueue", "echo", "{oops", code=2).error
+    assert "must be a JSON object" in run("enqueue", "echo", "[1]", code=2).error
+    assert "neither name=text nor name:=json" in run("enqueue", "echo", "a=1", "b", code=2).error
+    assert "names 'a' twice" in run("enqueue", "echo", "a=1", "a=2", code=2).error
+    assert "the value of a is not valid JSON" in run("enqueue", "echo", "a:=x", code=2).error
+    assert "not valid JSON" in run("enqueue", "echo", '{"a": NaN}', code=2).error
+
+
+def test_enqueue_can_wait_for_the_result(run, started, url):
+    started("worker", "--url", url)
+    assert json.loads(run("enqueue", "echo", 'message:={"ä": 1}', "--wait", "20").out) == {"ä": 1}
+    assert run("enqueue", "echo", "message=hi", "--wait", "20s", "--json").document["result"] == "hi"
+    error = run("enqueue", "fail", "message=no luck", "--max-attempts", "1", "--wait", "20", code=1).error
+    assert error.endswith("is dead (exhausted): RuntimeError: no luck")
+
+
+def test_waiting_in_vain_says_what_may_be_missing(run):
+    assert "is a worker running?" in run("enqueue", "echo", "--wait", "10ms", code=1).error
+
+
+# -- list ----------------------------------------------------------------------------------------
+
+
+def test_list_as_json(run, harbor):
+    ids = [harbor.enqueue("echo", {"message": number}).id for number in range(3)]
+    document = run("list", "--json").document
+    assert document.keys() == {"items", "nextCursor"}
+    assert document["nextCursor"] is None
+    assert [item["id"] for item in document["items"]] == ids[::-1]
+    assert all(item.keys() == JOB_KEYS for item in document["items"])
+
+
+def test_list_goes_on_at_the_cursor(run, harbor):
+    ids = [harbor.enqueue("echo").id for _ in range(5)]
+    first = run("list", "--limit", "3", "--json").document
+    second = run("list", "--limit", "3", "--cursor", first["nextCursor"], "--json").document
+    assert [item["id"] for item in first["items"] + second["items"]] == ids[::-1]
+    plain = run("list", "--limit", "3")
+    assert len(plain.out.splitlines()) == 4
+    assert plain.err.strip() == f"there are more: --cursor {first['nextCursor']}"
+
+
+def test_list_filters(run, harbor):
+    wanted = harbor.enqueue("echo", queue="mail", tags=["x"]).id
+    harbor.enqueue("sleep", delay=60)
+    for words in (["--queue", "mail"], ["--task", "echo"], ["--tag", "x"], ["--state", "ready"]):
+        assert [item["id"] for item in run("list", *words, "--json").document["items"]] == [wanted]
+
+
+def test_list_in_a_pipe_is_columns_without_escape_codes(run, harbor):
+    job = harbor.enqueue("echo", queue="mail", priority=5)
+    header, row = run("list").out.splitlines()
+    assert header.split() == ["ID", "STATE", "TASK", "QUEUE", "PRIORITY", "FAILURES", "WHEN"]
+    assert row.split()[:6] == [job.id, "ready", "echo", "mail", "5", "0"]
+    assert row.split()[6].endswith("Z")
+    assert "\x1b" not in header + row
+    assert header.index("QUEUE") == row.index("mail")
+
+
+def test_an_empty_list_is_only_its_header(run, harbor):
+    harbor.migrate()
+    assert len(run("list").out.splitlines()) == 1
+    assert run("list", "--json").document == {"items": [], "nextCursor": None}
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_the_job_and_its_history(run, harbor, drain):
+    job = harbor.enqueue("fail", {"message": "no\nluck"}, max_attempts=2, timeout=3, tags=["x"])
+    drain_until_dead(harbor, drain, job.id)
+    plain = run("inspect", job.id).out
+    assert "reason        exhausted" in plain
+    assert "max attempts  2" in plain
+    assert "timeout       3.0s" in plain
+    assert "error         RuntimeError: no\\nluck" in plain
+    assert plain.count(" failed ") == 2
+    assert "Traceback" not in plain
+    told = run("inspect", job.id, "--traceback").out
+    assert told.count("Traceback (most recent call last)") == 2
+
+
+def test_inspect_as_json(run, harbor, drain):
+    job = harbor.enqueue("fail", {}, max_attempts=2)
+    drain_until_dead(harbor, drain, job.id)
+    document = run("inspect", job.id, "--json").document
+    assert document.keys() == JOB_KEYS | {"history"}
+    assert (document["state"], document["reason"], document["attempts"]) == ("dead", "exhausted", 2)
+    assert [attempt["number"] for attempt in document["history"]] == [2, 1]
+    assert [attempt["retryCount"] for attempt in document["history"]] == [1, 0]
+    assert document["history"][0]["traceback"].startswith("Traceback")
+    assert document["history"][0]["startedAt"] <= document["history"][0]["finishedAt"]
+
+
+def test_a_result_is_shown(run, harbor, drain):
+    job = harbor.enqueue("echo", {"message": {"a": 1}})
+    drain()
+    assert run("inspect", job.id, "--json").document["result"] == {"a": 1}
+    assert 'result       {"a": 1}' in run("inspect", job.id).out
+
+
+def test_what_a_job_says_cannot_reach_the_terminal_as_an_escape_code(run, harbor):
+    job = harbor.enqueue("echo", {"message": "\x1b[2J\x9b2J\u202e"})
+    assert not {"\x1b", "\x9b", "\u202e"} & set(run("inspect", job.id).out)
+
+
+# -- cancel, retry -------------------------------------------------------------------------------
+
+
+def test_cancel(run, harbor):
+    job = harbor.enqueue("echo")
+    assert run("cancel", job.id).out.strip() == f"{job.id}  echo: cancelled"
+    assert harbor.jobs.get(job.id).state == "cancelled"
+    assert run("cancel", job.id, code=1).error == f"job {job.id} is cancelled, so it cannot be cancelled"
+
+
+def test_cancel_as_json(run, harbor):
+    job = harbor.enqueue("echo")
+    document = run("cancel", job.id, "--json").document
+    assert document == json.loads(json.dumps(of_job(harbor.jobs.get(job.id)), default=str)) | {
+        key: document[key] for key in ("enqueuedAt", "runAt", "finishedAt")
+    }
+    assert (document["state"], document["reason"]) == ("cancelled", "cancelled")
+
+
+def test_job_retry(run, harbor):
+    job = harbor.enqueue("echo")
+    assert "only a dead or cancelled one can" in run("job", "retry", job.id, code=1).error
+    harbor.jobs.cancel(job.id)
+    assert run("job", "retry", job.id).out.strip() == f"{job.id}  echo: ready again"
+    harbor.jobs.cancel(job.id)
+    assert (
+        run("job", "retry", job.id, "--run-at", "2999-01-01T00:00:00Z", "--json").document["state"]
+        == "scheduled"
+    )
+
+
+def drain_until_dead(harbor, drain, job_id):
+    """A retry waits for its delay, which draining does not."""
+    while harbor.jobs.get(job_id).state != "dead":
+        if harbor.jobs.get(job_id).state == "scheduled":
+            harbor.jobs.run_now(job_id)
+        drain()

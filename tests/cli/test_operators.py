@@ -1,0 +1,171 @@
+"""dlq, queue, stats, prune, migrate, doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from taskharbor import State
+from taskharbor.drivers.base import ClaimRequest, Extension
+
+
+@pytest.fixture
+def dead(harbor, drain):
+    jobs = [
+        harbor.enqueue("fail", {"message": "no luck"}, max_attempts=1, queue=queue)
+        for queue in ("mail", "other")
+    ]
+    drain()
+    assert [job.refresh().state for job in jobs] == [State.DEAD, State.DEAD]
+    return jobs
+
+
+# -- dlq -----------------------------------------------------------------------------------------
+
+
+def test_dlq_list(run, harbor, dead):
+    harbor.enqueue("echo")
+    header, *rows = run("dlq", "list").out.splitlines()
+    assert header.split() == ["ID", "TASK", "QUEUE", "REASON", "FAILURES", "WHEN", "ERROR"]
+    assert [row.split()[0] for row in rows] == [dead[1].id, dead[0].id]
+    assert rows[0].endswith("RuntimeError: no luck")
+    document = run("dlq", "list", "--queue", "mail", "--json").document
+    assert [item["id"] for item in document["items"]] == [dead[0].id]
+    assert document["items"][0]["reason"] == "exhausted"
+    assert document["nextCursor"] is None
+
+
+def test_dlq_requeue(run, dead):
+    document = run("dlq", "requeue", dead[0].id, "--json").document
+    assert (document["state"], document["attempts"]) == ("ready", 0)
+    assert run("dlq", "requeue", dead[1].id, "--keep-attempts", "--json").document["attempts"] == 1
+    assert "cannot be requeued" in run("dlq", "requeue", dead[0].id, code=1).error
+
+
+def test_dlq_requeue_of_an_at_most_once_job_needs_force(run, harbor, drain):
+    job = harbor.enqueue("fail", {}, delivery="at_most_once")
+    drain()
+    assert "may have been executed" in run("dlq", "requeue", job.id, code=1).error
+    assert run("dlq", "requeue", job.id, "--force").out.strip().endswith("ready again")
+
+
+def test_dlq_requeue_all(run, harbor, dead):
+    assert run("dlq", "requeue-all", "--queue", "mail").out == "1 requeued\n"
+    assert run("dlq", "requeue-all", "--json").document == {"requeued": 1}
+    assert harbor.jobs.counts()["ready"] == 2
+
+
+def test_dlq_discard(run, dead):
+    document = run("dlq", "discard", dead[0].id, "--json").document
+    assert (document["state"], document["reason"]) == ("cancelled", "discarded")
+    assert "only a dead one can" in run("dlq", "discard", dead[0].id, code=1).error
+
+
+# -- queue ---------------------------------------------------------------------------------------
+
+
+def test_queues_are_listed_paused_and_resumed(run, harbor):
+    harbor.enqueue("echo", queue="mail")
+    assert run("queue", "pause", "mail").out == "mail: paused\n"
+    [queue] = run("queue", "list", "--json").document["items"]
+    assert queue.keys() == {
+        *("name", "paused", "ready", "scheduled", "running", "oldestReadyAt", "oldestReadySeconds"),
+    }
+    assert (queue["name"], queue["paused"], queue["ready"]) == ("mail", True, 1)
+    assert run("queue", "list").out.splitlines()[1].split()[:3] == ["mail", "yes", "1"]
+    assert run("queue", "resume", "mail", "--json").document == {"name": "mail", "paused": False}
+    assert not harbor.queues.list()[0].paused
+
+
+# -- stats ---------------------------------------------------------------------------------------
+
+
+async def test_stats_tell_what_workers_run_and_for_how_long(run, harbor):
+    job = await harbor.aenqueue("sleep", {}, queue="mail")
+    driver = harbor.driver
+    claim = await driver.claim(ClaimRequest("host-1/1", 30_000_000, 10))
+    await driver.extend([Extension("host-1/1", 30_000_000, ((job.id, claim.now - 5_000_000),))])
+    document = await in_thread(run, "stats", "--json")
+    assert document.keys() == {"counts", "queues", "workers"}
+    assert document["counts"] == {**dict.fromkeys(map(str, State), 0), "running": 1}
+    assert [queue["running"] for queue in document["queues"]] == [1]
+    [worker] = document["workers"]
+    assert (worker["worker"], worker["open"], worker["expired"]) == ("host-1", 1, False)
+    [running] = worker["running"]
+    assert (running["id"], running["task"]) == (job.id, "sleep")
+    assert running["seconds"] >= 5
+
+
+async def in_thread(run, *words):
+    return (await asyncio.to_thread(run, *words)).document
+
+
+def test_stats_in_a_pipe(run, harbor):
+    harbor.enqueue("echo")
+    out = run("stats").out
+    assert "ready      1\n" in out
+    assert "\nqueues\nQUEUE " in out
+    assert "\nworkers\nWORKER " in out
+    assert "\x1b" not in out
+
+
+# -- prune ---------------------------------------------------------------------------------------
+
+
+def test_prune_deletes_what_is_old_enough(run, harbor, drain, dead):
+    harbor.enqueue("echo")
+    harbor.enqueue("sleep", delay=60)
+    drain()
+    assert run("prune").out == "0 deleted\n"
+    assert run("prune", "--older-than", "7d").out == "0 deleted\n"
+    assert run("prune", "--older-than", "0", "--json").document == {"pruned": 1}
+    assert run("prune", "--older-than", "0s", "--state", "dead", "--limit", "1").out == "1 deleted\n"
+    assert harbor.jobs.counts() == {**dict.fromkeys(map(str, State), 0), "dead": 1, "scheduled": 1}
+
+
+def test_prune_refuses_what_is_not_finished(run):
+    assert "'ready' is not one of" in run("prune", "--older-than", "1d", "--state", "ready", code=2).error
+    assert "--state needs --older-than" in run("prune", "--state", "dead", code=2).error
+    assert "no duration" in run("prune", "--older-than", "a week", code=2).error
+
+
+# -- migrate -------------------------------------------------------------------------------------
+
+
+def test_migrate_says_what_it_applied(run, url, tmp_path):
+    with sqlite3.connect(tmp_path / "harbor.db") as connection:
+        connection.execute("CREATE TABLE somebody_elses (x)")
+    connection.close()
+    assert "database of another application" in run("list", code=1).error
+    assert ": applied " in run("migrate").out
+    assert run("migrate").out == f"{url}: up to date\n"
+    assert run("migrate", "--json").document == {"url": url, "applied": []}
+    assert len(run("list").out.splitlines()) == 1
+
+
+# -- doctor --------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_a_sound_store_sound(run):
+    document = run("doctor", "--json").document
+    assert document["ok"]
+    assert {"file", "schema", "durability", "clock"} <= {check["name"] for check in document["checks"]}
+    assert {check["status"] for check in document["checks"]} == {"ok"}
+    assert run("doctor").out.splitlines()[1].split() == ["CHECK", "STATUS", "DETAIL"]
+
+
+def test_doctor_only_warns_of_a_store_in_memory(run):
+    checks = run("doctor", "--json", store="memory://").document["checks"]
+    assert [check["status"] for check in checks if check["name"] == "durability"] == ["warning"]
+
+
+def test_doctor_fails_when_a_check_does(run, url, tmp_path):
+    answer = run("doctor", store=f"{url}?synchronous=normal", code=1)
+    assert answer.error == "the store has a problem: durability"
+    assert "NORMAL" in answer.out
+    (tmp_path / "text.db").write_text("this is no database, whatever its name says" * 100)
+    answer = run("doctor", "--json", store=f"sqlite:///{tmp_path}/text.db", code=1)
+    assert answer.error == "the store has a problem: reachable"
+    assert not answer.document["ok"]

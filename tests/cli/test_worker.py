@@ -1,0 +1,99 @@
+"""taskharbor worker, mostly as the process that it is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from taskharbor import State
+
+
+def test_drain_executes_what_is_there_and_ends(run, harbor):
+    job = harbor.enqueue("echo", {"message": "hi"})
+    answer = run("worker", "--drain", "--json")
+    assert answer.document["counts"] == {**dict.fromkeys(map(str, State), 0), "succeeded": 1}
+    assert answer.document["worker"]
+    lines = [json.loads(line) for line in answer.err.splitlines()]
+    assert [line["message"] for line in lines if line.get("job") == job.id] == ["job succeeded"]
+    assert "only the built-in tasks are known" in lines[0]["message"]
+    assert lines[0]["tasks"] == "echo,sleep,fail"
+
+
+def test_only_the_queues_that_were_named_are_served(run, harbor):
+    jobs = [harbor.enqueue("echo", queue=queue) for queue in ("a", "b", "c")]
+    run("worker", "--drain", "--queues", "a, b", "--log-level", "error")
+    assert [job.refresh().state for job in jobs] == [State.SUCCEEDED, State.SUCCEEDED, State.READY]
+
+
+def test_options_are_checked(run):
+    assert "lease_seconds must be more than 0" in run("worker", "--drain", "--lease-seconds", "0", code=1).err
+    assert "it is empty" in run("worker", "--drain", "--queues", "a,,b", code=1).err
+
+
+def wait_for(condition, seconds=20.0):
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_jobs_finish_and_ends_with_0(started, harbor, url, number):
+    job = harbor.enqueue("sleep", {"seconds": 0.5})
+    process = started("worker", "--url", url)
+    wait_for(lambda: job.refresh().state is State.RUNNING)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert job.refresh().state is State.SUCCEEDED
+    assert "worker stopped" in err.splitlines()[-1]
+
+
+def test_after_the_grace_a_job_is_released_uncounted(started, harbor, url):
+    job = harbor.enqueue("sleep", {"seconds": 60})
+    process = started("worker", "--url", url, "--grace-seconds", "0.1")
+    wait_for(lambda: job.refresh().state is State.RUNNING)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert (job.refresh().state, job.refresh().attempts) == (State.READY, 0)
+    assert [attempt.status for attempt in job.history()] == ["released"]
+
+
+def test_a_second_signal_ends_at_once(started, harbor, url):
+    job = harbor.enqueue("sleep", {"seconds": 60})
+    process = started("worker", "--url", url)
+    wait_for(lambda: job.refresh().state is State.RUNNING)
+    process.terminate()
+    time.sleep(0.2)
+    process.terminate()
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert job.refresh().state is State.RUNNING  # until its lease runs out
+
+
+def test_an_application_s_tasks_are_executed(started, harbor, url, tmp_path):
+    (tmp_path / "shop.py").write_text(
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor()\n"
+        "@harbor.task(name='order')\n"
+        "def order(item: str) -> str:\n"
+        "    return item.upper()\n"
+    )
+    job = harbor.enqueue("order", {"item": "tea"})
+    process = started("worker", "-A", "shop:harbor", "--url", url, "--drain", cwd=tmp_path)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert job.result(timeout=0) == "TEA"
+
+
+def test_a_store_that_cannot_be_opened_is_one_line(started):
+    process = started("worker", "--url", "sqlite:////no/such/folder/x.db", "--log-level", "error")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert err.startswith("Error: ")
+    assert len(err.splitlines()) == 1
+    assert out == ""

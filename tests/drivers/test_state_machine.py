@@ -1,0 +1,135 @@
+"""Every driver of ours against the memory reference, and the machine itself against drivers with planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import Phase
+from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
+
+from taskharbor import conformance
+from taskharbor.clock import Clock
+from taskharbor.conformance.machine import bound, machine_settings
+from taskharbor.drivers.base import (
+    Answer,
+    Claim,
+    ClaimRequest,
+    Delete,
+    Enqueued,
+    Operated,
+    Operation,
+    Settled,
+    Transition,
+    Verdict,
+)
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.job import NewJob
+from tests.drivers.test_conformance import fresh_sqlite
+
+# A failure is shrunk to its shortest story before it is told, which may take minutes.
+pytestmark = pytest.mark.timeout(900)
+
+# Compared with itself: this proves only that the machine tells no story that the reference cannot follow.
+TestMemoryMachine = conformance.state_machine(MemoryDriver, examples=25)
+TestSQLiteMachine = conformance.state_machine(fresh_sqlite)
+
+
+# -- the machine can fail ------------------------------------------------------------------------
+
+
+class ForgetsNumbers(MemoryDriver):
+    """Settles whatever attempt is current, and not the one that was named."""
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        records = await self.get([each.job_id for each in transitions], now=now)
+        pairs = zip(transitions, records, strict=True)
+        current = [replace(each, number=record.number) if record else each for each, record in pairs]
+        return await super().settle(current, now=now)
+
+
+class IgnoresPause(MemoryDriver):
+    """Shows that a queue is paused, and hands out its jobs all the same."""
+
+    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
+        paused = [queue.name for queue in await self.queues(now=now) if queue.paused]
+        for queue in paused:
+            await self.pause(queue, False)
+        claim = await super().claim(request, now=now)
+        for queue in paused:
+            await self.pause(queue, True)
+        return claim
+
+
+class KeepsKeysOfTheDeleted(MemoryDriver):
+    """Answers a key with a job that is gone."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._ghosts: dict[tuple[str, str], str] = {}
+
+    async def operate(
+        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+    ) -> list[Operated]:
+        records = await self.get(ids, now=now)
+        answers = await super().operate(operation, ids, now=now)
+        for record, answer in zip(records, answers, strict=True):
+            if isinstance(operation, Delete) and answer.verdict is Verdict.DONE and record:
+                self._ghosts[record.queue, record.idempotency_key or ""] = record.id
+        return answers
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
+        ghosts = [self._ghosts.get((job.queue, job.idempotency_key or "no")) for job in jobs]
+        return [
+            replace(answer, id=ghost, existed=True) if ghost else answer
+            for ghost, answer in zip(ghosts, await super().enqueue(jobs, now=now), strict=True)
+        ]
+
+
+class LosesThePlace(MemoryDriver):
+    """Sends a job that is handed back to the end of the line."""
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        return await super().settle([replace(each, delay=each.delay or 0) for each in transitions], now=now)
+
+
+class BelievesEveryOutcome(MemoryDriver):
+    """Answers done to a second outcome of an attempt that is over."""
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        answers = await super().settle(transitions, now=now)
+        return [replace(each, answer=Answer.DONE) if each.recorded else each for each in answers]
+
+
+class RemembersStepsForEver(MemoryDriver):
+    """Shows the steps of an occurrence that is over."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._steps: dict[str, dict[str, str]] = {}
+
+    async def steps(self, job_id: str) -> dict[str, str]:
+        return self._steps.setdefault(job_id, {}) | await super().steps(job_id)
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        for each in transitions:
+            self._steps[each.job_id] = await self.steps(each.job_id)
+        return await super().settle(transitions, now=now)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        ForgetsNumbers,
+        IgnoresPause,
+        KeepsKeysOfTheDeleted,
+        LosesThePlace,
+        BelievesEveryOutcome,
+        RemembersStepsForEver,
+    ],
+)
+def test_state_machine_finds_planted_bugs(broken: type[MemoryDriver]) -> None:
+    settings = machine_settings(400, database=None, derandomize=True, phases=[Phase.generate])
+    with pytest.raises(AssertionError, match="the driver differs from the reference"):
+        run_state_machine_as_test(bound(broken), settings=settings)
