@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import from_micros
+from taskharbor.codec import clean_text
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Progress
 
@@ -69,11 +70,15 @@ class Context:
         """Tell how far the work is, from 0 to 1; it is stored with the next batch and shown with the job."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ConfigurationError(f"progress takes a fraction from 0 to 1, not {fraction!r}")
-        self._execution.report(Progress(float(fraction), str(message)[:PROGRESS_MESSAGE_MAX]))
+        self._execution.report(Progress(float(fraction), _message(message)))
 
     def enqueue(self, signature: Signature[Any]) -> str:
         """Enqueue a child, and give its id: it will exist if and only if this attempt succeeds."""
         return self._execution.add_child(signature)
+
+
+def _message(message: object) -> str:
+    return clean_text(str(message)[:PROGRESS_MESSAGE_MAX], PROGRESS_MESSAGE_MAX)
 
 
 class ContextLogger(logging.LoggerAdapter[logging.Logger]):

@@ -79,25 +79,6 @@ class JobCancelled(JobError):
     """The job was cancelled, so it has no result."""
 
 
-# -- leases: why a store refused a write ---------------------------------------------------------
-
-
-class LeaseError(JobError):
-    """A write that was fenced off; nothing was changed."""
-
-
-class NotRunning(LeaseError):
-    """No lease covers the job: it has been settled, collected or was never claimed."""
-
-
-class LeaseMismatch(LeaseError):
-    """Another lease, or another attempt number, covers the job."""
-
-
-class LeaseExpired(LeaseError):
-    """This lease covers the job, but its time is over."""
-
-
 # -- the store -----------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 
 logger = logging.getLogger("taskharbor.events")
@@ -29,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Event(Struct, frozen=True):
-    """Something that happened to a job; it has been committed."""
+    """Something that happened to a job. All but `started` are told after the store has committed it."""
 
     name: str
     job_id: str
@@ -52,10 +53,17 @@ class Events:
         self._thread = _SubscriberThread()
 
     def subscribe(self, name: str, subscriber: F) -> F:
-        if name not in EVENT_NAMES:
-            raise ConfigurationError(f"no event is called {name!r}; the events are {', '.join(EVENT_NAMES)}")
+        self.check_name(name)
+        if not callable(subscriber):
+            raise ConfigurationError(f"a subscriber is a function of one event, not {shorten(subscriber)}")
         self._subscribers.setdefault(name, []).append(subscriber)
         return subscriber
+
+    def check_name(self, name: str) -> None:
+        if name not in EVENT_NAMES:
+            raise ConfigurationError(
+                f"no event is called {shorten(name)}; the events are {', '.join(EVENT_NAMES)}"
+            )
 
     def wanted(self, name: str) -> bool:
         return name in self._subscribers
@@ -75,7 +83,7 @@ class Events:
     async def drain(self, seconds: float) -> None:
         """Let subscribers on this loop finish, for a while."""
         loop = asyncio.get_running_loop()
-        mine = [task for task in self._tasks if task.get_loop() is loop]
+        mine = [task for task in list(self._tasks) if task.get_loop() is loop]
         if mine:
             await asyncio.wait(mine, timeout=seconds)
 
@@ -124,7 +132,8 @@ class _SubscriberThread:
             self._queue.put(None, timeout=seconds)
         except queue.Full:
             return
-        self._thread.join(seconds)
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
         self._thread = None
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from taskharbor.client.facade import synced
-from taskharbor.clock import from_micros
+from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import decode_payload
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
 from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, JobRecord, Progress, Reason, State
@@ -37,6 +37,9 @@ class Job(Generic[R_co]):
         raise AttributeError(
             f"a Job is a record and does not change; harbor.jobs.update(job.id, {name}=…) does"
         )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Job is a record and does not change; {name} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self._record == other._record
@@ -181,6 +184,8 @@ class Job(Generic[R_co]):
         Raises JobFailed if it is dead, JobCancelled if it was cancelled, JobNotFound if it is gone, and
         TimeoutError when `timeout` seconds have passed.
         """
+        if timeout is not None:
+            timeout = check_seconds(timeout, "timeout")
         driver = self._harbor.driver
         give_up_at = None if timeout is None else driver.clock.monotonic() + timeout
         while True:

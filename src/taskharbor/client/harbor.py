@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -15,8 +16,9 @@ from taskharbor.client.operators import DeadLetters, Jobs, Queues
 from taskharbor.client.options import EnqueueOptions, checked_options, new_job
 from taskharbor.client.retention import Retention
 from taskharbor.client.task import Signature, Task, default_name, merged
+from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
 from taskharbor.clock import Clock, from_micros
-from taskharbor.codec import checked_name, decode_result, encode_payload
+from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
 from taskharbor.collecting import collect_expired
 from taskharbor.context import Context
 from taskharbor.drivers.base import Driver, Enqueued
@@ -49,7 +51,7 @@ class Harbor:
         driver: Driver | None = None,
         retention: Mapping[str, float | None] | None = None,
     ) -> None:
-        self.url = url or os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
+        self.url = url if url is not None else os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
         self.driver = driver if driver is not None else driver_for(self.url, clock)
         self.retention = Retention.of(retention)
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
@@ -102,18 +104,20 @@ class Harbor:
 
     def register(self, task: Task[Any, Any, Any, Any]) -> None:
         """Make a task known by its name and its aliases."""
-        for name in (task.name, *task.aliases):
+        names = (task.name, *task.aliases)
+        for name in names:
             known = self.tasks.get(name)
             # The same function may be declared again: a module is reloaded, a notebook's cell is run twice.
-            if known is not None and (known.__module__, known.__name__) != (task.__module__, task.__name__):
+            if known is not None and known.origin != task.origin:
                 raise ConfigurationError(
-                    f"two tasks are called {name!r}: {known.__module__}.{known.__name__} and "
-                    f"{task.__module__}.{task.__name__}; give one of them another name"
+                    f"two tasks are called {name!r}: {known.origin} and {task.origin}; "
+                    "give one of them another name"
                 )
-            self.tasks[name] = task
+        self.tasks.update(dict.fromkeys(names, task))
 
     def on(self, name: str) -> Callable[[F], F]:
         """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
+        self.events.check_name(name)
         return lambda subscriber: self.events.subscribe(name, subscriber)
 
     def on_worker_start(self, hook: F) -> F:
@@ -137,7 +141,7 @@ class Harbor:
         self, task: str, payload: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Job[Any]:
         """Store a job by the task's name, without having its handler's code."""
-        [job] = await self.store([self._by_name(task, payload or {}, dict(options))])
+        [job] = await self.store([self._by_name(task, payload, dict(options))])
         return job
 
     enqueue = synced(aenqueue)
@@ -148,19 +152,22 @@ class Harbor:
 
     enqueue_many = synced(aenqueue_many)
 
-    def _by_name(self, name: str, payload: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
+    def _by_name(self, name: str, payload: Mapping[str, Any] | None, options: dict[str, Any]) -> NewJob:
         checked = checked_options(options)
-        task = self.tasks.get(name)
+        task = self.tasks.get(checked_name("task", name))
+        text = encode_payload({} if payload is None else payload)
         if task is None:
-            return new_job(checked_name("task", name), encode_payload(payload), checked)
-        text = encode_payload(payload)
+            return new_job(name, text, checked)
         task.plan.decode(text)  # validated against the declaration, since it is here
         return new_job(task.name, text, merged(task._options, checked))
 
     async def store(self, jobs: list[NewJob]) -> list[Job[Any]]:
         """Hand jobs to the store; handles of what now stands for each."""
+        block = block_of(self)
+        if block is not None:
+            block.refuse_when_over()
         answers = await self.driver.enqueue(jobs)
-        if self.events.wanted("enqueued"):
+        if block is None and self.events.wanted("enqueued"):
             self._tell_enqueued(jobs, answers)
         if not any(answer.existed for answer in answers):
             return [Job(_record(job, a), self, existed=False) for job, a in zip(jobs, answers, strict=True)]
@@ -184,10 +191,29 @@ class Harbor:
                     )
                 )
 
+    def tell_cancelled(self, record: JobRecord) -> None:
+        """An operator ended a job that was not running."""
+        if self.events.wanted("cancelled"):
+            self.events.emit(
+                Event(
+                    "cancelled",
+                    record.id,
+                    record.task,
+                    record.queue,
+                    from_micros(record.finished_at or record.enqueued_at),
+                    correlation_id=record.options.correlation_id,
+                    reason=record.reason,
+                )
+            )
+
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        """Enqueue inside the caller's own transaction: the jobs exist if and only if it commits."""
-        with self.driver.transaction(connection):
+        """Enqueue inside the caller's own transaction: the jobs exist if and only if it commits.
+
+        Only enqueueing takes part in it. No `enqueued` event is told of these jobs, because only the caller
+        knows whether they came to be.
+        """
+        with self.driver.transaction(connection), transaction_block(self, connection):
             yield
 
     # -- upkeep --
@@ -199,20 +225,26 @@ class Harbor:
     migrate = synced(amigrate)
 
     async def aprune(self, limit: int | None = None) -> int:
-        """Delete finished jobs that are older than the retention allows; how many."""
+        """Delete finished jobs that are older than the retention allows, at most `limit`; how many."""
+        refuse_inside_transaction(self, "prune")
         return await self.retention.prune(self.driver, limit)
 
     prune = synced(aprune)
 
     async def collect_expired(self, job_id: str) -> bool:
         """If the job only looks like running, because its lease has expired: settle that first."""
-        [record] = await self.driver.get([job_id])
-        if record is None or not record.lease_expired:
-            return False
-        await collect_expired(self.driver)
-        return True
+        collected = False
+        while True:
+            [record] = await self.driver.get([job_id])
+            if record is None or not record.lease_expired:
+                return collected
+            # Those that expired earlier come first, and only so many at a time.
+            if not await collect_expired(self.driver):
+                return collected
+            collected = True
 
     def decode_result(self, record: JobRecord) -> Any:
+        """What the job's handler returned, in the type its task declares where the task is known."""
         task = self.tasks.get(record.task)
         if task is not None:
             return task.decode_result(record.result)
@@ -255,7 +287,7 @@ class Declaration:
     ) -> None:
         self._harbor = harbor
         self._name = name
-        self._aliases = tuple(checked_name("task", alias) for alias in aliases)
+        self._aliases = _checked_aliases(aliases)
         self._parameter_aliases = parameter_aliases
         self._options = options
         unfit = {"run_at", "delay", "id", "idempotency_key", "expires_at", "correlation_id"} & options.keys()
@@ -280,6 +312,7 @@ class Declaration:
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
+        _refuse_unfit(function)
         task: Task[Any, Any, Any, Any] = Task(
             self._harbor,
             function,
@@ -292,6 +325,23 @@ class Declaration:
         return task
 
 
+def _checked_aliases(aliases: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(aliases, str) or not isinstance(aliases, Iterable):
+        raise ConfigurationError(f"aliases must be a list of names, not {shorten(aliases)}")
+    return tuple(checked_name("task", alias) for alias in aliases)
+
+
+def _refuse_unfit(function: object) -> None:
+    if not callable(function):
+        raise ConfigurationError(
+            f"a task is a function, not {shorten(function)}; to give it a name: @harbor.task(name=…)"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{shorten(function)} is a generator, which has no result of its own; let the task return a value"
+        )
+
+
 def _checked_signature(signature: Signature[Any]) -> Signature[Any]:
     if not isinstance(signature, Signature):
         raise ConfigurationError(
@@ -302,7 +352,7 @@ def _checked_signature(signature: Signature[Any]) -> Signature[Any]:
 
 def _record(job: NewJob, answer: Enqueued) -> JobRecord:
     return JobRecord(
-        job.id,
+        answer.id,
         job.task,
         job.payload,
         job.queue,

@@ -16,10 +16,13 @@ from taskharbor.client.options import (
     checked_priority,
     checked_tags,
     checked_timeout,
+    refuse_huge,
     refuse_unknown,
 )
+from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.clock import from_micros, to_micros
 from taskharbor.codec import checked_name, encode_payload, shorten
+from taskharbor.collecting import collect_expired
 from taskharbor.drivers.base import (
     Cancel,
     Delete,
@@ -33,12 +36,13 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound
 from taskharbor.job import Delivery, JobFilter, JobRecord, State
-from taskharbor.lifecycle import CANCELLABLE, DELETABLE
+from taskharbor.lifecycle import CANCELLABLE, DELETABLE, REQUEUEABLE
 from taskharbor.retry import resolve_max_attempts
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
+FILTERS = frozenset(JobFilter.__struct_fields__)
 PAGE_MAX = 1_000
 BULK_PAGE = 500
 CHANGEABLE_OPTIONS = frozenset(
@@ -78,13 +82,14 @@ class _Operator:
     async def _operate(self, operation: Operation, id: object, wanted: str) -> Operated:
         """Do it to one job, or raise what stands against it."""
         job_id = checked_id(id)
+        refuse_inside_transaction(self._harbor, "this")
         # A job whose lease has expired only looks like running: the policy puts it where it belongs first.
         await self._harbor.collect_expired(job_id)
         [answer] = await self._harbor.driver.operate(operation, [job_id])
         if answer.verdict is Verdict.NOT_FOUND:
             raise _not_found(job_id)
         if answer.verdict is Verdict.CONFLICT:
-            raise JobConflict(job_id, f"job {job_id} is {answer.state}, so it cannot be {wanted}")
+            raise _conflict(job_id, answer.state, wanted)
         return answer
 
     async def _matching(self, where: JobFilter) -> AsyncIterator[list[JobRecord]]:
@@ -99,12 +104,22 @@ class _Operator:
 
     async def _operate_all(self, operation: Operation, where: JobFilter, allowed: frozenset[State]) -> int:
         """Do it to every job that matches and allows it; how many that were."""
+        refuse_inside_transaction(self._harbor, "this")
+        await collect_expired(self._harbor.driver)
         done = 0
         async for jobs in self._matching(where):
             ids = [job.id for job in jobs if job.state in allowed]
             answers = await self._harbor.driver.operate(operation, ids)
             done += sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
+            if isinstance(operation, Cancel):
+                await self._tell_cancelled([a.job_id for a in answers if a.verdict is Verdict.DONE])
         return done
+
+    async def _tell_cancelled(self, ids: list[str]) -> None:
+        if self._harbor.events.wanted("cancelled"):
+            for record in await self._harbor.driver.get(ids):
+                if record is not None:
+                    self._harbor.tell_cancelled(record)
 
 
 class Jobs(_Operator):
@@ -150,8 +165,11 @@ class Jobs(_Operator):
 
     async def acancel(self, id: object) -> Job[Any]:
         """End a job that has not begun; ask a running one to end."""
-        await self._operate(Cancel(), id, "cancelled")
-        return await self.aget(id)
+        answer = await self._operate(Cancel(), id, "cancelled")
+        job = await self.aget(id)
+        if answer.verdict is Verdict.DONE:  # a running one ends in its worker, which tells of it then
+            self._harbor.tell_cancelled(job.record)
+        return job
 
     cancel = synced(acancel)
 
@@ -176,19 +194,19 @@ class Jobs(_Operator):
 
     async def acancel_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
         """Cancel every job that matches and is not finished; how many."""
-        return await self._operate_all(Cancel(), filter or job_filter(**where), CANCELLABLE)
+        return await self._operate_all(Cancel(), _asked(filter, where), CANCELLABLE)
 
     cancel_all = synced(acancel_all)
 
     async def adelete_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
         """Delete every job that matches and is not running; how many."""
-        return await self._operate_all(Delete(), filter or job_filter(**where), DELETABLE)
+        return await self._operate_all(Delete(), _asked(filter, where), DELETABLE)
 
     delete_all = synced(adelete_all)
 
     async def acounts(self, queue: str | None = None) -> dict[str, int]:
         """How many jobs stand in each of the seven states."""
-        counts = await self._harbor.driver.counts(queue and checked_name("queue", queue))
+        counts = await self._harbor.driver.counts(None if queue is None else checked_name("queue", queue))
         return {str(state): count for state, count in counts.items()}
 
     counts = synced(acounts)
@@ -238,16 +256,20 @@ class DeadLetters(_Operator):
         *,
         force: bool = False,
     ) -> Job[Any]:
-        """Begin a new run of a dead (or cancelled) job. An at_most_once one needs `force=True`."""
+        """Begin a new run of a dead (or cancelled) job. An at_most_once one that was claimed needs `force=True`."""
+        operation = _requeue(run_at, reset_attempts)
+        refuse_inside_transaction(self._harbor, "this")
+        await self._harbor.collect_expired(checked_id(id))
         job = await self._harbor.jobs.aget(id)
-        if job.delivery is Delivery.AT_MOST_ONCE and job.state is State.DEAD and not force:
+        wanted = "requeued: only a dead or cancelled one can"
+        if job.state not in REQUEUEABLE:
+            raise _conflict(job.id, job.state, wanted)
+        if job.delivery is Delivery.AT_MOST_ONCE and job.number and not force:
             raise JobConflict(
                 job.id,
                 f"job {job.id} is at_most_once and may have been executed; give force=True to run it again",
             )
-        await self._operate(
-            _requeue(run_at, reset_attempts), id, "requeued: only a dead or cancelled one can"
-        )
+        await self._operate(operation, id, wanted)
         return await self._harbor.jobs.aget(id)
 
     requeue = synced(arequeue)
@@ -262,9 +284,13 @@ class DeadLetters(_Operator):
         **where: Any,
     ) -> int:
         """Requeue every dead job that matches; how many. Jobs that are at_most_once are left alone."""
-        asked = filter or job_filter(**where)
+        asked = _asked(filter, where)
+        if asked.state not in (None, State.DEAD):
+            raise ConfigurationError(f"only dead jobs are in the dead-letter queue, not {asked.state} ones")
         dead = JobFilter(State.DEAD, asked.queue, asked.task, asked.tag)
         operation = _requeue(run_at, reset_attempts)
+        refuse_inside_transaction(self._harbor, "this")
+        await collect_expired(self._harbor.driver)
         done = 0
         async for jobs in self._matching(dead):
             ids = [job.id for job in jobs if job.delivery is not Delivery.AT_MOST_ONCE]
@@ -277,7 +303,9 @@ class DeadLetters(_Operator):
     async def adiscard(self, id: object) -> Job[Any]:
         """Take a dead job out of the queue for good: it becomes cancelled, reason discarded."""
         await self._operate(Discard(), id, "discarded: only a dead one can")
-        return await self._harbor.jobs.aget(id)
+        job = await self._harbor.jobs.aget(id)
+        self._harbor.tell_cancelled(job.record)
+        return job
 
     discard = synced(adiscard)
 
@@ -305,15 +333,20 @@ class Queues(_Operator):
 
     async def apause(self, name: str) -> None:
         """Stop this queue's jobs from being claimed; those claimed but not begun are handed back."""
-        await self._harbor.driver.pause(checked_name("queue", name), True)
+        await self._set_paused(name, True)
 
     pause = synced(apause)
 
     async def aresume(self, name: str) -> None:
         """Let this queue's jobs be claimed again."""
-        await self._harbor.driver.pause(checked_name("queue", name), False)
+        await self._set_paused(name, False)
 
     resume = synced(aresume)
+
+    async def _set_paused(self, name: str, paused: bool) -> None:
+        queue = checked_name("queue", name)
+        refuse_inside_transaction(self._harbor, "this")
+        await self._harbor.driver.pause(queue, paused)
 
 
 def job_filter(
@@ -326,10 +359,24 @@ def job_filter(
     """A filter from what a caller gave, each part checked."""
     return JobFilter(
         None if state is None else _state(state),
-        queue and checked_name("queue", queue),
-        task and checked_name("task", task),
-        tag and checked_name("tag", tag),
+        None if queue is None else checked_name("queue", queue),
+        None if task is None else checked_name("task", task),
+        None if tag is None else checked_name("tag", tag),
     )
+
+
+def _asked(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
+    """What a bulk operation means: one filter, or its parts as keywords; never more than was written."""
+    if filter is None:
+        refuse_unknown(where, FILTERS)
+        return job_filter(**where)
+    if where:
+        raise ConfigurationError("a filter and its parts as keywords were both given; give one of them")
+    if not isinstance(filter, JobFilter):
+        raise ConfigurationError(
+            f"a filter is a JobFilter, not {shorten(filter)}; or give its parts: queue=…, task=…, tag=…"
+        )
+    return job_filter(state=filter.state, queue=filter.queue, task=filter.task, tag=filter.tag)
 
 
 def _state(value: object) -> State:
@@ -344,6 +391,7 @@ def _state(value: object) -> State:
 def _update(changes: Mapping[str, Any]) -> Update:
     if not changes:
         raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE_OPTIONS))}")
+    refuse_huge(dict(changes))
     fields: dict[str, Any] = {}
     for name, value in changes.items():
         match name:
@@ -375,7 +423,16 @@ def _limit(limit: int) -> int:
 
 
 def _cursor(cursor: str | None) -> str | None:
-    return None if cursor is None else checked_id(cursor)
+    try:
+        return None if cursor is None else checked_id(cursor)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"a cursor is the next_cursor of an earlier page, a UUID, not {shorten(cursor)}"
+        ) from None
+
+
+def _conflict(job_id: str, state: State | None, wanted: str) -> JobConflict:
+    return JobConflict(job_id, f"job {job_id} is {state}, so it cannot be {wanted}")
 
 
 def _not_found(job_id: str) -> JobNotFound:

@@ -63,9 +63,17 @@ def refuse_unknown(options: dict[str, Any], allowed: frozenset[str] = OPTION_NAM
         )
 
 
+def refuse_huge(options: dict[str, Any]) -> None:
+    """An integer that no option takes, and that Python would refuse even to print in an error."""
+    for name, value in options.items():
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise ConfigurationError(f"{name} cannot be an integer of {value.bit_length():,} bits")
+
+
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """The same options in the store's terms (`NewJob` and `Options` fields), or one clear error."""
     refuse_unknown(options)
+    refuse_huge(options)
     if options.get("run_at") is not None and options.get("delay") is not None:
         raise ConfigurationError("run_at and delay say the same thing; give one of them")
     checked: dict[str, Any] = {}
@@ -119,7 +127,7 @@ def checked_priority(value: object) -> int:
             f"priority must be a whole number from {PRIORITY_MIN} to {PRIORITY_MAX} (higher runs first), "
             f"not {shorten(value)}"
         )
-    return value
+    return int(value)
 
 
 def checked_delivery(value: object) -> Delivery:
@@ -166,5 +174,6 @@ __all__ = [
     "checked_options",
     "new_id",
     "new_job",
+    "refuse_huge",
     "refuse_unknown",
 ]

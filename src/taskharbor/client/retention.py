@@ -26,6 +26,10 @@ class Retention(Struct, frozen=True):
 
     @classmethod
     def of(cls, given: Mapping[str, float | None] | None) -> Retention:
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f'retention maps states to seconds, such as {{"succeeded": 86400}}, not {shorten(given)}'
+            )
         for state, seconds in (given or {}).items():
             if state not in TERMINAL:
                 raise ConfigurationError(
@@ -37,6 +41,10 @@ class Retention(Struct, frozen=True):
 
     async def prune(self, driver: Driver, limit: int | None = None) -> int:
         """Delete what is older, in small transactions; how many jobs."""
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise ConfigurationError(
+                f"limit must be a whole number from 0, or None for all, not {shorten(limit)}"
+            )
         now = await driver.now()
         before = {
             state: now - seconds_to_micros(seconds)

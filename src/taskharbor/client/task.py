@@ -14,7 +14,7 @@ from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.options import EnqueueOptions, checked_options, new_job
 from taskharbor.codec import decode_hook, decode_payload, decode_result, shorten
-from taskharbor.errors import PayloadError
+from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import Delivery, NewJob
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.signature import CallPlan
@@ -41,6 +41,7 @@ class Signature(Generic[R]):
         self.options = options
 
     def new_job(self) -> NewJob:
+        """The job that this stands for, its arguments validated."""
         return self.task.new_job((), self.arguments, self.options)
 
     def __repr__(self) -> str:
@@ -92,14 +93,16 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self.name = name
         self.aliases = aliases
         self.plan = CallPlan.of(function, task=name, parameter_aliases=parameter_aliases)
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
+        )
         self._task = self
         self._options = checked_options(dict(options))
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
         self._decode_result = _result_decoder(function)
         self.__name__ = getattr(function, "__name__", name)
-        self.__doc__ = function.__doc__
-        self.__module__ = function.__module__
+        self.__doc__ = getattr(function, "__doc__", None)
+        self.__module__ = getattr(function, "__module__", None) or __name__
         self.__wrapped__ = function
 
     def __call__(self, *args: C.args, **kwargs: C.kwargs) -> V:
@@ -111,6 +114,11 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
         """The same task with options for what is enqueued through it."""
         return UsingOptions(self, merged(self._options, checked_options(dict(options))))
+
+    @property
+    def origin(self) -> str:
+        """Where its function was written; the same when the module is loaded again."""
+        return f"{self.__module__}.{getattr(self.function, '__qualname__', None) or self.__name__}"
 
     # -- what the worker asks --
 
@@ -137,9 +145,11 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     # -- what the client asks --
 
     def new_job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
+        """A job of this task, its arguments validated, ready to be stored."""
         return new_job(self.name, self.plan.encode(args, kwargs), options)
 
     def decode_result(self, text: str | None) -> Any:
+        """A stored result in the type that the function's annotation names, where JSON can carry it."""
         return None if text is None else self._decode_result(text)
 
 
@@ -151,6 +161,7 @@ class UsingOptions(Enqueueable[P, R]):
         self._options = options
 
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
+        """The same with further options; what is given last holds."""
         return UsingOptions(self._task, merged(self._options, checked_options(dict(options))))
 
     def __repr__(self) -> str:
@@ -170,13 +181,19 @@ def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def default_name(function: Callable[..., Any]) -> str:
     """`module.function`, the same whether the module is imported or run as a script."""
+    name = getattr(function, "__qualname__", "<")
+    if name.endswith("<lambda>") or name == "<":
+        raise ConfigurationError(
+            f"{shorten(function)} has no name of its own that its jobs could be stored under; "
+            "give one: harbor.task(name=…)(…)"
+        )
     module = function.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         file = getattr(main, "__file__", None)
         module = spec.name if spec is not None else Path(file).stem if file else "main"
-    return f"{module}.{function.__qualname__}".replace(".<locals>", "")
+    return f"{module}.{name}".replace(".<locals>", "")
 
 
 def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -201,7 +218,7 @@ def _result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
     def decode(text: str) -> Any:
         try:
             return typed(text)
-        except msgspec.ValidationError:  # what was stored is not what the annotation says now
+        except Exception:  # noqa: BLE001 - what was stored is not what the annotation says now
             return decode_result(text)
 
     return decode

@@ -13,7 +13,7 @@ to be cleaned up comes from a context manager instead, synchronous or asynchrono
     @contextmanager
     def fresh(clock):
         with TemporaryDirectory() as directory:
-            yield SQLiteDriver(Path(directory) / "jobs.db", clock=clock)
+            yield SQLiteDriver(f"{directory}/jobs.db", clock=clock)
 
     TestSQLite = conformance.suite(fresh, another=lambda driver, clock: SQLiteDriver(driver.path, clock=clock))
 
@@ -64,8 +64,8 @@ def suite(factory: Factory, *, another: Another | None = None, threads: bool = T
 def state_machine(factory: Factory, *, examples: int | None = None) -> type[TestCase]:
     """A test case that does the same random things to the driver and to the memory reference, and compares.
 
-    `examples` is how many stories it tells; by default $TASKHARBOR_CONFORMANCE_EXAMPLES, or some half a minute's
-    worth. Bind it to a name that begins with `Test`.
+    `examples` is how many stories it tells: by default some half a minute's worth, or what
+    $TASKHARBOR_CONFORMANCE_EXAMPLES says, for a longer search. Bind it to a name that begins with `Test`.
     """
     from taskharbor.conformance.machine import case_for
 

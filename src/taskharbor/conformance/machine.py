@@ -46,6 +46,7 @@ T = TypeVar("T")
 Draw = st.DataObject
 Verb = Callable[["DriverMachine", Draw], None]
 
+EXAMPLES = 60
 EXAMPLES_VARIABLE = "TASKHARBOR_CONFORMANCE_EXAMPLES"
 
 VERBS: dict[str, Verb] = {}
@@ -262,11 +263,14 @@ class DriverMachine(RuleBasedStateMachine):
         outcomes = data.draw(st.lists(stories.outcomes, min_size=1, max_size=2), label="outcomes")
         self._settle([self._transition(self._held(data), outcome) for outcome in outcomes])
 
-    @verb(2, NEEDS_A_LEASE)
+    @verb(3, NEEDS_A_LEASE)
     def settle_all(self, data: Draw) -> None:
-        """Finish all that is held, or hand it back."""
-        ending = data.draw(st.sampled_from((SUCCESS, HAND_BACK)), label="ending")
-        self._settle([self._reference.transition(held, *ending) for _, held in sorted(self._live.items())])
+        """Finish all that is held, for good or until its next occurrence, or hand it back."""
+        outcome = data.draw(
+            st.sampled_from(((SUCCESS, []), (HAND_BACK, []), (SUCCESS, [{"occurrence": (0, 0)}]))),
+            label="outcome",
+        )
+        self._settle([self._transition(held, outcome) for _, held in sorted(self._live.items())])
 
     @verb(2, NEEDS_A_CLAIM)
     def settle_whatever(self, data: Draw) -> None:
@@ -298,7 +302,7 @@ class DriverMachine(RuleBasedStateMachine):
 
     # -- notes --
 
-    @verb(2, NEEDS_A_LEASE)
+    @verb(3, NEEDS_A_LEASE)
     def note(self, data: Draw) -> None:
         held = self._held(data)
         name = data.draw(st.sampled_from(("charge", "'")), label="step")
@@ -334,10 +338,10 @@ class DriverMachine(RuleBasedStateMachine):
         operation = stories.operation_at(operation, self.now)
         self.both(lambda store: store.run(store.driver.operate(operation, job_ids, now=store.now)))
 
-    @verb(1)
+    @verb(2)
     def pause(self, data: Draw) -> None:
         queue = data.draw(stories.queue_names, label="queue")
-        paused = data.draw(stories.rarely, label="paused")
+        paused = data.draw(st.booleans(), label="paused")
         self.both(lambda store: store.run(store.driver.pause(queue, paused)))
 
     @verb(1)
@@ -381,11 +385,8 @@ def bound(factory: Factory) -> type[DriverMachine]:
 
 
 def machine_settings(examples: int | None, **more: Any) -> settings:
-    """As many examples as were asked for here, in the environment, or in the active Hypothesis profile."""
-    if examples is None and EXAMPLES_VARIABLE in os.environ:
-        examples = int(os.environ[EXAMPLES_VARIABLE])
-    if examples is not None:
-        more["max_examples"] = examples
+    """As many stories as were asked for here, else in the environment; the rest is Hypothesis's active profile's."""
+    more["max_examples"] = examples or int(os.environ.get(EXAMPLES_VARIABLE, EXAMPLES))
     # Without Hypothesis's search for an explanation: the shortest story is one, and the search takes minutes.
     more.setdefault("phases", [phase for phase in Phase if phase is not Phase.explain])
     return settings(deadline=None, suppress_health_check=list(HealthCheck), **more)

@@ -38,6 +38,7 @@ JOB_FEATURES: tuple[Features, ...] = (
     {"expires_at": SECOND},
     {"expires_at": HOUR},
     {"idempotency_key": "k"},
+    {"idempotency_key": "k"},
     {"idempotency_key": "'; --"},
     {"delivery": Delivery.AT_MOST_ONCE},
     {"delivery": Delivery.AT_LEAST_ONCE},
@@ -80,6 +81,7 @@ REASONS = {State.DEAD: Reason.EXHAUSTED, State.CANCELLED: Reason.CANCELLED}
 OPERATIONS: tuple[Operation, ...] = (
     Cancel(),
     Delete(),
+    Delete(),
     Discard(),
     RunNow(),
     Requeue(),
@@ -114,7 +116,7 @@ claim_requests = st.fixed_dictionaries(
         "queues": st.sampled_from((None, ("a",), ("b", "a"), ())),
         "once_limit": st.sampled_from((10, 1, 0)),
         "suspects": rarely,
-        "supervised": rarely,
+        "supervised": st.booleans(),
     }
 )
 filters = st.fixed_dictionaries(

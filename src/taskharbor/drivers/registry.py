@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from taskharbor.clock import Clock
 from taskharbor.codec import shorten
@@ -48,20 +49,26 @@ def _sqlite(url: str, clock: Clock | None) -> Driver:
     """sqlite:///relative.db, sqlite:////absolute.db, ?synchronous=normal"""
     from taskharbor.drivers.sqlite import SQLiteDriver
 
-    parts = urlsplit(url)
-    path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or not path:
+    # Not urlsplit: it drops a `#…`, and silently removes tabs and newlines, so that another file would be opened.
+    given, _, query = url.partition("://")[2].partition("?")
+    path = unquote(given.removeprefix("/"), errors="surrogateescape")
+    if not given.startswith("/") or not path:
         raise ConfigurationError(
             f"a SQLite URL has three slashes and a path, such as sqlite:///harbor.db (four for an absolute one: "
             f"sqlite:////var/lib/harbor.db), not {shorten(url)}"
         )
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if path == ":memory:":
+        raise ConfigurationError("SQLite in memory is no store for jobs; use memory://")
+    if "\0" in path:
+        raise ConfigurationError(f"the path in {shorten(url)} holds a NUL character; no file has such a name")
+    options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(options.keys() - {"synchronous"})
     if unknown:
         raise ConfigurationError(
             f"unknown option {', '.join(unknown)} in {shorten(url)}; SQLite takes ?synchronous="
         )
-    return SQLiteDriver(path, synchronous=options.get("synchronous", "FULL"), clock=clock)
+    # The file is meant as seen from here, also when the program changes its folder before it first opens it.
+    return SQLiteDriver(os.path.abspath(path), synchronous=options.get("synchronous", "FULL"), clock=clock)
 
 
 _BUILT_IN: dict[str, Callable[[str, Clock | None], Driver]] = {"memory": _memory, "sqlite": _sqlite}

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import Answer, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
-from taskharbor.job import AttemptStatus, Progress, Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, Progress, Reason, State
 from taskharbor.outcome import Outcome, Succeeded, Unfit
 from taskharbor.policy import settle_outcome, settle_unfit
 from taskharbor.retry import Decision, RetryPolicy
@@ -137,13 +137,13 @@ class Committer:
                 None,
             )  # fmt: skip
         if isinstance(outcome, Unfit):
-            history = await self._driver.history(claimed.id, UNFIT_HISTORY) if claimed.number > 1 else []
+            history = await self._history_surely(claimed.id) if claimed.number > 1 else []
             grace, now = self._unfit_grace_seconds, self._time.now()
             return settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace), None
         rules = execution.rules(self._policy)
         return settle_outcome(token, claimed, outcome, rules, started_at=execution.started_at)
 
-    async def _settle_surely(self, transitions: list[Transition]) -> list[Settled]:
+    async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
         pause = 0.05
         while True:
@@ -154,7 +154,19 @@ class Committer:
                     "the store cannot settle; trying again", extra={"fields": {"error": str(error)}}
                 )
             except Exception as error:  # noqa: BLE001 - refused for its content: find whose
+                if safe:  # there is nothing in it any more: left to its lease
+                    return [Settled(Answer.NOT_RUNNING)]
                 return await self._settle_apart(transitions, error)
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, RETRY_SECONDS_MAX)
+
+    async def _history_surely(self, job_id: str) -> list[AttemptRecord]:
+        pause = 0.05
+        while True:
+            try:
+                return await self._driver.history(job_id, UNFIT_HISTORY)
+            except StoreError as error:
+                logger.warning("the store cannot be read", extra={"fields": {"error": str(error)}})
             await self._clock.sleep(pause)
             pause = min(pause * 2, RETRY_SECONDS_MAX)
 
@@ -165,7 +177,7 @@ class Committer:
                 "the store refused a transition for its content",
                 extra={"fields": {"job": transitions[0].job_id, "error": repr(error)}},
             )
-            return await self._settle_surely([_safe(transitions[0])])
+            return await self._settle_surely([_safe(transitions[0])], safe=True)
         middle = len(transitions) // 2
         return [
             *await self._settle_surely(transitions[:middle]),
@@ -179,8 +191,7 @@ class Committer:
         ]
         try:
             await self._driver.note(batch)
-        except StoreError as error:
-            # Progress is for onlookers: the next note will do.
+        except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
             logger.warning("progress could not be stored", extra={"fields": {"error": str(error)}})
 
     async def outlive(self, token: str, jobs: list[tuple[str, int]]) -> None:

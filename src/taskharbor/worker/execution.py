@@ -162,11 +162,12 @@ class Execution:
         self.cancelled = True
         if self.interrupted is not None or self.started_at is None:
             return
+        if why is Interrupt.CANCEL and self.task is not None and not self.task.is_async:
+            return  # a sync handler is only asked to stop: the context says so
         if self.slot is not None:
             self.interrupted = why
             self.slot.cancel()
-        elif self.end is not None and why is not Interrupt.CANCEL:
-            # A sync handler is only asked to stop when its job is cancelled: the context says so.
+        elif self.end is not None:
             self.interrupted = why
             self.end()
 

@@ -19,17 +19,27 @@ from taskharbor.codec import clean_text, encode_result
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError, Unrecoverable
 from taskharbor.job import Reason
-from taskharbor.outcome import CancelledOnRequest, Expired, Failed, Interrupted, Outcome, Succeeded, Unfit
+from taskharbor.outcome import (
+    CancelledOnRequest,
+    Expired,
+    Failed,
+    HandedBack,
+    Interrupted,
+    Outcome,
+    Succeeded,
+    Unfit,
+)
 from taskharbor.retry import ErrorInfo
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.live import StoreTime
 from taskharbor.worker.stepping import Stepped
-from taskharbor.worker.threads import Call, HandlerThreads, Interruption
+from taskharbor.worker.threads import Call, HandlerThreads
 
 logger = logging.getLogger("taskharbor.worker")
 
 ERROR_MAX = 4_000  # characters of an error's text that are kept
 TRACEBACK_MAX = 16_000
+CLOSE_SECONDS = 1.0  # how long cancelled slots may take to end, in the end
 BREATH_EVERY = 32  # executions that never suspend before a slot lets the loop go round
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -67,6 +77,7 @@ class Executor:
         self._slots: list[asyncio.Task[None]] = []
         self._idle: list[asyncio.Future[None]] = []
         self._starting = 0  # taken from the buffer, not begun yet
+        self._closing = False
         self._context = contextvars.copy_context()
 
     @property
@@ -90,10 +101,16 @@ class Executor:
             self.buffer.extend(kept)
         return taken
 
+    def begin_no_more(self) -> list[Execution]:
+        """What has not begun; from here on nothing does."""
+        self._closing = True
+        return self.take_back(lambda execution: True)
+
     async def close(self) -> None:
         for slot in self._slots:
             slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
+        if self._slots:  # a handler that will not end is left behind
+            await asyncio.wait(self._slots, timeout=CLOSE_SECONDS)
         self._threads.close()
 
     # -- slots --
@@ -154,11 +171,15 @@ class Executor:
         if execution.needs_mark:
             self._starting += 1
             try:
-                if not await self._mark_at_most_once(execution):
-                    self._drop(execution)
-                    return
+                marked = await self._mark_at_most_once(execution)
             finally:
                 self._starting -= 1
+            if not marked or self._closing:  # not begun, and it shall not be
+                self._finish(execution, HandedBack())
+                return
+        if execution.cancelled:  # asked for while it waited here for its turn
+            self._finish(execution, CancelledOnRequest())
+            return
         self.begun += 1
         execution.started_at = now
         self.running[execution] = None
@@ -182,7 +203,7 @@ class Executor:
             self._finish(execution, outcome)
         if self.buffer:
             self._wake_a_slot()
-        elif not self.running:
+        else:
             self._low()
 
     # -- async handlers --
@@ -199,7 +220,9 @@ class Executor:
             if execution.interrupted is None and slot.cancelling():
                 raise  # the worker itself is being torn down
             outcome = _outcome_of_error(execution, error)
-        except (Exception, SystemExit, Interruption) as error:  # noqa: BLE001 - whatever a handler raises is its outcome
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # meant for the whole process, or the slot is being closed
+        except BaseException as error:  # noqa: BLE001 - whatever else a handler raises is its outcome
             outcome = _outcome_of_error(execution, error)
         else:
             outcome = self._outcome_of_value(execution, value)
@@ -296,8 +319,8 @@ def _outcome_of_error(execution: Execution, error: BaseException) -> Outcome:
             return CancelledOnRequest(
                 None if isinstance(error, asyncio.CancelledError) else _error_text(error)
             )
-        case Interrupt.SHUTDOWN if isinstance(error, asyncio.CancelledError | Interruption):
-            return Interrupted()
+        case Interrupt.SHUTDOWN:
+            return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
         case _:
             return _failed(error)
 

@@ -71,14 +71,16 @@ class Fetcher:
             if wanted <= 0:
                 await self._wait_for_room()
                 continue
+            was_done = self._all_done()  # what is settled during the claim may bring children
             claim = await self._claim(wanted)
             self._notice_suspects(claim)
             if len(claim.jobs) == wanted:
                 await asyncio.sleep(0)
             elif until_drained and not claim.jobs:
-                if self._suspects_since is None and self._all_done():
+                if not self._all_done():
+                    await self._wait_for_room_or_news(news)
+                elif was_done and self._suspects_since is None:
                     return
-                await self._wait_for_room()
             else:
                 await self._driver.wait(news, self._until_next(claim))
 
@@ -119,20 +121,37 @@ class Fetcher:
             suspects=suspects,
         )
         claim = await self._claim_surely(request)
-        self._time.learn(claim.now)
-        if claim.jobs:
-            lease = self._leases.add(request.token, claim.expires_at)
-            executions = [self._make(job, lease) for job in claim.jobs]
-            lease.executions = {execution.claimed.id: execution for execution in executions}
-            executor.offer(executions)
+        executor.offer(self._accepted(request, claim))
         return claim
+
+    def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:
+        if not claim.jobs:
+            return []
+        lease = self._leases.add(request.token, claim.expires_at)
+        executions = [self._make(job, lease) for job in claim.jobs]
+        lease.executions = {execution.claimed.id: execution for execution in executions}
+        return executions
 
     async def _claim_surely(self, request: ClaimRequest) -> Claim:
         """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
         pause = 0.05
         while True:
+            asked_at = self._time.asking()
+            claiming = asyncio.ensure_future(self._driver.claim(request))
             try:
-                return await self._driver.claim(request)
+                claim = await asyncio.shield(claiming)
+                self._time.learn(claim.now, asked_at)
+                return claim
+            except asyncio.CancelledError:
+                # The worker stops, but the store may be leasing jobs to it: they are handed back with the
+                # rest, not left until the lease runs out.
+                try:
+                    await asyncio.wait([claiming])
+                finally:  # cancelled again: an end is wanted now
+                    claiming.cancel()
+                if not claiming.cancelled() and claiming.exception() is None:
+                    self._executor.buffer.extend(self._accepted(request, claiming.result()))
+                raise
             except StoreError as error:
                 logger.warning("the store cannot be claimed from", extra={"fields": {"error": str(error)}})
             await self._clock.sleep(pause)
@@ -143,6 +162,18 @@ class Fetcher:
     async def _wait_for_room(self) -> None:
         await self._room.wait()
         self._room.clear()
+
+    async def _wait_for_room_or_news(self, news: int) -> None:
+        """While draining: until something ends, or until a handler that runs has enqueued something."""
+        waiting = [
+            asyncio.ensure_future(self._wait_for_room()),
+            asyncio.ensure_future(self._driver.wait(news, self._poll_seconds)),
+        ]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
 
     def _until_next(self, claim: Claim) -> float:
         """How long there is nothing to do, as far as is known; jittered, so that workers do not poll as one."""

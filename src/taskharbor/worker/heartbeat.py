@@ -54,8 +54,9 @@ class Heart:
         leases = self._leases.all()
         if not leases:
             return
+        asked_at = self._time.asking()
         heartbeat = await self._driver.extend([self._extension(lease) for lease in leases])
-        self._time.learn(heartbeat.now)
+        self._time.learn(heartbeat.now, asked_at)
         for lease, extended in zip(leases, heartbeat.leases, strict=True):
             await self._heed(lease, extended)
         if heartbeat.paused:

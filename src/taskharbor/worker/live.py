@@ -21,8 +21,17 @@ class StoreTime:
     def now(self) -> int:
         return self._clock.now() + self._ahead
 
-    def learn(self, store_now: int) -> None:
-        self._ahead = store_now - self._clock.now()
+    def asking(self) -> int:
+        """By our own clock: when the store is being asked. For `learn`."""
+        return self._clock.now()
+
+    def learn(self, store_now: int, asked_at: int) -> None:
+        """The store read its clock at some moment between our asking and its answer.
+
+        An estimate that agrees with this is kept: an answer that took long must not make us late.
+        """
+        least, most = store_now - self._clock.now(), store_now - asked_at
+        self._ahead = min(max(self._ahead, least), most)
 
 
 class LiveLease:

@@ -49,6 +49,6 @@ class Maintenance:
         ):
             [record] = await self._driver.get([transition.job_id])
             if record is not None:
-                self._reporter.collected(transition, settled, record.task, record.queue)
+                self._reporter.collected(transition, settled, record)
         while await self._driver.expire(EXPIRE_BATCH) == EXPIRE_BATCH:
             pass

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from msgspec.structs import replace
+
 from taskharbor.client.events import Event, Events
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Answer, Settled, Transition
-from taskharbor.job import AttemptStatus, State
+from taskharbor.job import AttemptStatus, JobRecord, State
 from taskharbor.retry import Decision
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import StoreTime
@@ -92,29 +94,45 @@ class Reporter:
             fields["recorded"] = str(settled.recorded)
         logger.warning("the lease was lost; nothing was committed", extra={"fields": fields})
 
-    def collected(self, transition: Transition, settled: Settled, task: str, queue: str) -> None:
+    def collected(self, transition: Transition, settled: Settled, record: JobRecord) -> None:
         """A job of a worker that vanished."""
         fields: dict[str, Any] = {
-            "job": transition.job_id,
-            "task": task,
-            "queue": queue,
+            "job": record.id,
+            "task": record.task,
+            "queue": record.queue,
             "attempt": transition.number,
+            "worker": transition.worker,
         }
-        fields["worker"] = transition.worker
-        dead = settled.state is State.DEAD
-        message = "job is dead" if dead else "job was lost with its worker and runs again"
-        logger.log(
-            logging.ERROR if dead else logging.WARNING,
-            message,
-            extra={"fields": fields | ({"reason": str(transition.reason)} if dead else {})},
-        )
-        at = from_micros(settled.at)
-        about = (transition.job_id, task, queue, at)
-        self._events.emit(Event("lost", *about, attempt=transition.number, worker=transition.worker))
-        if dead:
-            reason = str(transition.reason)
+        if record.options.correlation_id is not None:
+            fields["correlation_id"] = record.options.correlation_id
+        self._emit_collected("lost", transition, settled, record)
+        if settled.state is State.DEAD:
+            fields["reason"] = str(transition.reason)
+            logger.error("job is dead", extra={"fields": fields})
+            self._emit_collected("dead", transition, settled, record, reason=str(transition.reason))
+        elif settled.state is State.CANCELLED:
+            logger.warning("job was lost with its worker and is cancelled, as asked", extra={"fields": fields})
+            self._emit_collected("cancelled", transition, settled, record, reason="cancelled")
+        else:
+            logger.warning("job was lost with its worker and runs again", extra={"fields": fields})
+
+    def _emit_collected(
+        self, name: str, transition: Transition, settled: Settled, record: JobRecord, **more: Any
+    ) -> None:
+        if self._events.wanted(name):
             self._events.emit(
-                Event("dead", *about, attempt=transition.number, reason=reason, error=transition.error)
+                Event(
+                    name,
+                    record.id,
+                    record.task,
+                    record.queue,
+                    from_micros(settled.at),
+                    attempt=transition.number,
+                    correlation_id=record.options.correlation_id,
+                    worker=transition.worker,
+                    error=transition.error,
+                    **more,
+                )
             )
 
     def _emit(self, name: str, execution: Execution, at: int, **more: Any) -> None:

@@ -28,6 +28,8 @@ class Stepped:
             awaited = run(coroutine.send, None)
         except StopIteration as stop:
             return stop.value
+        except GeneratorExit as error:
+            raise _raised_by_the_handler() from error
         self._on_suspend()
         while True:
             try:
@@ -44,3 +46,10 @@ class Stepped:
                 awaited = run(step, value)
             except StopIteration as stop:
                 return stop.value
+            except GeneratorExit as error:
+                raise _raised_by_the_handler() from error
+
+
+def _raised_by_the_handler() -> RuntimeError:
+    """Let through, it would look as if the slot itself were being closed."""
+    return RuntimeError("the handler raised GeneratorExit")

@@ -24,7 +24,17 @@ class Interruption(BaseException):
 class Call:
     """One call of a handler, and its end."""
 
-    __slots__ = ("_finished", "_function", "_lock", "_pool", "_thread_id", "done", "error", "value")
+    __slots__ = (
+        "_finished",
+        "_function",
+        "_interrupted",
+        "_lock",
+        "_pool",
+        "_thread_id",
+        "done",
+        "error",
+        "value",
+    )
 
     def __init__(
         self, pool: HandlerThreads, function: Callable[[], Any], done: Callable[[Call], None]
@@ -36,16 +46,27 @@ class Call:
         self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._thread_id: int | None = None
+        self._interrupted = False
         self._finished = False
 
     def run(self) -> None:
         """In the thread."""
-        self._thread_id = threading.get_ident()
         try:
+            self._call()
+            self._finish()
+        except Interruption as error:  # it arrived between the handler's end and our taking note of it
+            self.value, self.error = None, error
+            self._finish()
+
+    def _call(self) -> None:
+        try:
+            with self._lock:
+                self._thread_id = threading.get_ident()
+                if self._interrupted:  # while it waited for a thread
+                    raise Interruption
             self.value = self._function()
         except BaseException as error:  # noqa: BLE001 - the executor decides what it means
             self.error = error
-        self._finish()
 
     def _finish(self) -> None:
         while True:
@@ -62,6 +83,7 @@ class Call:
     def interrupt(self) -> None:
         """From the loop: raise inside the handler, if it has not ended."""
         with self._lock:
+            self._interrupted = True
             if not self._finished and self._thread_id is not None:
                 _raise_in_thread(self._thread_id, Interruption)
 

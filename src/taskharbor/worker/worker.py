@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from taskharbor import presets
@@ -120,9 +121,9 @@ class Worker:
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         if self._shift is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
-        await self.harbor.driver.open()
-        self._shift = _Shift(self)
+        self._shift = _Shift(self)  # first of all: from here on `stop` is heard
         try:
+            await self.harbor.driver.open()
             for hook in self.harbor.start_hooks:
                 await _call_hook(hook)
             if started is not None:
@@ -130,9 +131,10 @@ class Worker:
             await self._shift.work(until_drained)
         finally:
             self._shift = None
-            for hook in reversed(self.harbor.stop_hooks):
-                await _call_hook(hook)
-            await self.harbor.events.drain(EVENTS_SECONDS)
+            async with AsyncExitStack() as closing:  # in reverse, and one that fails does not keep the others
+                closing.push_async_callback(self.harbor.events.drain, EVENTS_SECONDS)
+                for hook in self.harbor.stop_hooks:
+                    closing.push_async_callback(_call_hook, hook)
 
 
 class _Shift:
@@ -216,7 +218,8 @@ class _Shift:
             stopping = group.create_task(self._stopping.wait())
             await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
             fetching.cancel()
-            await asyncio.wait([fetching])
+            await self._unless_ended_now(_ended(fetching))
+            fetching.cancel()  # no longer waiting for the store's answer, if an end is wanted now
             await self._shut_down()
             for part in (stopping, *others):
                 part.cancel()
@@ -225,7 +228,8 @@ class _Shift:
 
     async def _shut_down(self) -> None:
         """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
-        self._hand_back(lambda execution: True)
+        for execution in self._executor.begin_no_more():
+            self._committer.put(execution, HandedBack())
         for execution in self._executor.running:
             execution.cancelled = True
         if await self._all_ended(self._worker.grace_seconds):
@@ -302,6 +306,10 @@ class _Shift:
             "queues": "all" if queues is None else ",".join(queues),
             "concurrency": self._worker.concurrency,
         }
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
 
 
 def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:

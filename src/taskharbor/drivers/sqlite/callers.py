@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +24,11 @@ class CallersSession(Session):
     def _cursor(self) -> sqlite3.Cursor:
         # A savepoint would begin a transaction that Python's sqlite3 does not know of, and commit it too.
         if not self.connection.in_transaction:
+            if _is_autocommit(self.connection):
+                raise ConfigurationError(
+                    "the connection given to transaction() commits by itself (autocommit) and has no transaction "
+                    'open; begin one first: connection.execute("BEGIN IMMEDIATE")'
+                )
             self.connection.execute("BEGIN IMMEDIATE")
         cursor = self.connection.cursor()
         cursor.row_factory = None
@@ -40,6 +46,7 @@ def _check(connection: sqlite3.Connection, path: str) -> None:
         raise ConfigurationError("transaction() needs a connection whose text_factory is str, the default")
     cursor = connection.cursor()
     cursor.row_factory = None
+    _check_file(cursor, path)
     tables = cursor.execute("SELECT count(*) FROM sqlite_master WHERE name = 'taskharbor_schema'").fetchone()
     if not tables[0]:
         raise SchemaError(
@@ -52,3 +59,18 @@ def _check(connection: sqlite3.Connection, path: str) -> None:
             f"the connection given to transaction() has schema version {version}, this version of TaskHarbor "
             f"works with {schema.latest_version()}; run `taskharbor migrate`"
         )
+
+
+def _check_file(cursor: sqlite3.Cursor, path: str) -> None:
+    """The jobs must come to where the harbor's workers look for them."""
+    file = next((file for _, name, file in cursor.execute("PRAGMA database_list") if name == "main"), "")
+    if not file or not os.path.exists(path) or not os.path.samefile(file, path):
+        raise ConfigurationError(
+            f"the connection given to transaction() is to {file or 'a database in memory'}, "
+            f"and the harbor is on {path}; both must be the same file"
+        )
+
+
+def _is_autocommit(connection: sqlite3.Connection) -> bool:
+    # Python 3.12 has an attribute `autocommit` as well: True, False, or the older way, which isolation_level rules.
+    return connection.isolation_level is None or getattr(connection, "autocommit", None) is True

@@ -14,6 +14,7 @@ import random
 import sqlite3
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,9 @@ T = TypeVar("T")
 ROWS_PER_STEP = 32
 BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
 LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
-_INHERITED: list[object] = []  # connections of a parent process: never used, never closed, see _after_fork
+_INHERITED: list[
+    object
+] = []  # connections of a parent process: never used, never closed, see forget_after_fork
 
 
 class Session:
@@ -77,14 +80,15 @@ def _many_rows(statement: str) -> str:
 class _Write(Generic[T]):
     """A write that waits for its turn, and afterwards its outcome."""
 
-    __slots__ = ("done", "error", "future", "loop", "now", "operation", "result")
+    __slots__ = ("committed", "done", "error", "future", "loop", "now", "operation", "result")
 
     def __init__(self, operation: Callable[[Session], T], now: int | None) -> None:
         self.operation = operation
         self.now = now
         self.result: T | None = None
         self.error: BaseException | None = None
-        self.done = False
+        self.committed = False
+        self.done = False  # committed or failed, and delivered
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[T] | None = None
 
@@ -101,6 +105,7 @@ class Engine:
         self._synchronous = synchronous
         self._pid = os.getpid()
         self._reset()
+        _engines.add(self)
 
     def _reset(self) -> None:
         self._pending: deque[_Write[Any]] = deque()
@@ -112,10 +117,31 @@ class Engine:
         self._bell: SimpleQueue[bool] | None = None
         self._thread: threading.Thread | None = None
         self._read_pool: ThreadPoolExecutor | None = None
+        self._held: list[threading.Lock] = []
+        self._openings = 0
 
-    def _after_fork(self) -> None:
-        # SQLite forbids using, and even closing, a connection in a child: closing could delete the
-        # write-ahead log under the parent. The child forgets it, and opens its own.
+    # -- forking --
+
+    def hold_for_fork(self) -> None:
+        """Let go of the file before a fork. A child that inherits an open connection inherits SQLite's belief
+        that this process holds its locks, which no child does: its parent would remove the write-ahead log
+        under it, and a lock held at that moment would stay held in the child for ever."""
+        # Bounded, for a fork out of a signal handler that interrupted the thread that holds one of them.
+        self._held = [lock for lock in self._locks() if lock.acquire(timeout=LOCK_PATIENCE_SECONDS)]
+        if len(self._held) == len(self._locks()):
+            self._let_go()
+
+    def release_after_fork(self) -> None:
+        for lock in self._held:
+            lock.release()
+        self._held = []
+
+    def _locks(self) -> tuple[threading.Lock, ...]:
+        return (self._write_lock, self._read_lock, self._open_lock)  # whoever takes several takes them so
+
+    def forget_after_fork(self) -> None:
+        # Should a connection have come along after all (a fork that Python did not see), SQLite forbids
+        # using, and even closing it here.
         if self._pid != os.getpid():
             _INHERITED.append((self._writer, self._reader, self._thread, self._read_pool))
             self._pid = os.getpid()
@@ -124,7 +150,7 @@ class Engine:
     # -- opening and closing --
 
     def open(self) -> None:
-        self._after_fork()
+        self.forget_after_fork()
         if self._writer is not None:
             return
         with self._open_lock:
@@ -132,12 +158,13 @@ class Engine:
                 return
             try:
                 self._reader, self._writer = self._patiently(self._connect_both)
+                self._openings += 1
             except sqlite3.Error as error:
                 raise self._explained(error) from error
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date, also in a database of another application."""
-        self._after_fork()
+        self.forget_after_fork()
         try:
             connection = self._connect()
             try:
@@ -170,26 +197,38 @@ class Engine:
         connection = sqlite3.connect(
             self.path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        # Read something before any pragma writes: a foreign or damaged file is left exactly as it is.
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        connection.execute("PRAGMA cache_size = -16384")
-        connection.execute("PRAGMA temp_store = MEMORY")
+        try:
+            # Read something before any pragma writes: a foreign or damaged file is left exactly as it is.
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA cache_size = -16384")
+            connection.execute("PRAGMA temp_store = MEMORY")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def close(self) -> None:
-        self._after_fork()
-        if self._bell is not None and self._thread is not None:
-            self._bell.put(False)
-            if self._thread is not threading.current_thread():
-                self._thread.join()
-        if self._read_pool is not None:
-            self._read_pool.shutdown(wait=True)
+        """Finish what was asked for, and let go of the file; what is asked for later opens it anew."""
+        self.forget_after_fork()
+        with self._open_lock:
+            bell, thread, pool = self._bell, self._thread, self._read_pool
+            self._bell = self._thread = self._read_pool = None
+        if bell is not None and thread is not None:
+            bell.put(False)
+            if thread is not threading.current_thread():
+                thread.join()
+        if pool is not None:
+            pool.shutdown(wait=True)
         with self._write_lock, self._read_lock:
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
-        self._reset()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        connections = (self._reader, self._writer)
+        self._reader = self._writer = None
+        for connection in connections:
+            if connection is not None:
+                connection.close()
 
     # -- writes --
 
@@ -209,22 +248,25 @@ class Engine:
 
     def _serve(self, write: _Write[Any]) -> None:
         """Commit batches until this write is done; very often somebody else's batch has had it."""
-        while not write.done:
-            with self._write_lock:
-                if not write.done:
-                    self._commit_batch()
+        try:
+            while not write.done:
+                with self._write_lock:
+                    if not write.done:
+                        self._commit_batch()
+        finally:
+            if not write.done and write in self._pending:  # interrupted: it is not to happen any more
+                self._pending.remove(write)
 
     def _ring(self) -> None:
-        if self._bell is None:
-            with self._open_lock:
-                if self._bell is None:
-                    bell: SimpleQueue[bool] = SimpleQueue()
-                    self._thread = threading.Thread(
-                        target=self._serve_bell, args=(bell,), name="taskharbor-sqlite", daemon=True
-                    )
-                    self._thread.start()
-                    self._bell = bell
-        self._bell.put(True)
+        with self._open_lock:  # so that no ring comes after the one that ends the thread
+            if self._bell is None:
+                bell: SimpleQueue[bool] = SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._serve_bell, args=(bell,), name="taskharbor-sqlite", daemon=True
+                )
+                self._thread.start()
+                self._bell = bell
+            self._bell.put(True)
 
     def _serve_bell(self, bell: SimpleQueue[bool]) -> None:
         while bell.get():
@@ -234,35 +276,43 @@ class Engine:
 
     def _commit_batch(self) -> None:
         batch: list[_Write[Any]] = []
-        while self._pending and len(batch) < BATCH_MAX:
-            batch.append(self._pending.popleft())
-        if not batch:
-            return
         try:
-            self._commit(batch)
-        except BaseException as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
-            if len(batch) == 1:
-                batch[0].error = self._explained(error)
-            else:
-                self._commit_one_by_one(batch)
+            while self._pending and len(batch) < BATCH_MAX:
+                batch.append(self._pending.popleft())
+            if not batch:
+                return
+            try:
+                self._commit(batch)
+            except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
+                if len(batch) == 1:
+                    batch[0].error = self._explained(error)
+                else:
+                    self._commit_one_by_one(batch)
+        except BaseException:
+            # Ctrl-C interrupts this thread, not those whose writes it was about to commit with its own.
+            self._pending.extendleft(write for write in reversed(batch) if not write.committed)
+            self._deliver([write for write in batch if write.committed])
+            raise
         self._deliver(batch)
 
     def _commit_one_by_one(self, batch: list[_Write[Any]]) -> None:
         """The joint transaction failed (a full disk, say): each write has its own fate."""
         for write in batch:
-            write.error = None
             try:
                 self._commit([write])
-            except BaseException as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
                 write.error = self._explained(error)
 
     def _commit(self, batch: list[_Write[Any]]) -> None:
+        self.open()  # it may have been closed, for good or for a fork, while these waited for their turn
         connection = self._writer
-        if connection is None:
-            raise StoreError(f"{self.path} has been closed")
-        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        assert connection is not None, "nobody closes it without the writer's lock"
+        begun = False
         try:
+            self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+            begun = True
             for write in batch:
+                write.error = None
                 # The time is read with the lock held: a lease must not be born expired.
                 session = Session(connection, self.clock.now() if write.now is None else write.now)
                 if len(batch) == 1:
@@ -270,11 +320,14 @@ class Engine:
                 else:
                     self._apply_guarded(session, write)
             connection.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             # SQLite itself rolls back on some errors, a full disk among them.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            elif begun and not isinstance(error, Exception):  # an interrupt right after the commit
+                _mark_committed(batch)
             raise
+        _mark_committed(batch)
 
     def _apply_guarded(self, session: Session, write: _Write[Any]) -> None:
         """One member of a joint transaction: what it got wrong undoes only itself."""
@@ -326,15 +379,15 @@ class Engine:
         self.open()
         if in_sync_call():
             return self._read(operation, now)
-        if self._read_pool is None:
-            self._read_pool = ThreadPoolExecutor(1, thread_name_prefix="taskharbor-sqlite-read")
-        return await asyncio.get_running_loop().run_in_executor(self._read_pool, self._read, operation, now)
+        with self._open_lock:  # so that nothing is given to a pool that was shut down
+            if self._read_pool is None:
+                self._read_pool = ThreadPoolExecutor(1, thread_name_prefix="taskharbor-sqlite-read")
+            reading = asyncio.get_running_loop().run_in_executor(self._read_pool, self._read, operation, now)
+        return await reading
 
     def _read(self, operation: Callable[[Session], T], now: int | None) -> T:
         with self._read_lock:
-            connection = self._reader
-            if connection is None:
-                raise StoreError(f"{self.path} has been closed")
+            connection = self._open_reader()
             try:
                 connection.execute("BEGIN")
                 try:
@@ -347,11 +400,19 @@ class Engine:
 
     def data_version(self) -> int:
         """A number that changes whenever any connection but the reader, in any process, has committed."""
-        self.open()
         with self._read_lock:
-            if self._reader is None:
-                return 0
-            return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+            connection = self._open_reader()
+            try:
+                (version,) = connection.execute("PRAGMA data_version").fetchone()
+                # Each connection counts for itself: a new one may say the old one's number again.
+                return (self._openings << 32) + int(version)
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+
+    def _open_reader(self) -> sqlite3.Connection:
+        self.open()
+        assert self._reader is not None, "nobody closes it without the reader's lock"
+        return self._reader
 
     def _explained(self, error: BaseException) -> BaseException:
         if isinstance(error, TaskHarborError) or not isinstance(error, sqlite3.Error):
@@ -362,6 +423,11 @@ class Engine:
         return StoreUnavailable(
             f"SQLite refused the operation on {self.path}: {error}. Nothing was changed by it"
         )
+
+
+def _mark_committed(batch: list[_Write[Any]]) -> None:
+    for write in batch:
+        write.committed = True
 
 
 def _resolve(writes: list[_Write[Any]]) -> None:
@@ -377,3 +443,32 @@ def _resolve(writes: list[_Write[Any]]) -> None:
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+# -- forking -------------------------------------------------------------------------------------
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_held: list[Engine] = []
+
+
+def _before_fork() -> None:
+    for engine in list(_engines):
+        engine.hold_for_fork()
+        _held.append(engine)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().release_after_fork()
+
+
+def _after_fork_in_child() -> None:
+    _held.clear()
+    for engine in list(_engines):
+        engine.forget_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+    )

@@ -128,9 +128,15 @@ def explain(error: sqlite3.Error, path: str) -> StoreError | None:
             f"{path} is damaged ({text}); nothing was changed. Restore it from a backup, or try sqlite3's .recover"
         )
     if "unable to open" in text:
+        if Path(path).is_dir():
+            return StoreError(f"{path} is a folder; name a file in it")
         folder = Path(path).resolve().parent
         what = "cannot be opened" if folder.is_dir() else f"is in a folder that does not exist ({folder})"
         return StoreError(f"{path} {what}. Make the folder, or check its permissions")
+    if "readonly" in text:
+        return StoreError(
+            f"{path} cannot be written to; nothing was changed. Check its and its folder's permissions"
+        )
     return None
 
 

@@ -58,7 +58,9 @@ async def _pause(seconds: float) -> None:
 async def _readable(descriptor: int, seconds: float) -> bool:
     """Wait until there is something to read."""
     if in_sync_call():
-        return bool(select.select([descriptor], [], [], seconds)[0])
+        poll = select.poll()  # not select(), which knows only the first 1,024 descriptors
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
     loop = asyncio.get_running_loop()
     stirred: asyncio.Future[bool] = loop.create_future()
     timer = loop.call_later(seconds, _answer, stirred, False)

@@ -1,0 +1,134 @@
+"""Doing what a page says: its Python blocks and its commands, in their order, in one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from taskharbor import Harbor
+from tests.docs.markdown import Block
+
+COMMAND_SECONDS = 60
+_MARKER = re.compile(r"^@@(\d+) (\d+)$", re.MULTILINE)
+
+
+class PageSession:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._module: ModuleType | None = None
+        self._modules: list[ModuleType] = []
+        self._printed = ""
+
+    def do(self, block: Block) -> None:
+        if block.language == "python":
+            file = block.mark("file")
+            if file is not None:
+                (self._folder / file).write_text(block.text)
+            else:
+                self._run_python(block)
+        elif block.language == "console" and "no-run" not in block.marks:
+            self._run_commands(block)
+        elif block.language == "output":
+            assert_output(block.text.splitlines(), self._printed, block.place)
+
+    def close(self) -> None:
+        own = [module for module in sys.modules.values() if _is_in(self._folder, module)]
+        for module in (*self._modules, *own):
+            for value in list(vars(module).values()):
+                if isinstance(value, Harbor):
+                    value.close()
+            sys.modules.pop(module.__name__, None)
+
+    # -- Python --
+
+    def _run_python(self, block: Block) -> None:
+        if "continues" not in block.marks or self._module is None:
+            # Registered, as an imported module is: annotations are resolved by looking there.
+            name = f"page_{block.page.stem}_{block.line}".lower()
+            self._module = sys.modules[name] = ModuleType(name)
+            self._modules.append(self._module)
+        # Blank lines before it, so that a traceback names the line of the page.
+        code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+        printed = StringIO()
+        with redirect_stdout(printed):
+            exec(code, vars(self._module))
+        self._printed = printed.getvalue()
+
+    # -- commands --
+
+    def _run_commands(self, block: Block) -> None:
+        steps = _steps(block.text)
+        script = "".join(f'{command}\necho "@@{n} $?"\n' for n, (command, _) in enumerate(steps))
+        done = subprocess.run(
+            ["sh"],
+            input=script,
+            cwd=self._folder,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+        start = 0
+        for marker, (command, expected) in zip(_MARKER.finditer(done.stdout), steps, strict=True):
+            answer = done.stdout[start : marker.start()]
+            start = marker.end() + 1
+            fails = expected[:1] and expected[0].startswith("Error: ")
+            assert (marker[2] != "0") == bool(fails), f"{block.place}: {command} answered {answer}"
+            if expected:
+                assert_output(expected, answer, f"{block.place}: {command}")
+
+
+def assert_output(expected: list[str], answer: str, place: str) -> None:
+    """`…` stands for any text within a line, and on a line of its own for any lines; blanks for any blanks."""
+    pattern = "".join(
+        r"(?:.*\n)*?"
+        if line.strip() == "…"
+        else r"[^\n]*?".join(map(re.escape, re.split(" ?… ?", _squeezed(line)))) + r"\n"
+        for line in expected
+    )
+    found = "".join(f"{_squeezed(line)}\n" for line in answer.splitlines())
+    assert re.fullmatch(pattern, found), f"{place}\n\nexpected:\n{chr(10).join(expected)}\n\nfound:\n{answer}"
+
+
+def _squeezed(line: str) -> str:
+    return re.sub(r" +", " ", line.rstrip())
+
+
+def _steps(text: str) -> list[tuple[str, list[str]]]:
+    """Each command with the output that follows it."""
+    steps: list[tuple[str, list[str]]] = []
+    continued = False
+    for line in text.splitlines():
+        if continued:
+            steps[-1] = (f"{steps[-1][0]}\n{line}", [])
+        elif line.startswith("$ "):
+            steps.append((line[2:], []))
+        else:
+            steps[-1][1].append(line)
+            continue
+        continued = line.endswith("\\")
+    return steps
+
+
+def _environment() -> Mapping[str, Any]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TASKHARBOR_")}
+    return {
+        **own,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', '')}",
+        "COLUMNS": "120",
+    }
+
+
+def _is_in(folder: Path, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(folder)

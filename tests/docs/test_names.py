@@ -1,0 +1,164 @@
+"""What the pages name in `code` exists: commands, options, attributes, functions, tests, files, variables."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import taskharbor
+from taskharbor import presets
+from taskharbor.cli import cli
+from taskharbor.client import operators
+from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.worker import Worker
+from tests.docs.markdown import PAGES, ROOT, blocks, inline_code, named
+
+OWNERS: dict[str, Any] = {
+    "harbor": taskharbor.Harbor("memory://"),
+    "harbor.jobs": operators.Jobs,
+    "harbor.dlq": operators.DeadLetters,
+    "harbor.queues": operators.Queues,
+    "job": taskharbor.Job,
+    "ctx": taskharbor.Context,
+    "worker": Worker,
+    "policy": taskharbor.RetryPolicy,
+    "decision": taskharbor.Decision,
+    "presets": presets,
+}
+_ATTRIBUTE = re.compile(
+    r"\b(harbor\.(?:jobs|dlq|queues)|harbor|job|ctx|worker|policy|decision|presets|event)\.(?!(?:py|db)\b)(\w+)"
+)
+_MODULES = ("policy", "retry", "signature", "codec", "lifecycle", "conformance", "clock", "errors")
+_FUNCTION = re.compile(rf"^({'|'.join(_MODULES)})\.(?!py$)(\w+)(?:\(.*\))?$")
+_TEST = re.compile(r"\btest_\w+")
+_PATH = re.compile(r"^(?:src|tests|docs|examples|benchmarks|\.ci)/[\w./-]*$")
+_VARIABLE = re.compile(r"\bTASKHARBOR_\w+")
+_OPTION = re.compile(r"^--[a-z-]+$")
+
+
+def commands_in(page: Path) -> Iterator[str]:
+    """Every `taskharbor …` line or piece of code of a page."""
+    for block in blocks(page):
+        if block.language == "console":
+            for line in block.text.splitlines():
+                if line.startswith("$ "):
+                    yield from re.findall(r"taskharbor [^|)]+", line)
+    for code in inline_code(page):
+        if code.startswith("taskharbor ") and not code.startswith("taskharbor ("):
+            yield code
+
+
+def known_options(command: click.Command) -> set[str]:
+    return {spelled for parameter in command.params for spelled in parameter.opts} | {
+        "--help",
+        "-h",
+        "--version",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_exist(page: Path) -> None:
+    for line in commands_in(page):
+        words = [word for word in shlex.split(line)[1:] if word not in ("…", "…'")]
+        command: click.Command = cli
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            found = command.get_command(click.Context(command), words.pop(0))
+            assert found is not None, f"{named(page)}: {line}"
+            command = found
+        for word in words:
+            if word.startswith("-") and len(word) > 1:
+                assert word.partition("=")[0] in known_options(command), f"{named(page)}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_attributes_exist(page: Path) -> None:
+    if page.name == "api.md":
+        return  # generated from them
+    for code in inline_code(page):
+        if _FUNCTION.match(code):
+            continue
+        for owner, name in _ATTRIBUTE.findall(code):
+            if owner == "event":
+                assert name in taskharbor.Event.__struct_fields__, f"{named(page)}: {code}"
+            else:
+                assert hasattr(OWNERS[owner], name), f"{named(page)}: {code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_functions_exist(page: Path) -> None:
+    for code in inline_code(page):
+        found = _FUNCTION.match(code)
+        if found and not (found[1] in OWNERS and hasattr(OWNERS[found[1]], found[2])):
+            module = importlib.import_module(f"taskharbor.{found[1]}")
+            assert hasattr(module, found[2]), f"{named(page)}: {code}"
+
+
+@cache
+def test_names() -> frozenset[str]:
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("src/taskharbor/conformance/**/*.py")]
+    return frozenset(name for file in files for name in re.findall(r"def (test_\w+)", file.read_text()))
+
+
+test_names.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_tests_exist(page: Path) -> None:
+    for code in inline_code(page):
+        if not _PATH.match(code):
+            for name in _TEST.findall(code):
+                assert name in test_names(), f"{named(page)}: {code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_exist(page: Path) -> None:
+    for code in inline_code(page):
+        if _PATH.match(code):
+            assert (ROOT / code).exists(), f"{named(page)}: {code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_variables_exist(page: Path) -> None:
+    source = "".join(file.read_text() for file in (ROOT / "src").glob("**/*.py"))
+    for name in _VARIABLE.findall(page.read_text()):
+        assert name in source, f"{named(page)}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_lone_options_belong_to_a_command(page: Path) -> None:
+    every = {option for command in _all_commands(cli) for option in known_options(command)}
+    every |= {"--growth"}  # of the benchmarks
+    for code in inline_code(page):
+        if _OPTION.match(code):
+            assert code in every, f"{named(page)}: {code}"
+
+
+def _all_commands(group: click.Group) -> Iterator[click.Command]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        yield command
+        if isinstance(command, click.Group):
+            yield from _all_commands(command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_make_targets_exist(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for code in (*inline_code(page), *(block.text for block in blocks(page))):
+        for target in re.findall(r"(?:^|\$ )make ([a-z-]+)", code, re.MULTILINE):
+            assert target in targets, f"{named(page)}: make {target}"
+
+
+def test_words_of_the_contract_are_all_in_it() -> None:
+    text = (ROOT / "docs" / "semantics.md").read_text()
+    for word in (*State, *Reason, *(set(AttemptStatus) - {AttemptStatus.SLEPT})):
+        assert f"`{word}`" in text, word
