@@ -2,20 +2,24 @@
 
 Inside TaskHarbor an instant is an `int`, microseconds since the Unix epoch in UTC: exact, ordered, and the
 precision every store keeps. At the surface instants are aware datetimes and durations are seconds.
+
+asyncio is imported where it is used: a producer that never runs a loop need not wait for it to load.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from taskharbor.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -94,6 +98,8 @@ async def wait_for(clock: Clock, awaitable: Awaitable[T], seconds: float | None)
 
     As with `asyncio.wait_for`, what is awaited is cancelled when the time is over.
     """
+    import asyncio
+
     if seconds is None:
         return await awaitable
     loop = asyncio.get_running_loop()
@@ -117,9 +123,13 @@ class SystemClock:
         return time.monotonic()
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        import asyncio
+
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio
+
         await asyncio.sleep(seconds)
 
     def __repr__(self) -> str:
@@ -155,6 +165,8 @@ class ManualClock:
         return (self.now() - self._start) / MICROS_PER_SECOND
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         if seconds <= 0:
             return loop.call_soon(callback)
@@ -167,6 +179,8 @@ class ManualClock:
         return timer
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio
+
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -200,6 +214,8 @@ class ManualClock:
 
         This sees nothing of other threads: for what they do, wait for a signal of theirs.
         """
+        import asyncio
+
         for _ in range(rounds):
             await asyncio.sleep(0)
 
@@ -253,6 +269,8 @@ class _ManualTimer:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
+    import asyncio
+
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -6,20 +6,23 @@ others in one thread of their own, fed by a bounded queue. What they raise is lo
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import asyncio
 
 logger = logging.getLogger("taskharbor.events")
 
@@ -82,6 +85,8 @@ class Events:
 
     async def drain(self, seconds: float) -> None:
         """Let subscribers on this loop finish, for a while."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         mine = [task for task in list(self._tasks) if task.get_loop() is loop]
         if mine:
@@ -143,6 +148,8 @@ def _tell_forever(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | No
         try:
             answer = subscriber(event)
             if inspect.isawaitable(answer):
+                import asyncio
+
                 asyncio.run(_awaited(answer))
         except Exception:
             logger.exception(
@@ -162,7 +169,6 @@ async def _tell_async(subscriber: Callable[[Event], Any], event: Event) -> None:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    loaded = sys.modules.get("asyncio")  # not loaded yet: then no loop can be running
+    loop: asyncio.AbstractEventLoop | None = None if loaded is None else loaded._get_running_loop()
+    return loop

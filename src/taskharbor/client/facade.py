@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 import warnings
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -35,11 +35,8 @@ def synced(
 
 def _warn_inside_a_loop(asynchronous: str) -> None:
     """It works, but the loop stands still meanwhile: say so, once."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    if not _warned:
+    asyncio = sys.modules.get("asyncio")  # not loaded yet: then no loop can be running
+    if asyncio is not None and asyncio._get_running_loop() is not None and not _warned:
         _warned.append(asynchronous)
         warnings.warn(
             f"{asynchronous[1:]}() was called inside a running event loop, which waits until it is done; "

@@ -41,6 +41,15 @@ class Job(Generic[R_co]):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"a Job is a record and does not change; {name} cannot be deleted")
 
+    def __copy__(self) -> Job[R_co]:
+        return self  # as with every value that does not change
+
+    def __deepcopy__(self, _: object) -> Job[R_co]:
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("a Job cannot be pickled, because it is tied to its harbor; pass job.id on instead")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self._record == other._record
 

@@ -154,7 +154,8 @@ class Harbor:
 
     def _by_name(self, name: str, payload: Mapping[str, Any] | None, options: dict[str, Any]) -> NewJob:
         checked = checked_options(options)
-        task = self.tasks.get(checked_name("task", name))
+        name = checked_name("task", name)
+        task = self.tasks.get(name)
         text = encode_payload({} if payload is None else payload)
         if task is None:
             return new_job(name, text, checked)

@@ -13,6 +13,7 @@ from taskharbor.client.facade import synced
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.client.options import (
     checked_id,
+    checked_instant,
     checked_priority,
     checked_tags,
     checked_timeout,
@@ -20,7 +21,7 @@ from taskharbor.client.options import (
     refuse_unknown,
 )
 from taskharbor.client.transaction import refuse_inside_transaction
-from taskharbor.clock import from_micros, to_micros
+from taskharbor.clock import from_micros
 from taskharbor.codec import checked_name, encode_payload, shorten
 from taskharbor.collecting import collect_expired
 from taskharbor.drivers.base import (
@@ -398,9 +399,9 @@ def _update(changes: Mapping[str, Any]) -> Update:
             case "priority":
                 fields[name] = checked_priority(value)
             case "run_at":
-                fields[name] = to_micros(value, name)
+                fields[name] = checked_instant(value, name)
             case "expires_at":
-                fields[name] = None if value is None else to_micros(value, name)
+                fields[name] = None if value is None else checked_instant(value, name)
             case "payload":
                 fields[name] = encode_payload(value)
             case "timeout":
@@ -413,7 +414,7 @@ def _update(changes: Mapping[str, Any]) -> Update:
 
 
 def _requeue(run_at: datetime | None, reset_attempts: bool) -> Requeue:
-    return Requeue(None if run_at is None else to_micros(run_at, "run_at"), reset_attempts)
+    return Requeue(None if run_at is None else checked_instant(run_at, "run_at"), reset_attempts)
 
 
 def _limit(limit: int) -> int:

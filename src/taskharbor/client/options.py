@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 import uuid_utils
@@ -16,6 +16,8 @@ from taskharbor.job import DEFAULT_QUEUE, PRIORITY_MAX, PRIORITY_MIN, Delivery, 
 from taskharbor.retry import RetryPolicy, resolve_max_attempts
 
 TAGS_MAX = 32
+FIRST_INSTANT = to_micros(datetime.min.replace(tzinfo=UTC))
+LAST_INSTANT = to_micros(datetime.max.replace(tzinfo=UTC))
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -46,12 +48,16 @@ def new_id() -> str:
 
 def checked_id(value: object) -> str:
     """A job's id as lower-case UUID text, from a string or a UUID."""
+    if isinstance(value, uuid.UUID | uuid_utils.UUID):
+        return str(value)
     try:
-        return str(value if isinstance(value, uuid.UUID) else uuid.UUID(str(value)))
+        if isinstance(value, str):
+            return str(uuid.UUID(value))
     except ValueError:
-        raise ConfigurationError(
-            f"a job's id is a UUID such as 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10, not {shorten(value)}"
-        ) from None
+        pass
+    raise ConfigurationError(
+        f"a job's id is a UUID such as 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10, not {shorten(value)}"
+    )
 
 
 def refuse_unknown(options: dict[str, Any], allowed: frozenset[str] = OPTION_NAMES) -> None:
@@ -85,7 +91,7 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
             case "queue":
                 checked["queue"] = checked_name("queue", value)
             case "run_at" | "expires_at":
-                checked[name] = to_micros(value, name)
+                checked[name] = checked_instant(value, name)
             case "delay":
                 checked["delay"] = seconds_to_micros(value, "delay")
             case "priority":
@@ -119,6 +125,14 @@ def new_job(task: str, payload: str, checked: dict[str, Any]) -> NewJob:
     if not inner:
         return NewJob(job_id, task, payload, **fields)
     return NewJob(job_id, task, payload, options=Options(**inner), **fields)
+
+
+def checked_instant(value: datetime, name: str) -> int:
+    micros = to_micros(value, name)
+    # The first and the last day are instants in some zones that have no date in UTC, and could not be shown.
+    if not FIRST_INSTANT <= micros <= LAST_INSTANT:
+        raise ConfigurationError(f"{name} must be between the years 1 and 9999 in UTC, not {shorten(value)}")
+    return micros
 
 
 def checked_priority(value: object) -> int:
@@ -171,6 +185,7 @@ __all__ = [
     "DEFAULT_QUEUE",
     "EnqueueOptions",
     "checked_id",
+    "checked_instant",
     "checked_options",
     "new_id",
     "new_job",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from urllib.parse import parse_qsl, unquote
 
 from taskharbor.clock import Clock
@@ -23,6 +22,8 @@ def driver_for(url: str, clock: Clock | None = None) -> Driver:
     scheme = url.partition("://")[0].lower()
     make = _BUILT_IN.get(scheme) or _offered(scheme)
     if make is None:
+        from importlib.metadata import entry_points  # costs more than the rest of this module
+
         known = ", ".join(
             f"{name}://" for name in sorted({*_BUILT_IN, *entry_points(group=ENTRY_POINTS).names})
         )
@@ -31,6 +32,8 @@ def driver_for(url: str, clock: Clock | None = None) -> Driver:
 
 
 def _offered(scheme: str) -> Callable[[str, Clock | None], Driver] | None:
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=ENTRY_POINTS, name=scheme):
         offered: Callable[[str, Clock | None], Driver] = point.load()
         return offered

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
-from taskharbor.clock import MICROS_PER_SECOND, Clock
+from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import Claim, Claimed, ClaimRequest, Driver
 from taskharbor.errors import StoreError
 from taskharbor.worker.committer import Committer
@@ -24,6 +25,7 @@ BATCH_MAX = 500
 AHEAD_MAX = 1_500  # jobs claimed but not begun, at most
 AHEAD_SECONDS = 0.2  # … and no more than will begin within this time
 SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be idle by itself
+STANDSTILL_SECONDS = 5.0  # how long the rest is held up for suspects; doubled while that is not enough
 OUTAGE_SECONDS_MAX = 2.0
 
 
@@ -57,6 +59,7 @@ class Fetcher:
         self._measured_at = clock.monotonic()
         self._measured = 0
         self._suspects_since: float | None = None
+        self._standstill = STANDSTILL_SECONDS
 
     def nudge(self) -> None:
         self._room.set()
@@ -78,9 +81,12 @@ class Fetcher:
                 await asyncio.sleep(0)
             elif until_drained and not claim.jobs:
                 if not self._all_done():
-                    await self._wait_for_room_or_news(news)
+                    await self._wait_for_room_or_news(news, self._until_next(claim))
                 elif was_done and self._suspects_since is None:
                     return
+            elif self._suspects_since is not None:
+                if not self._all_done():  # otherwise a suspect has its turn at once
+                    await self._wait_for_room_or_news(news, self._until_next(claim))
             else:
                 await self._driver.wait(news, self._until_next(claim))
 
@@ -89,8 +95,6 @@ class Fetcher:
     def _wanted(self) -> int:
         """Fill the free slots, and as much ahead as will begin within a moment."""
         executor = self._executor
-        if self._suspects_overdue():
-            return 0
         self._measure()
         ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS))
         target = executor.free + ahead
@@ -163,11 +167,11 @@ class Fetcher:
         await self._room.wait()
         self._room.clear()
 
-    async def _wait_for_room_or_news(self, news: int) -> None:
-        """While draining: until something ends, or until a handler that runs has enqueued something."""
+    async def _wait_for_room_or_news(self, news: int, seconds: float) -> None:
+        """Until something ends here, or something else has happened in the store."""
         waiting = [
             asyncio.ensure_future(self._wait_for_room()),
-            asyncio.ensure_future(self._driver.wait(news, self._poll_seconds)),
+            asyncio.ensure_future(self._driver.wait(news, seconds)),
         ]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -190,24 +194,39 @@ class Fetcher:
 
     def _notice_suspects(self, claim: Claim) -> None:
         if not claim.suspects_waiting:
-            self._suspects_since = None
+            self._forget_suspects()
         elif self._suspects_since is None:
             self._suspects_since = self._clock.monotonic()
 
+    def _forget_suspects(self) -> None:
+        self._suspects_since = None
+        self._standstill = STANDSTILL_SECONDS
+
     def _suspects_overdue(self) -> bool:
-        since = self._suspects_since
-        return since is not None and self._clock.monotonic() - since >= SUSPECT_PATIENCE_SECONDS
+        """Whether nothing else is to begin until a suspect has had its turn."""
+        if self._suspects_since is None:
+            return False
+        now = self._clock.monotonic()
+        overdue = now - self._suspects_since - SUSPECT_PATIENCE_SECONDS
+        if overdue >= self._standstill:
+            # Something runs for long. The rest goes on for three times as long as it was held up, then suspects
+            # are tried again with twice the patience: neither do they starve, nor do they block the rest.
+            self._suspects_since = now + 3 * self._standstill - SUSPECT_PATIENCE_SECONDS
+            self._standstill *= 2
+            return False
+        return overdue >= 0
 
     async def _execute_a_suspect(self) -> bool:
         """When nothing else is under way: one suspect, alone in this worker, from claim to settle."""
         if not self._all_done():
             if self._suspects_overdue():
-                await self._wait_for_room()
+                with suppress(TimeoutError):
+                    await wait_for(self._clock, self._wait_for_room(), self._standstill)
                 return True
             return False
         claim = await self._claim(1, suspects=True)
         while claim.jobs and not self._all_done():
             await self._wait_for_room()
         # The rest has its turn now, before the next suspect.
-        self._suspects_since = None
+        self._forget_suspects()
         return bool(claim.jobs)

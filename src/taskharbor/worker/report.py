@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from msgspec.structs import replace
-
 from taskharbor.client.events import Event, Events
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Answer, Settled, Transition
@@ -111,7 +109,9 @@ class Reporter:
             logger.error("job is dead", extra={"fields": fields})
             self._emit_collected("dead", transition, settled, record, reason=str(transition.reason))
         elif settled.state is State.CANCELLED:
-            logger.warning("job was lost with its worker and is cancelled, as asked", extra={"fields": fields})
+            logger.warning(
+                "job was lost with its worker and is cancelled, as asked", extra={"fields": fields}
+            )
             self._emit_collected("cancelled", transition, settled, record, reason="cancelled")
         else:
             logger.warning("job was lost with its worker and runs again", extra={"fields": fields})

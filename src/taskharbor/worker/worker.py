@@ -328,17 +328,29 @@ def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Wor
             for number in installed:
                 loop.remove_signal_handler(number)
 
-    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-        runner.run(with_signals())
+    loop = _fastest_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(with_signals())
+    finally:
+        # Not asyncio.Runner: it would wait for ever for a handler that does not let itself be cancelled.
+        leftover = asyncio.all_tasks(loop)
+        for task in leftover:
+            task.cancel()
+        if leftover:
+            loop.run_until_complete(asyncio.wait(leftover, timeout=STUBBORN_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop, where it is installed."""
+def _fastest_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where it is installed."""
     try:
         import uvloop
     except ImportError:
-        return None
-    return uvloop.new_event_loop
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _call_hook(hook: Callable[[], Any]) -> None:

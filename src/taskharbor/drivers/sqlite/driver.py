@@ -51,6 +51,7 @@ class SQLiteDriver(Driver):
         self.path = path
         self.clock = clock or SystemClock()
         self._engine = Engine(path, synchronous=synchronous.upper(), clock=self.clock)
+        self._watchers = watch.LogWatchers(f"{path}-wal")
         self._callers: contextvars.ContextVar[Session | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
@@ -62,6 +63,7 @@ class SQLiteDriver(Driver):
 
     async def close(self) -> None:
         self._engine.close()
+        self._watchers.close()
 
     async def migrate(self) -> list[str]:
         return self._engine.migrate()
@@ -106,7 +108,7 @@ class SQLiteDriver(Driver):
         return self._engine.data_version()
 
     async def wait(self, news: int, seconds: float) -> None:
-        await watch.wait(self._engine, news, seconds)
+        await watch.wait(self._engine, self._watchers, news, seconds)
 
     # -- reads --
 

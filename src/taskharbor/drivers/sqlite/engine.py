@@ -22,7 +22,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock
@@ -37,6 +37,11 @@ LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes befor
 _INHERITED: list[
     object
 ] = []  # connections of a parent process: never used, never closed, see forget_after_fork
+
+
+# Re-entrant, so that a thread that comes again, in a signal handler or a finalizer that runs in the middle of
+# its turn, can be told so instead of waiting for itself for ever.
+_Lock: TypeAlias = threading.RLock
 
 
 class Session:
@@ -109,15 +114,15 @@ class Engine:
 
     def _reset(self) -> None:
         self._pending: deque[_Write[Any]] = deque()
-        self._write_lock = threading.Lock()
-        self._read_lock = threading.Lock()
-        self._open_lock = threading.Lock()
+        self._write_lock = threading.RLock()
+        self._read_lock = threading.RLock()
+        self._open_lock = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._bell: SimpleQueue[bool] | None = None
         self._thread: threading.Thread | None = None
         self._read_pool: ThreadPoolExecutor | None = None
-        self._held: list[threading.Lock] = []
+        self._held: list[_Lock] = []
         self._openings = 0
 
     # -- forking --
@@ -126,17 +131,18 @@ class Engine:
         """Let go of the file before a fork. A child that inherits an open connection inherits SQLite's belief
         that this process holds its locks, which no child does: its parent would remove the write-ahead log
         under it, and a lock held at that moment would stay held in the child for ever."""
-        # Bounded, for a fork out of a signal handler that interrupted the thread that holds one of them.
-        self._held = [lock for lock in self._locks() if lock.acquire(timeout=LOCK_PATIENCE_SECONDS)]
-        if len(self._held) == len(self._locks()):
-            self._let_go()
+        if any(map(_is_mine, self._locks())):  # a fork in a signal handler that interrupted one of our calls
+            return
+        for lock in self._locks():
+            lock.acquire()
+            self._held.append(lock)
+        self._let_go()
 
     def release_after_fork(self) -> None:
-        for lock in self._held:
-            lock.release()
-        self._held = []
+        while self._held:
+            self._held.pop().release()
 
-    def _locks(self) -> tuple[threading.Lock, ...]:
+    def _locks(self) -> tuple[_Lock, ...]:
         return (self._write_lock, self._read_lock, self._open_lock)  # whoever takes several takes them so
 
     def forget_after_fork(self) -> None:
@@ -153,6 +159,7 @@ class Engine:
         self.forget_after_fork()
         if self._writer is not None:
             return
+        _refuse_to_wait_for_myself(self._open_lock)
         with self._open_lock:
             if self._writer is not None:
                 return
@@ -237,6 +244,7 @@ class Engine:
         self.open()
         write = _Write(operation, now)
         if in_sync_call():
+            _refuse_to_wait_for_myself(self._write_lock)
             self._pending.append(write)
             self._serve(write)
             return write.outcome()
@@ -378,6 +386,7 @@ class Engine:
         """Run the operation on one snapshot of the database."""
         self.open()
         if in_sync_call():
+            _refuse_to_wait_for_myself(self._read_lock)
             return self._read(operation, now)
         with self._open_lock:  # so that nothing is given to a pool that was shut down
             if self._read_pool is None:
@@ -425,6 +434,18 @@ class Engine:
         )
 
 
+def _is_mine(lock: _Lock) -> bool:
+    return bool(lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks it
+
+
+def _refuse_to_wait_for_myself(lock: _Lock) -> None:
+    if _is_mine(lock):
+        raise StoreError(
+            "a signal handler or finalizer cannot use the store while it interrupts another call to it; "
+            "set a flag there, or hand the work to a thread"
+        )
+
+
 def _mark_committed(batch: list[_Write[Any]]) -> None:
     for write in batch:
         write.committed = True
@@ -448,22 +469,26 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
 # -- forking -------------------------------------------------------------------------------------
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_forking = threading.RLock()  # one fork at a time
 _held: list[Engine] = []
 
 
 def _before_fork() -> None:
+    _forking.acquire()
     for engine in list(_engines):
-        engine.hold_for_fork()
         _held.append(engine)
+        engine.hold_for_fork()
 
 
 def _after_fork_in_parent() -> None:
     while _held:
         _held.pop().release_after_fork()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
     _held.clear()
+    _forking.release()  # the thread that forked holds it, and is the one that goes on here
     for engine in list(_engines):
         engine.forget_after_fork()
 

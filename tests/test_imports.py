@@ -1,0 +1,60 @@
+"""Importing `taskharbor` costs a producer only what it uses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = [
+    "click",
+    "rich",
+    "pydantic",
+    "sqlite3",
+    "uvloop",
+    "taskharbor.worker",
+    "taskharbor.cli",
+    "taskharbor.conformance",
+]
+
+
+def modules_after(statement: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"{statement}\nimport sys\nprint(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(run.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def imported() -> set[str]:
+    return modules_after("import taskharbor")
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_importing_the_package_does_not_import(imported: set[str], module: str):
+    assert "taskharbor.client.harbor" in imported
+    assert module not in imported
+
+
+def test_a_harbor_in_memory_needs_no_sqlite():
+    assert "sqlite3" not in modules_after("import taskharbor; taskharbor.Harbor('memory://').enqueue('t')")
+
+
+def test_declaring_and_enqueueing_needs_no_worker_and_no_pydantic():
+    used = modules_after(
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor('memory://')\n"
+        "@harbor.task\n"
+        "def t(x: int) -> int: return x\n"
+        "t.enqueue(1)"
+    )
+    assert not used & {"taskharbor.worker", "pydantic", "click", "rich"}
+
+
+def test_the_worker_is_imported_when_it_is_asked_for():
+    assert "taskharbor.worker" in modules_after("from taskharbor import Worker")

@@ -1,0 +1,175 @@
+"""Calls as users write them: what they give is asserted, and what is wrong about them is ignored by its code.
+
+mypy proves both here, since an ignore that is not needed is an error. `test_types` takes the ignores away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, assert_type
+
+from taskharbor import (
+    Attempt,
+    Context,
+    Harbor,
+    Job,
+    JobFilter,
+    Progress,
+    RetryPolicy,
+    Signature,
+    Worker,
+    presets,
+)
+
+harbor = Harbor("memory://")
+
+
+@dataclass
+class Receipt:
+    number: int
+
+
+@harbor.task
+def add(x: int, y: int = 2) -> int:
+    return x + y
+
+
+@harbor.task(name="email:send", queue="mail", max_attempts=5, timeout=30, retry=presets.EMAIL)
+async def send(ctx: Context, to: str, *, subject: str = "hi") -> Receipt:
+    return Receipt(1)
+
+
+@harbor.task
+async def nothing() -> None: ...
+
+
+@harbor.task(priority=3)
+def with_context(ctx: Context, x: list[int]) -> dict[str, int]:
+    return {}
+
+
+# -- right calls pass, and their results are known ---------------------------------------------------
+
+assert_type(add.enqueue(1), Job[int])
+assert_type(add.enqueue(x=1, y=3), Job[int])
+assert_type(add.enqueue(1).result(timeout=10), int)
+assert_type(add.enqueue(1).refresh(), Job[int])
+assert_type(send.enqueue("a@b.c", subject="hi").result(), Receipt)
+assert_type(nothing.enqueue(), Job[None])
+assert_type(with_context.enqueue([1]).result(), dict[str, int])
+assert_type(add.enqueue_many([{"x": 1}]), list[Job[int]])
+assert_type(add.using(priority=1).enqueue(1), Job[int])
+assert_type(add.using(delay=1).using(tags=["x"]).enqueue(1, 2), Job[int])
+assert_type(add.s(), Signature[int])
+assert_type(harbor.enqueue("add", {"x": 1}), Job[Any])
+assert_type(harbor.enqueue_many([add.s(1), send.s("x")]), list[Job[Any]])
+
+
+async def asynchronously() -> None:
+    assert_type(await add.aenqueue(1), Job[int])
+    assert_type(await (await send.aenqueue("x")).aresult(), Receipt)
+    assert_type(await send.using(queue="vip").aenqueue("x"), Job[Receipt])
+    assert_type(await harbor.jobs.acounts(), dict[str, int])
+
+
+# -- wrong calls do not ------------------------------------------------------------------------------
+
+add.enqueue("1")  # type: ignore[arg-type]
+add.enqueue()  # type: ignore[call-arg]
+add.enqueue(1, 2, 3)  # type: ignore[call-arg]
+add.enqueue(1, z=3)  # type: ignore[call-arg]
+send.enqueue(5)  # type: ignore[arg-type]
+send.enqueue("x", "positional subject")  # type: ignore[call-arg]
+nothing.enqueue(1)  # type: ignore[call-arg]
+add.using(priority=1).enqueue("1")  # type: ignore[arg-type]
+add.using(priority=1).enqueue()  # type: ignore[call-arg]
+
+
+async def asynchronously_wrong() -> None:
+    await add.aenqueue("1")  # type: ignore[arg-type]
+    await send.aenqueue()  # type: ignore[call-arg]
+    await add.using(priority=1).aenqueue(1, z=3)  # type: ignore[call-arg]
+
+
+# -- the context is injected, never enqueued ---------------------------------------------------------
+
+
+def the_context_is_no_argument(ctx: Context) -> None:
+    send.enqueue(ctx, "x")  # type: ignore[call-arg, arg-type]
+    send.enqueue(ctx=ctx, to="x")  # type: ignore[call-arg]
+    with_context.enqueue(ctx, [1])  # type: ignore[call-arg, arg-type]
+
+
+# -- calling is calling the function -----------------------------------------------------------------
+
+assert_type(add(1, y=2), int)
+add("1")  # type: ignore[arg-type]
+add()  # type: ignore[call-arg]
+
+
+async def calling(ctx: Context) -> None:
+    assert_type(await send(ctx, "x", subject="y"), Receipt)
+    assert_type(with_context(ctx, [1]), dict[str, int])
+    await send("x")  # type: ignore[call-arg, arg-type]
+    await send(ctx)  # type: ignore[call-arg]
+    with_context([1])  # type: ignore[call-arg, arg-type]
+
+
+# -- options have names and types --------------------------------------------------------------------
+
+add.using(
+    queue="q",
+    run_at=datetime.now(UTC),
+    priority=5,
+    max_attempts=3,
+    timeout=0.5,
+    expires_at=None,
+    idempotency_key="k",
+    delivery="at_most_once",
+    retry=RetryPolicy(max_attempts=3),
+    correlation_id="c",
+    tags=("a", "b"),
+    id=None,
+)
+add.using(priority="high")  # type: ignore[arg-type]
+add.using(prioritty=5)  # type: ignore[call-arg]
+add.using(run_at="tomorrow")  # type: ignore[arg-type]
+add.using(timeout="5")  # type: ignore[arg-type]
+add.using(tags="abc")  # type: ignore[arg-type]
+add.using(retry="EMAIL")  # type: ignore[arg-type]
+harbor.enqueue("t", {}, delay=5, queue="q")
+harbor.enqueue("t", {}, delayed=5)  # type: ignore[call-arg]
+harbor.enqueue("t", {}, priority="1")  # type: ignore[arg-type]
+harbor.enqueue(5)  # type: ignore[arg-type]
+harbor.task(priority="high")  # type: ignore[call-overload]
+harbor.task(nonsense=1)  # type: ignore[call-overload]
+
+
+# -- the rest of the surface -------------------------------------------------------------------------
+
+
+def takes_floats(job: Job[float]) -> None: ...
+def takes_texts(job: Job[str]) -> None: ...
+
+
+def job_is_a_record(job: Job[int]) -> None:
+    job.state = "dead"  # type: ignore[misc, assignment]
+    assert_type(job.payload, dict[str, Any])
+    assert_type(job.progress, Progress | None)
+    assert_type(job.history(limit=3), list[Attempt])
+    assert_type(harbor.jobs.list(state="dead")[0], Job[Any])
+    assert_type(harbor.jobs.list().next_cursor, str | None)
+    assert_type(harbor.jobs.cancel_all(JobFilter(queue="q")), int)
+    assert_type(harbor.dlq.requeue(job.id), Job[Any])
+    harbor.jobs.list(limit="5")  # type: ignore[arg-type]
+    takes_floats(job)  # a job of int is a job of float
+    takes_texts(job)  # type: ignore[arg-type]
+
+
+def contexts(anything: Any) -> None:
+    with harbor as entered:
+        assert_type(entered, Harbor)
+    with harbor.transaction(anything):
+        add.enqueue(1)
+    assert_type(Worker(harbor, concurrency=3), Worker)
