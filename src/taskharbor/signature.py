@@ -390,6 +390,13 @@ def _custom_type_in(info: Any) -> Any:
 def _checked_aliases(
     aliases: Mapping[str, str] | None, parameters: Sequence[str], task: str
 ) -> dict[str, str]:
+    if aliases is not None and not (
+        isinstance(aliases, Mapping) and all(isinstance(old, str) for old in aliases)
+    ):
+        raise ConfigurationError(
+            f"task {task!r}: parameter_aliases maps old names of parameters to present ones, "
+            f'such as {{"recipient": "to"}}, not {shorten(aliases)}'
+        )
     for old, present in (aliases or {}).items():
         if present not in parameters:
             raise ConfigurationError(

@@ -161,8 +161,8 @@ def test_an_old_parameter_name_cannot_be_used_by_new_code(harbor: Harbor):
         greet.enqueue(who="Ada")  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("aliases", [{"who": "nobody"}, {"x": "y"}])
-def test_parameter_aliases_map_an_old_name_to_a_present_one(harbor: Harbor, aliases: dict[str, str]):
+@pytest.mark.parametrize("aliases", [{"who": "nobody"}, {"x": "y"}, ["x"], "x", {5: "x"}, {"who": ["x"]}])
+def test_parameter_aliases_map_an_old_name_to_a_present_one(harbor: Harbor, aliases: Any):
     with pytest.raises(ConfigurationError, match="alias"):
         harbor.task(parameter_aliases=aliases)(plain)
     assert harbor.tasks == {}

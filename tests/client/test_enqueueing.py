@@ -138,6 +138,16 @@ def test_a_signature_refuses_at_once_what_the_task_does_not_know(send: Sending):
         send.s(cc="x")
 
 
+def test_parameters_may_have_any_name(harbor: Harbor):
+    task = harbor.task(name="t")(
+        lambda self, args, kwargs, task, payload: [self, args, kwargs, task, payload]
+    )
+    given: Any = {"self": 1, "args": 2, "kwargs": 3, "task": 4, "payload": 5}
+    assert task(**given) == [1, 2, 3, 4, 5]
+    assert task.enqueue(**given).payload == given
+    assert harbor.enqueue_many([task.s(**given)])[0].payload == given
+
+
 def test_a_delay_and_a_run_at_make_a_scheduled_job(timed: Harbor, clock: ManualClock):
     later = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
     at = timed.enqueue("t", run_at=later)

@@ -136,6 +136,46 @@ def test_closing_lets_subscribers_finish_and_a_harbor_used_again_tells_again(tmp
         assert events.qsize() == n + 1
 
 
+async def test_closing_lets_async_subscribers_finish_and_the_loop_goes_on(harbor: Harbor):
+    heard: list[str] = []
+    turns = 0
+
+    @harbor.on("enqueued")
+    async def hear(event: Event) -> None:
+        await asyncio.sleep(0.02)
+        heard.append((await harbor.jobs.aget(event.job_id)).id)
+
+    @harbor.on("enqueued")
+    def hear_slowly(event: Event) -> None:
+        threading.Event().wait(0.02)
+        heard.append(event.job_id)
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    job = await harbor.aenqueue("t")
+    turning = asyncio.create_task(turn())
+    await harbor.aclose()
+    assert heard == [job.id, job.id]
+    assert turns > 3
+    turning.cancel()
+
+
+async def test_an_async_subscriber_may_close_the_harbor(harbor: Harbor):
+    closed = asyncio.Event()
+
+    @harbor.on("enqueued")
+    async def close(event: Event) -> None:
+        await harbor.aclose()
+        closed.set()
+
+    await harbor.aenqueue("t")
+    await asyncio.wait_for(closed.wait(), 3)  # less than it would wait for itself
+
+
 def test_a_child_process_tells_its_own_subscribers(harbor: Harbor):
     heard: list[str] = []
     harbor.on("enqueued")(lambda event: heard.append(event.job_id))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
+from taskharbor.calling import in_sync_call
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 
@@ -88,9 +89,21 @@ class Events:
         import asyncio
 
         loop = asyncio.get_running_loop()
-        mine = [task for task in list(self._tasks) if task.get_loop() is loop]
+        myself = asyncio.current_task()
+        mine = [task for task in list(self._tasks) if task.get_loop() is loop and task is not myself]
         if mine:
             await asyncio.wait(mine, timeout=seconds)
+
+    async def aclose(self, seconds: float = 5.0) -> None:
+        """Let all subscribers finish what they have, for a while, without holding up the loop."""
+        if in_sync_call():
+            self.close(seconds)
+            return
+        await self.drain(seconds)
+        if self._thread.is_running:
+            import asyncio
+
+            await asyncio.to_thread(self.close, seconds)
 
     def close(self, seconds: float = 5.0) -> None:
         """Let the subscribers' thread finish what it has, for a while."""
@@ -108,7 +121,7 @@ class _SubscriberThread:
         self._dropped = 0
 
     def put(self, subscriber: Callable[[Event], Any], event: Event) -> None:
-        if self._thread is None or self._pid != os.getpid():
+        if not self.is_running:
             self._start()
         try:
             self._queue.put_nowait((subscriber, event))
@@ -119,6 +132,10 @@ class _SubscriberThread:
                     "events are dropped: subscribers are too far behind",
                     extra={"fields": {"dropped": self._dropped}},
                 )
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._pid == os.getpid()
 
     def _start(self) -> None:
         if self._pid != os.getpid():
@@ -131,7 +148,7 @@ class _SubscriberThread:
                 self._thread.start()
 
     def close(self, seconds: float) -> None:
-        if self._thread is None or self._pid != os.getpid():
+        if self._thread is None or not self.is_running:
             return
         try:
             self._queue.put(None, timeout=seconds)

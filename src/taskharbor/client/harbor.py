@@ -255,8 +255,8 @@ class Harbor:
 
     async def aclose(self) -> None:
         """Let go of the store. A harbor that is used again opens it anew."""
+        await self.events.aclose()  # first: a subscriber may still use the store
         await self.driver.close()
-        self.events.close()
 
     close = synced(aclose)
 

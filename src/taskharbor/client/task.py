@@ -70,7 +70,7 @@ class Enqueueable(Generic[P, R]):
 
     enqueue_many = synced(aenqueue_many)
 
-    def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
+    def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """A signature of this task; arguments may be left out, to be filled by what comes before it."""
         return Signature(self._task, self._task.plan.bind(args, kwargs, partial=True), self._options)
 
@@ -105,7 +105,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self.__module__ = getattr(function, "__module__", None) or __name__
         self.__wrapped__ = function
 
-    def __call__(self, *args: C.args, **kwargs: C.kwargs) -> V:
+    def __call__(self, /, *args: C.args, **kwargs: C.kwargs) -> V:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
