@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ def to_micros(instant: datetime, name: str = "the time") -> int:
     """The instant as microseconds since the epoch; `name` is the option an error speaks of."""
     if not isinstance(instant, datetime):
         raise ConfigurationError(
-            f"{name} must be an aware datetime, not {instant!r}; for example datetime.now(UTC)"
+            f"{name} must be an aware datetime, not {shorten(instant)}; for example datetime.now(UTC)"
         )
     if instant.utcoffset() is None:
         raise ConfigurationError(
-            f"{name} must be an aware datetime, but {instant!r} has no time zone, so it names no instant; "
+            f"{name} must be an aware datetime, but {shorten(instant)} has no time zone, so it names no instant; "
             "give it one: datetime.now(UTC), or value.replace(tzinfo=UTC) if it is in UTC"
         )
     since = instant - EPOCH
@@ -58,7 +59,7 @@ def check_seconds(value: float, name: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_SECONDS:  # NaN compares as neither
         raise ConfigurationError(
-            f"{name} must be a number of seconds from 0 to {MAX_SECONDS:.0f}, not {value!r}"
+            f"{name} must be a number of seconds from 0 to {MAX_SECONDS:.0f}, not {shorten(value)}"
         )
     return float(value)
 

@@ -41,6 +41,8 @@ class AttemptStatus(StrEnum):
 
 
 class Delivery(StrEnum):
+    """How often a job's handler may be begun in one run."""
+
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from taskharbor.clock import MAX_SECONDS, check_seconds
+from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, RetryAfter, Unrecoverable
 from taskharbor.job import Reason
 
@@ -110,10 +111,12 @@ class Decision(Struct, frozen=True):
 
     @classmethod
     def retry(cls, attempts: int, limit: int, delay_seconds: float) -> Decision:
+        """Runnable again after `delay_seconds`."""
         return cls(attempts, limit, delay_seconds=delay_seconds)
 
     @classmethod
     def dead(cls, attempts: int, limit: int, reason: Reason) -> Decision:
+        """Into the dead-letter queue."""
         return cls(attempts, limit, reason=reason)
 
     @property
@@ -183,7 +186,9 @@ class RetryPolicy:
     def delay(self, n: int, random: Uniform = uniform) -> float:
         """Seconds to wait after failure number `n` (from 1); finite for any n."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ConfigurationError(f"delay takes the number of the failure, an integer from 1, not {n!r}")
+            raise ConfigurationError(
+                f"delay takes the number of the failure, an integer from 1, not {shorten(n)}"
+            )
         base = self._delay_before_jitter(n)
         if self.jitter is None:
             return base
@@ -254,7 +259,7 @@ class RetryPolicy:
         """The policy that `to_dict` wrote. Keys this version does not know are passed over: a newer one may
         have written them while both are at work."""
         if not isinstance(stored, Mapping):
-            raise ConfigurationError(f"a stored retry policy must be a JSON object, not {stored!r}")
+            raise ConfigurationError(f"a stored retry policy must be a JSON object, not {shorten(stored)}")
         known = ("max_attempts", "initial", "maximum", "multiplier")
         given = {key: stored[key] for key in known if key in stored}
         for key in ("retry_on", "never_retry_on"):
@@ -361,7 +366,7 @@ def resolve_max_attempts(max_attempts: int | None, max_retries: int | None) -> i
     """The limit that either spelling gives: `max_retries=n` is `max_attempts=n + 1`. None for neither."""
     if max_attempts is not None and max_retries is not None:
         raise ConfigurationError(
-            f"max_attempts={max_attempts!r} and max_retries={max_retries!r} were both given, "
+            f"max_attempts={shorten(max_attempts)} and max_retries={shorten(max_retries)} were both given, "
             "but they say the same thing; give one of them"
         )
     if max_retries is not None:
@@ -373,7 +378,7 @@ def resolve_max_attempts(max_attempts: int | None, max_retries: int | None) -> i
 
 def _check_count(value: int, name: str, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ConfigurationError(f"{name} must be an integer from 0 to {most}, not {value!r}")
+        raise ConfigurationError(f"{name} must be an integer from 0 to {most}, not {shorten(value)}")
     return value
 
 
@@ -381,7 +386,7 @@ def _check_multiplier(value: float) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 1 <= value <= float_info.max:
         raise ConfigurationError(
-            f"multiplier must be a finite number from 1 (the same delay every time), not {value!r}"
+            f"multiplier must be a finite number from 1 (the same delay every time), not {shorten(value)}"
         )
     return float(value)
 
@@ -394,7 +399,7 @@ def _check_jitter(value: float | str | None) -> float | Literal["full"] | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str) or not is_number or not 0 <= value <= 1:
         raise ConfigurationError(
-            f'jitter must be None, "full", or a fraction from 0 to 1 (0.2: plus or minus 20 %), not {value!r}'
+            f'jitter must be None, "full", or a fraction from 0 to 1 (0.2: plus or minus 20 %), not {shorten(value)}'
         )
     return float(value) or None
 
@@ -403,7 +408,7 @@ def _check_patterns(patterns: Iterable[ErrorPattern], name: str) -> tuple[ErrorP
     # A single string would be taken apart into letters, each of which matches nearly everything.
     if isinstance(patterns, str | bytes | type | TypeName) or not isinstance(patterns, Iterable):
         raise ConfigurationError(
-            f"{name} must be a list of exception types and strings, not {patterns!r}; "
+            f"{name} must be a list of exception types and strings, not {shorten(patterns)}; "
             f"for one of them write {name}=[...]"
         )
     return tuple(_check_pattern(pattern, name) for pattern in patterns)
@@ -413,9 +418,9 @@ def _check_pattern(pattern: ErrorPattern, name: str) -> ErrorPattern:
     if isinstance(pattern, str):
         if not pattern.strip():
             raise ConfigurationError(
-                f"{name} holds the blank string {pattern!r}, which nearly every error contains; leave it out"
+                f"{name} holds the blank string {shorten(pattern)}, which nearly every error contains; leave it out"
             )
         return pattern
     if isinstance(pattern, TypeName) or (isinstance(pattern, type) and issubclass(pattern, BaseException)):
         return pattern
-    raise ConfigurationError(f"{name} takes exception types and strings, not {pattern!r}")
+    raise ConfigurationError(f"{name} takes exception types and strings, not {shorten(pattern)}")

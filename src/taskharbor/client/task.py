@@ -66,6 +66,8 @@ class Enqueueable(Generic[P, R]):
     async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
         """Store a job for each mapping of arguments: one round trip, all or nothing."""
         jobs = [self._task.new_job((), _arguments(payload), self._options) for payload in payloads]
+        if len(jobs) > 1:
+            _refuse_one_name_for_many(self._options)
         return await self._task.harbor.store(jobs)
 
     enqueue_many = synced(aenqueue_many)
@@ -194,6 +196,15 @@ def default_name(function: Callable[..., Any]) -> str:
         file = getattr(main, "__file__", None)
         module = spec.name if spec is not None else Path(file).stem if file else "main"
     return f"{module}.{name}".replace(".<locals>", "")
+
+
+def _refuse_one_name_for_many(options: dict[str, Any]) -> None:
+    for option in ("id", "idempotency_key"):
+        if options.get(option) is not None:
+            raise ConfigurationError(
+                f"{option} names one job, and enqueue_many was given several: all of them would be one. "
+                f"Enqueue signatures instead: harbor.enqueue_many([task.using({option}=…).s(…), …])"
+            )
 
 
 def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:

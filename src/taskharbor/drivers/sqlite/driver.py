@@ -113,6 +113,10 @@ class SQLiteDriver(Driver):
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
+        callers = self._callers.get()
+        if callers is not None:  # what its transaction has written, nobody else sees yet
+            callers.now = self.clock.now() if now is None else now
+            return [places.record(callers, job_id) for job_id in ids]
         return await self._engine.read(lambda s: [places.record(s, job_id) for job_id in ids], now)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:

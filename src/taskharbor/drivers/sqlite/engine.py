@@ -124,6 +124,7 @@ class Engine:
         self._read_pool: ThreadPoolExecutor | None = None
         self._held: list[_Lock] = []
         self._openings = 0
+        self._file: int | None = None
 
     # -- forking --
 
@@ -166,6 +167,7 @@ class Engine:
             try:
                 self._reader, self._writer = self._patiently(self._connect_both)
                 self._openings += 1
+                self._file = _inode(self.path)
             except sqlite3.Error as error:
                 raise self._explained(error) from error
 
@@ -315,6 +317,7 @@ class Engine:
         self.open()  # it may have been closed, for good or for a fork, while these waited for their turn
         connection = self._writer
         assert connection is not None, "nobody closes it without the writer's lock"
+        self._refuse_if_removed()
         begun = False
         try:
             self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
@@ -336,6 +339,16 @@ class Engine:
                 _mark_committed(batch)
             raise
         _mark_committed(batch)
+
+    def _refuse_if_removed(self) -> None:
+        """SQLite writes on happily into a file that has been deleted: what it accepts then is lost."""
+        if _inode(self.path) != self._file:
+            with self._read_lock:
+                self._let_go()
+            raise StoreUnavailable(
+                f"{self.path} was removed or replaced while it was open; nothing was written. "
+                "The next use opens the file that is there then"
+            )
 
     def _apply_guarded(self, session: Session, write: _Write[Any]) -> None:
         """One member of a joint transaction: what it got wrong undoes only itself."""
@@ -460,6 +473,13 @@ def _resolve(writes: list[_Write[Any]]) -> None:
             future.set_exception(write.error)
         else:
             future.set_result(write.result)
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:
