@@ -23,8 +23,10 @@ import msgspec
 import taskharbor
 from taskharbor import clock, presets
 from taskharbor.cli import cli
-from taskharbor.client import operators
+from taskharbor.client.dead_letters import DeadLetters
+from taskharbor.client.jobs import JobPage, Jobs
 from taskharbor.client.options import EnqueueOptions
+from taskharbor.client.queues import Queue, Queues
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
 from taskharbor.retry import RetryPolicy
@@ -38,7 +40,7 @@ GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end --
 
 # Members that other parts of TaskHarbor ask for, and that a user has no business with.
 HIDDEN = {
-    taskharbor.Harbor: {"register", "store", "collect_expired", "decode_result"},
+    taskharbor.Event: {"about"},
     taskharbor.Task: {
         "new_job", "decode_result", "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
     },
@@ -68,8 +70,8 @@ SECTIONS: dict[str, list[Any]] = {
     "Tasks": [taskharbor.Task, taskharbor.Signature],
     "Jobs": [taskharbor.Job, taskharbor.Attempt, taskharbor.Progress],
     "Looking after jobs": [
-        operators.Jobs, operators.DeadLetters, operators.Queues,
-        operators.JobPage, operators.Queue, taskharbor.JobFilter,
+        Jobs, DeadLetters, Queues,
+        JobPage, Queue, taskharbor.JobFilter,
     ],
     "Workers": [Worker],
     "Inside a handler": [
@@ -89,9 +91,9 @@ SECTIONS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 ENTRANCES: dict[type, str] = {
-    operators.Jobs: "harbor.jobs",
-    operators.DeadLetters: "harbor.dlq",
-    operators.Queues: "harbor.queues",
+    Jobs: "harbor.jobs",
+    DeadLetters: "harbor.dlq",
+    Queues: "harbor.queues",
 }
 
 

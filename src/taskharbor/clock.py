@@ -54,8 +54,10 @@ def from_micros(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
 
 
-def check_seconds(value: float, name: str) -> float:
+def check_seconds(value: float | timedelta, name: str) -> float:
     """A duration a caller gave, as a float, or a ConfigurationError that names the option."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_SECONDS:  # NaN compares as neither
         raise ConfigurationError(
@@ -64,7 +66,7 @@ def check_seconds(value: float, name: str) -> float:
     return float(value)
 
 
-def seconds_to_micros(value: float, name: str = "the duration") -> int:
+def seconds_to_micros(value: float | timedelta, name: str = "the duration") -> int:
     """A duration in seconds as microseconds, rounded to the nearest one."""
     return round(check_seconds(value, name) * MICROS_PER_SECOND)
 

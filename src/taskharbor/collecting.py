@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+from collections.abc import Callable
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Driver, Settled, Transition
+from taskharbor.job import JobRecord
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 
 COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
 LEASES_MAX = 100  # in one go, so that nobody collects for ever
-HISTORY_ROWS = 200
+HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
-_serial = itertools.count(1)
+Report = Callable[[Transition, Settled, JobRecord], None]
 
 
 async def collect_expired(
-    driver: Driver, collector: str | None = None, *, max_losses: int = DEFAULT_MAX_LOSSES
+    driver: Driver,
+    collector: str | None = None,
+    *,
+    max_losses: int = DEFAULT_MAX_LOSSES,
+    report: Report | None = None,
 ) -> list[tuple[Transition, Settled]]:
-    """Settle what expired leases held; each transition with the store's answer."""
+    """Settle what expired leases held; each transition with the store's answer.
+
+    `report` is told of each of them, with the job as it stands afterwards, as soon as its lease is settled.
+    """
     name = collector or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
     collected: list[tuple[Transition, Settled]] = []
     for _ in range(LEASES_MAX):
-        lease = await driver.take_expired(f"{name}/c{next(_serial)}", COLLECTOR_LEASE)
+        # Never a token that was used before: it would mean "the same lease again".
+        lease = await driver.take_expired(f"{name}/c-{os.urandom(8).hex()}", COLLECTOR_LEASE)
         if lease is None:
             break
         transitions = [
@@ -36,9 +45,19 @@ async def collect_expired(
             for job in lease.jobs
         ]
         answers = await driver.settle(transitions)
-        collected += [
+        done = [
             (transition, answer)
             for transition, answer in zip(transitions, answers, strict=True)
             if answer.answer is Answer.DONE
         ]
+        if report is not None and done:
+            await _tell(driver, done, report)
+        collected += done
     return collected
+
+
+async def _tell(driver: Driver, done: list[tuple[Transition, Settled]], report: Report) -> None:
+    records = await driver.get([transition.job_id for transition, _ in done])
+    for (transition, settled), record in zip(done, records, strict=True):
+        if record is not None:  # deleted since
+            report(transition, settled, record)

@@ -56,9 +56,13 @@ def settle_outcome(
     rules: Rules,
     *,
     started_at: int | None,
+    suspect: bool = False,
     random: Callable[[], float] = uniform,
 ) -> tuple[Transition, Decision | None]:
-    """The transition that an outcome makes, and for a failure what was decided about it."""
+    """The transition that an outcome makes, and for a failure what was decided about it.
+
+    A suspect that was not executed to an end is one still.
+    """
 
     def ending(status: AttemptStatus, to: State, **more: Any) -> Transition:
         more.setdefault("attempts", job.attempts)
@@ -76,12 +80,13 @@ def settle_outcome(
                 AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.EXPIRED, detail=detail
             ), None
         case HandedBack():
-            return ending(AttemptStatus.RELEASED, State.READY), None
+            return ending(AttemptStatus.RELEASED, State.READY, suspect=suspect), None
         case Interrupted() if once:
             detail = "the worker was shut down"
             return ending(AttemptStatus.CANCELLED, State.DEAD, reason=Reason.INTERRUPTED, detail=detail), None
         case Interrupted():
-            return ending(AttemptStatus.RELEASED, State.READY, detail="the worker was shut down"), None
+            detail = "the worker was shut down"
+            return ending(AttemptStatus.RELEASED, State.READY, suspect=suspect, detail=detail), None
         case CancelledOnRequest(error):
             return ending(
                 AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.CANCELLED, error=error
@@ -126,6 +131,7 @@ def settle_unfit(
     *,
     now: int,
     grace_seconds: float = UNFIT_GRACE_SECONDS,
+    suspect: bool = False,
 ) -> Transition:
     """Put it back for a while, uncounted: another version may know it, since deployments roll.
 
@@ -142,7 +148,7 @@ def settle_unfit(
     delay = min(2.0 ** min(len(before), 10), UNFIT_DELAY_MAX_SECONDS)
     return Transition(
         token, job.id, job.number, AttemptStatus.RELEASED, State.READY,
-        attempts=job.attempts, delay=_micros(delay), error=outcome.error, detail=detail,
+        attempts=job.attempts, delay=_micros(delay), error=outcome.error, detail=detail, suspect=suspect,
     )  # fmt: skip
 
 

@@ -273,6 +273,12 @@ def _declared_parameters(function: Callable[..., Any], task: str) -> list[inspec
         raise ConfigurationError(
             f"task {task!r}: the signature of {function!r} cannot be read: {error}"
         ) from error
+    scope = getattr(function, "__qualname__", "").rpartition(".")[0]
+    if declared and declared[0].name in ("self", "cls") and scope and not scope.endswith("<locals>"):
+        raise ConfigurationError(
+            f"task {task!r}: {_shown(function)} is a method, and a payload cannot carry its object; "
+            "declare a function, or a staticmethod's function"
+        )
     for each in declared:
         if each.kind in _REFUSED:
             spelling, instead = _REFUSED[each.kind]

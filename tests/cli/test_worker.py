@@ -29,7 +29,7 @@ def test_only_the_queues_that_were_named_are_served(run, harbor):
 
 
 def test_options_are_checked(run):
-    assert "lease_seconds must be more than 0" in run("worker", "--drain", "--lease-seconds", "0", code=1).err
+    assert "lease_seconds must be 0.1 or more" in run("worker", "--drain", "--lease-seconds", "0", code=1).err
     assert "it is empty" in run("worker", "--drain", "--queues", "a,,b", code=1).err
 
 

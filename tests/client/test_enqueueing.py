@@ -140,7 +140,7 @@ def test_a_signature_refuses_at_once_what_the_task_does_not_know(send: Sending):
 
 def test_parameters_may_have_any_name(harbor: Harbor):
     task = harbor.task(name="t")(
-        lambda self, args, kwargs, task, payload: [self, args, kwargs, task, payload]
+        lambda args, self, kwargs, task, payload: [self, args, kwargs, task, payload]
     )
     given: Any = {"self": 1, "args": 2, "kwargs": 3, "task": 4, "payload": 5}
     assert task(**given) == [1, 2, 3, 4, 5]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +24,9 @@ from taskharbor import (
     State,
     Worker,
 )
+from taskharbor.calling import step_to_end
 from taskharbor.clock import ManualClock
+from taskharbor.job import NewJob
 
 Making = Callable[..., Job[Any]]
 NOBODY = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
@@ -527,3 +532,44 @@ def test_a_queue_with_a_bad_name_is_not_paused(timed: Harbor, name: Any):
         with pytest.raises(ConfigurationError):
             verb(name)
     assert timed.queues.list() == []
+
+
+@pytest.mark.parametrize(
+    ("state", "verb", "advice"),
+    [
+        ("running", "delete", "is running, so it cannot be deleted; cancel it first"),
+        ("running", "update", "cannot be changed; wait until its attempt has ended, or cancel it"),
+        ("dead", "update", "cannot be changed; requeue it first"),
+        ("dead", "cancel", "cannot be cancelled; discard it instead"),
+        ("ready", "discard", "cannot be discarded: only a dead one can; cancel it instead"),
+        ("dead", "run_now", "cannot be run now: only a scheduled one can; requeue it instead"),
+        ("succeeded", "retry", "cannot be requeued: only a dead or cancelled one can; enqueue another one"),
+    ],
+)
+def test_a_conflict_says_what_to_do(timed: Harbor, make: Making, state: str, verb: str, advice: str):
+    job = make(state)
+    with pytest.raises(JobConflict, match=f"{advice}$"):
+        VERBS[verb][0](timed, job.id)
+
+
+def test_deleting_what_an_unfinished_job_depends_on_says_so(timed: Harbor, make: Making):
+    job = make("ready")
+    dependant = NewJob("0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c11", "t", depends_on=(job.id,))
+    step_to_end(timed.driver.enqueue([dependant]))
+    with pytest.raises(
+        JobConflict, match="is ready, but an unfinished job depends on it, so it cannot be deleted"
+    ):
+        timed.jobs.delete(job.id)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete", "retry", "run_now", "update"])
+def test_a_verb_refused_inside_a_transaction_is_named(verb: str, tmp_path: Path):
+    with Harbor(f"sqlite:///{tmp_path}/h.db") as harbor, closing(sqlite3.connect(tmp_path / "h.db")) as own:
+        job = harbor.enqueue("t")
+        with harbor.transaction(own):
+            harbor.enqueue("t")
+            with pytest.raises(
+                ConfigurationError, match=rf"^jobs\.{verb}\(\) cannot take part in transaction"
+            ):
+                VERBS[verb][0](harbor, job.id)
+        own.rollback()

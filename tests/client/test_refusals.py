@@ -72,7 +72,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"timeout": True}, "timeout must be a number of seconds"),
     ({"timeout": "5"}, "timeout must be a number of seconds"),
     ({"timeout": HUGE}, "timeout cannot be an integer"),
-    ({"timeout": datetime.timedelta(seconds=5)}, "timeout must be a number of seconds"),
+    ({"timeout": datetime.timedelta(seconds=-5)}, "timeout must be a number of seconds"),
     ({"timeout": decimal.Decimal(5)}, "timeout must be a number of seconds"),
     ({"delay": -1}, "delay must be a number of seconds"),
     ({"delay": -1e-9}, "delay must be a number of seconds"),

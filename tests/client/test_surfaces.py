@@ -19,7 +19,9 @@ import pytest
 
 from taskharbor import ConfigurationError, Harbor, Job, Worker
 from taskharbor.client import facade
-from taskharbor.client.operators import DeadLetters, Jobs, Queues
+from taskharbor.client.dead_letters import DeadLetters
+from taskharbor.client.jobs import Jobs
+from taskharbor.client.queues import Queues
 from taskharbor.client.task import Enqueueable
 
 
@@ -215,7 +217,10 @@ def test_without_a_url_it_is_the_environments_else_a_file_here(
         (Path("harbor.db"), "a store's URL looks like"),
         (b"memory://", "a store's URL looks like"),
         ("harbor.db", "a store's URL looks like"),
-        ("mysql://host/db", r"no driver for 'mysql://'; the known stores are memory://, sqlite://"),
+        (
+            "mysql://host/db",
+            r"no driver for 'mysql://'; the known stores are memory://, postgres://, postgresql://, sqlite://",
+        ),
         ("://x", "no driver for"),
         ("memory://x", "memory:// takes nothing behind it"),
         ("sqlite://", "three slashes and a path"),

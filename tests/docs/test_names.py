@@ -16,16 +16,18 @@ import pytest
 import taskharbor
 from taskharbor import presets
 from taskharbor.cli import cli
-from taskharbor.client import operators
+from taskharbor.client.dead_letters import DeadLetters
+from taskharbor.client.jobs import Jobs
+from taskharbor.client.queues import Queues
 from taskharbor.job import AttemptStatus, Reason, State
 from taskharbor.worker import Worker
 from tests.docs.markdown import PAGES, ROOT, blocks, inline_code, named
 
 OWNERS: dict[str, Any] = {
     "harbor": taskharbor.Harbor("memory://"),
-    "harbor.jobs": operators.Jobs,
-    "harbor.dlq": operators.DeadLetters,
-    "harbor.queues": operators.Queues,
+    "harbor.jobs": Jobs,
+    "harbor.dlq": DeadLetters,
+    "harbor.queues": Queues,
     "job": taskharbor.Job,
     "ctx": taskharbor.Context,
     "worker": Worker,

@@ -229,7 +229,7 @@ async def test_expire_concerns_only_runs_that_have_not_begun(
     a, b = (await driver.claim(request(limit=2))).jobs
     await driver.settle([put_back(a), put_back(b, started_at=1, status=AttemptStatus.FAILED, attempts=1)])
     clock.advance(1)
-    assert await driver.expire(10) == 2
+    assert await driver.expire(10) == ["a", "c"]
     states = [(await record(driver, name)).reason for name in "abc"]
     assert states == [Reason.EXPIRED, None, Reason.EXPIRED]
 
@@ -355,3 +355,16 @@ def test_a_fork_copies_the_store_and_never_a_lock_that_is_held(driver: MemoryDri
         stop.set()
         thread.join()
     assert step_to_end(driver.get(["a"]))[0].state is State.READY  # type: ignore[union-attr]
+
+
+async def test_deadlines_of_jobs_that_have_ended_are_forgotten(driver: MemoryDriver, clock: ManualClock):
+    later = clock.now() + 3600 * SECOND
+    await driver.enqueue([job("live", expires_at=later)])
+    for number in range(1_000):
+        await driver.enqueue([job(f"{number}", expires_at=later)])
+        await driver.operate(Cancel(), [f"{number}"])
+    await driver.enqueue([job(f"more-{number}", expires_at=later) for number in range(1_000)])
+    await driver.operate(Delete(), [f"more-{number}" for number in range(1_000)])
+    assert len(driver._store.deadlines) < 100
+    clock.advance(3600)
+    assert await driver.expire(10) == ["live"]

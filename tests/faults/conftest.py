@@ -77,7 +77,7 @@ class Crew:
     def enqueue_notes(self, numbers: Iterable[int], task: str = "note", **more: Any) -> list[Job[Any]]:
         """A job for each number, by name: this process has none of the handlers."""
         jobs = [new_job(task, json.dumps({"n": n, **more}), {}) for n in numbers]
-        return step_to_end(self.harbor.store(jobs))
+        return step_to_end(self.harbor._store(jobs))
 
     def is_done(self) -> bool:
         counts = self.counts()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskharbor import (
     ConfigurationError,
@@ -21,6 +22,8 @@ from taskharbor import (
     SchemaError,
     TaskHarborError,
 )
+from taskharbor.calling import step_to_end
+from taskharbor.job import NewJob
 
 
 @pytest.fixture
@@ -372,3 +375,35 @@ def test_a_lock_that_another_holds_is_the_callers_to_deal_with(harbor: Harbor, f
             harbor.enqueue("t")
         other.rollback()
     assert stored(harbor) == 0
+
+
+# -- all or nothing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [(None, None), ("a", "b")])
+@pytest.mark.parametrize("fault", ["trigger", "too big", "unknown dependency", "function"])
+def test_batch_that_fails_leaves_nothing_in_a_transaction_that_goes_on(
+    harbor: Harbor, connection: sqlite3.Connection, fault: str, keys: tuple[str | None, str | None]
+):
+    good = NewJob(id="019b76da-a800-7000-8000-000000000001", task="t", idempotency_key=keys[0])
+    bad = NewJob(id="019b76da-a800-7000-8000-000000000002", task="bad", idempotency_key=keys[1])
+    connection.create_function("broken", 0, lambda: 1 // 0)
+    if fault == "unknown dependency":
+        bad = replace(bad, depends_on=("019b76da-a800-7000-8000-00000000000f",))
+    elif fault == "too big":
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+        bad = replace(bad, payload="x" * 20_000)
+    else:
+        what = "RAISE(ABORT, 'no')" if fault == "trigger" else "broken()"
+        connection.execute(
+            "CREATE TEMP TRIGGER refuse BEFORE INSERT ON taskharbor_jobs WHEN NEW.task = 'bad' "
+            f"BEGIN SELECT {what}; END"
+        )
+    with harbor.transaction(connection):
+        connection.execute("INSERT INTO orders (name) VALUES ('x')")
+        with pytest.raises((sqlite3.Error, ConfigurationError)):
+            step_to_end(harbor.driver.enqueue([good, bad]))
+    connection.commit()
+    assert stored(harbor) == 0
+    assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    assert connection.execute("SELECT count(*) FROM taskharbor_jobs").fetchone() == (0,)

@@ -635,3 +635,14 @@ def test_a_caller_in_python_uses_the_present_name():
 def test_an_alias_must_lead_from_an_unused_name_to_a_parameter(aliases, words):
     with pytest.raises(ConfigurationError, match=words):
         plan_of(send, parameter_aliases=aliases)
+
+
+def test_a_method_is_refused_because_a_payload_cannot_carry_its_object():
+    class Mailer:
+        def send(self, to: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="is a method"):
+        CallPlan.of(Mailer.send, context_type=Marker)
+
+
+class Marker: ...

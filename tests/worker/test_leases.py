@@ -126,7 +126,10 @@ async def test_expired_lease_cannot_commit(faulty, store, clock):
     assert rows[0].outlived
 
 
-async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock):
+async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, monkeypatch):
+    monkeypatch.setattr(
+        "taskharbor.worker.worker.STALLED_SECONDS", 3600
+    )  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
     calls = []
 
@@ -156,8 +159,11 @@ async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock):
 
 
 async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_under_the_extended_one(
-    memory, clock
+    memory, clock, monkeypatch
 ):
+    monkeypatch.setattr(
+        "taskharbor.worker.worker.STALLED_SECONDS", 3600
+    )  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
 
     @memory.task
@@ -182,7 +188,10 @@ async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_un
     assert [(await the_job(memory, job)).number for job in jobs] == [1, 1, 1]
 
 
-async def test_a_paused_queues_unbegun_jobs_are_handed_back_at_the_next_heartbeat(memory, clock):
+async def test_a_paused_queues_unbegun_jobs_are_handed_back_at_the_next_heartbeat(memory, clock, monkeypatch):
+    monkeypatch.setattr(
+        "taskharbor.worker.worker.STALLED_SECONDS", 3600
+    )  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
 
     @memory.task
@@ -351,3 +360,56 @@ async def test_a_log_line_says_that_a_lease_was_lost(faulty, store, clock, caplo
             worker.stop()
             await clock.jump(1)
     assert any("a lease expired before it was extended" in record.message for record in caplog.records)
+
+
+async def test_what_was_claimed_ahead_and_cannot_begin_is_handed_back_to_others(memory, clock):
+    """Claimed ahead only as much as begins within a moment: when handlers turn slow, others may have the rest."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @memory.task
+    async def block() -> None:
+        begun.set()
+        await release.wait()
+
+    @memory.task
+    async def work(n: int) -> int:
+        return n
+
+    async with working(memory, concurrency=1) as worker:
+        assert worker._shift is not None
+        worker._shift._fetcher._rate = 1000.0
+        await block.aenqueue()
+        jobs = await work.aenqueue_many([{"n": n} for n in range(3)])
+        await soon(begun.wait())
+        await until_state(jobs[2], State.RUNNING)
+        await clock.jump(2)
+        await until_state(jobs[2], State.READY)
+        async with working(memory) as other:
+            assert other is not worker
+            assert [await soon(job.aresult()) for job in jobs] == [0, 1, 2]
+        assert await statuses(jobs[0]) == ["released", "succeeded"]
+        release.set()
+
+
+async def test_jobs_that_had_not_begun_are_outlived_with_the_others(faulty, store, clock, monkeypatch):
+    """An outage counts for nobody, begun or not: none of them becomes a suspect."""
+    monkeypatch.setattr("taskharbor.worker.worker.STALLED_SECONDS", 3600)
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @faulty.task
+    async def block() -> None:
+        begun.set()
+        await release.wait()
+
+    async with working(faulty, concurrency=1, lease_seconds=3) as worker:
+        assert worker._shift is not None
+        worker._shift._fetcher._rate = 1000.0
+        jobs = await block.aenqueue_many([{}] * 3)
+        await soon(begun.wait())
+        await until_state(jobs[2], State.RUNNING)
+        await lose_the_lease(store, clock, 5)
+        await clock.jump(2)
+        for job in jobs:
+            lost = [row for row in await attempts_of(job) if str(row.status) == "lost"]
+            assert all(row.outlived for row in lost)
+        release.set()

@@ -120,7 +120,7 @@ async def make_suspect(memory, clock, task) -> None:
         await clock.settle()
         await vanish(worker, running)
         clock.advance(4)
-    await memory.collect_expired(task.id)
+    await memory._collect_expired(task.id)
 
 
 async def test_suspects_do_not_block_the_rest_and_are_not_starved_by_it(memory, clock):

@@ -89,7 +89,7 @@ def requeue_all(
     Example:
       taskharbor dlq requeue-all --queue mail
     """
-    from taskharbor.client.operators import job_filter
+    from taskharbor.client.filters import job_filter
 
     requeued = session.run(
         lambda harbor: harbor.dlq.arequeue_all(

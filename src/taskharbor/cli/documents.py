@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import UNSET
 
 from taskharbor.client.handle import Attempt, Job
-from taskharbor.client.operators import Queue
+from taskharbor.client.queues import Queue
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
 from taskharbor.job import Delivery, JobRecord, Options

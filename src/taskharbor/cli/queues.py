@@ -10,7 +10,7 @@ from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taskharbor.client.operators import Queue
+    from taskharbor.client.queues import Queue
 
 
 @click.group(no_args_is_help=False)

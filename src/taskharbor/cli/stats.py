@@ -13,7 +13,7 @@ from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-    from taskharbor.client.operators import Queue
+    from taskharbor.client.queues import Queue
 
 
 @click.command

@@ -14,13 +14,15 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from taskharbor.calling import in_sync_call
+from taskharbor.clock import from_micros
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
+from taskharbor.job import Options
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +33,17 @@ EVENT_NAMES = ("enqueued", "started", "succeeded", "failed", "retried", "dead", 
 WAITING_MAX = 10_000  # events a slow subscriber may be behind; more are dropped, and counted in the log
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Identified(Protocol):
+    """A job in whatever form: new, claimed, or as the store tells it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
 
 
 class Event(Struct, frozen=True):
@@ -48,6 +61,19 @@ class Event(Struct, frozen=True):
     reason: str | None = None  # of dead and cancelled
     retry_at: datetime | None = None
     delay_seconds: float | None = None
+
+    @classmethod
+    def about(cls, job: Identified, options: Options, name: str, at: int, **more: Any) -> Event:
+        """An event of this job, at the store's time `at`; `more` are further fields."""
+        return cls(
+            name,
+            job.id,
+            job.task,
+            job.queue,
+            from_micros(at),
+            correlation_id=options.correlation_id,
+            **more,
+        )
 
 
 class Events:

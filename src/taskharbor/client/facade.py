@@ -6,13 +6,23 @@ import sys
 import warnings
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from taskharbor.calling import step_to_end
+from taskharbor.calling import run_on_loop_thread, step_to_end
+from taskharbor.drivers.base import Driver
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
+
+
+class OnDriver(Protocol):
+    """Whatever has methods in both forms knows the driver that they are for."""
+
+    @property
+    def _driver(self) -> Driver: ...
+
+
+S = TypeVar("S", bound=OnDriver)
 
 
 def synced(
@@ -25,7 +35,8 @@ def synced(
     @wraps(method)
     def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         _warn_inside_a_loop(name)
-        return step_to_end(method(self, *args, **kwargs))
+        run = step_to_end if self._driver.inline else run_on_loop_thread
+        return run(method(self, *args, **kwargs))
 
     sync.__name__ = name[1:]
     sync.__qualname__ = method.__qualname__.replace(name, name[1:])

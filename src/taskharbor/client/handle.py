@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from taskharbor.client.facade import synced
 from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import decode_payload
+from taskharbor.drivers.base import Driver
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
 from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, JobRecord, Progress, Reason, State
 
@@ -59,6 +60,10 @@ class Job(Generic[R_co]):
     def __repr__(self) -> str:
         r = self._record
         return f"Job(id={r.id!r}, task={r.task!r}, state={str(r.state)!r}, attempts={r.attempts})"
+
+    @property
+    def _driver(self) -> Driver:
+        return self._harbor.driver
 
     @property
     def record(self) -> JobRecord:
@@ -195,7 +200,7 @@ class Job(Generic[R_co]):
         """
         if timeout is not None:
             timeout = check_seconds(timeout, "timeout")
-        driver = self._harbor.driver
+        driver = self._driver
         give_up_at = None if timeout is None else driver.clock.monotonic() + timeout
         while True:
             news = driver.news()
@@ -203,7 +208,7 @@ class Job(Generic[R_co]):
             if record is None:
                 raise JobNotFound(self.id, f"no job has the id {self.id}; it was deleted or pruned")
             if record.state is State.SUCCEEDED:
-                return self._harbor.decode_result(record)  # type: ignore[no-any-return]
+                return self._harbor._decode_result(record)  # type: ignore[no-any-return]
             if record.state in (State.DEAD, State.CANCELLED):
                 raise _ending(record)
             remaining = RESULT_POLL_SECONDS

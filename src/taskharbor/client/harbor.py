@@ -9,19 +9,29 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.events import Event, Events
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
-from taskharbor.client.operators import DeadLetters, Jobs, Queues
-from taskharbor.client.options import EnqueueOptions, checked_options, new_job
+from taskharbor.client.jobs import Jobs
+from taskharbor.client.losses import tell_lost
+from taskharbor.client.options import (
+    OWN_OPTIONS,
+    EnqueueOptions,
+    checked_options,
+    merged,
+    new_job,
+    refuse_none_of_declared,
+)
+from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
-from taskharbor.client.task import Signature, Task, default_name, merged
+from taskharbor.client.task import Signature, Task, default_name
 from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
-from taskharbor.clock import Clock, from_micros
+from taskharbor.clock import Clock
 from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
 from taskharbor.collecting import collect_expired
 from taskharbor.context import Context
-from taskharbor.drivers.base import Driver, Enqueued
+from taskharbor.drivers.base import Driver, Enqueued, Settled, Transition
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import JobRecord, NewJob
@@ -51,6 +61,11 @@ class Harbor:
         driver: Driver | None = None,
         retention: Mapping[str, float | None] | None = None,
     ) -> None:
+        if driver is not None and (url is not None or clock is not None):
+            raise ConfigurationError(
+                "a driver brings its own store and clock, so url and clock say nothing beside it; "
+                "give either the driver alone, or a URL and, if need be, a clock"
+            )
         self.url = url if url is not None else os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
         self.driver = driver if driver is not None else driver_for(self.url, clock)
         self.retention = Retention.of(retention)
@@ -67,6 +82,10 @@ class Harbor:
 
     def __repr__(self) -> str:
         return f"<Harbor on {type(self.driver).__name__} with {len(set(self.tasks.values()))} tasks>"
+
+    @property
+    def _driver(self) -> Driver:
+        return self.driver
 
     # -- declaring --
 
@@ -102,7 +121,7 @@ class Harbor:
         declaration = Declaration(self, **declared)
         return declaration if function is None else declaration(function)
 
-    def register(self, task: Task[Any, Any, Any, Any]) -> None:
+    def _register(self, task: Task[Any, Any, Any, Any]) -> None:
         """Make a task known by its name and its aliases."""
         names = (task.name, *task.aliases)
         for name in names:
@@ -141,14 +160,14 @@ class Harbor:
         self, task: str, payload: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Job[Any]:
         """Store a job by the task's name, without having its handler's code."""
-        [job] = await self.store([self._by_name(task, payload, dict(options))])
+        [job] = await self._store([self._by_name(task, payload, dict(options))])
         return job
 
     enqueue = synced(aenqueue)
 
     async def aenqueue_many(self, signatures: Iterable[Signature[Any]]) -> list[Job[Any]]:
         """Store a job for each signature, of whatever tasks: one round trip, all or nothing."""
-        return await self.store([_checked_signature(signature).new_job() for signature in signatures])
+        return await self._store([_checked_signature(signature).new_job() for signature in signatures])
 
     enqueue_many = synced(aenqueue_many)
 
@@ -159,10 +178,11 @@ class Harbor:
         text = encode_payload({} if payload is None else payload)
         if task is None:
             return new_job(name, text, checked)
+        refuse_none_of_declared(options, task._options)
         task.plan.decode(text)  # validated against the declaration, since it is here
         return new_job(task.name, text, merged(task._options, checked))
 
-    async def store(self, jobs: list[NewJob]) -> list[Job[Any]]:
+    async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
         """Hand jobs to the store; handles of what now stands for each."""
         block = block_of(self)
         if block is not None:
@@ -181,31 +201,23 @@ class Harbor:
     def _tell_enqueued(self, jobs: list[NewJob], answers: list[Enqueued]) -> None:
         for job, answer in zip(jobs, answers, strict=True):
             if not answer.existed:
-                self.events.emit(
-                    Event(
-                        "enqueued",
-                        job.id,
-                        job.task,
-                        job.queue,
-                        from_micros(answer.enqueued_at),
-                        correlation_id=job.options.correlation_id,
-                    )
-                )
+                self.events.emit(Event.about(job, job.options, "enqueued", answer.enqueued_at))
 
-    def tell_cancelled(self, record: JobRecord) -> None:
+    def _tell_cancelled(self, record: JobRecord) -> None:
         """An operator ended a job that was not running."""
         if self.events.wanted("cancelled"):
             self.events.emit(
-                Event(
+                Event.about(
+                    record,
+                    record.options,
                     "cancelled",
-                    record.id,
-                    record.task,
-                    record.queue,
-                    from_micros(record.finished_at or record.enqueued_at),
-                    correlation_id=record.options.correlation_id,
+                    record.finished_at or record.enqueued_at,
                     reason=record.reason,
                 )
             )
+
+    def _tell_lost(self, transition: Transition, settled: Settled, record: JobRecord) -> None:
+        tell_lost(self.events, logger, transition, settled, record)
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
@@ -227,12 +239,12 @@ class Harbor:
 
     async def aprune(self, limit: int | None = None) -> int:
         """Delete finished jobs that are older than the retention allows, at most `limit`; how many."""
-        refuse_inside_transaction(self, "prune")
+        refuse_inside_transaction(self, "prune()")
         return await self.retention.prune(self.driver, limit)
 
     prune = synced(aprune)
 
-    async def collect_expired(self, job_id: str) -> bool:
+    async def _collect_expired(self, job_id: str) -> bool:
         """If the job only looks like running, because its lease has expired: settle that first."""
         collected = False
         while True:
@@ -240,11 +252,15 @@ class Harbor:
             if record is None or not record.lease_expired:
                 return collected
             # Those that expired earlier come first, and only so many at a time.
-            if not await collect_expired(self.driver):
+            if not await self._collect_all_expired():
                 return collected
             collected = True
 
-    def decode_result(self, record: JobRecord) -> Any:
+    async def _collect_all_expired(self) -> bool:
+        """Settle what expired leases hold, and tell of it as a worker would."""
+        return bool(await collect_expired(self.driver, report=self._tell_lost))
+
+    def _decode_result(self, record: JobRecord) -> Any:
         """What the job's handler returned, in the type its task declares where the task is known."""
         task = self.tasks.get(record.task)
         if task is not None:
@@ -291,7 +307,7 @@ class Declaration:
         self._aliases = _checked_aliases(aliases)
         self._parameter_aliases = parameter_aliases
         self._options = options
-        unfit = {"run_at", "delay", "id", "idempotency_key", "expires_at", "correlation_id"} & options.keys()
+        unfit = OWN_OPTIONS & options.keys()
         if unfit:
             raise ConfigurationError(
                 f"{', '.join(sorted(unfit))} belong to one job, not to a task; give them with .using(…)"
@@ -322,7 +338,7 @@ class Declaration:
             parameter_aliases=self._parameter_aliases,
             options=self._options,
         )
-        self._harbor.register(task)
+        self._harbor._register(task)
         return task
 
 

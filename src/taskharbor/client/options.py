@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 import uuid_utils
@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from taskharbor.clock import check_seconds, seconds_to_micros, to_micros
 from taskharbor.codec import KEY_LIMIT, checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import DEFAULT_QUEUE, PRIORITY_MAX, PRIORITY_MIN, Delivery, NewJob, Options
+from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, NewJob, Options
 from taskharbor.retry import RetryPolicy, resolve_max_attempts
 
 TAGS_MAX = 32
@@ -25,11 +25,11 @@ class EnqueueOptions(TypedDict, total=False):
 
     queue: str
     run_at: datetime | None
-    delay: float | None
+    delay: float | timedelta | None
     priority: int
     max_attempts: int | None
     max_retries: int | None
-    timeout: float | None
+    timeout: float | timedelta | None
     expires_at: datetime | None
     idempotency_key: str | None
     delivery: str | None
@@ -40,6 +40,8 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 OPTION_NAMES = frozenset(EnqueueOptions.__annotations__)
+# They belong to one job, so that no declaration has them.
+OWN_OPTIONS = frozenset({"run_at", "delay", "expires_at", "idempotency_key", "correlation_id", "id"})
 
 
 def new_id() -> str:
@@ -86,6 +88,8 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     inner: dict[str, Any] = {}
     for name, value in options.items():
         if value is None and name != "retry":
+            if name in OWN_OPTIONS:  # kept, because it takes back what was given before
+                (inner if name == "correlation_id" else checked)[name] = None
             continue
         match name:
             case "queue":
@@ -115,6 +119,31 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
         inner["max_attempts"] = limit
     checked["options"] = inner
     return checked
+
+
+def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What was given goes before what was declared."""
+    both = {**declared, **given}
+    both["options"] = {**declared.get("options", {}), **given.get("options", {})}
+    if given.get("delay") is not None:
+        both.pop("run_at", None)
+    if given.get("run_at") is not None:
+        both.pop("delay", None)
+    return both
+
+
+def refuse_none_of_declared(options: dict[str, Any], declared: dict[str, Any]) -> None:
+    """None for what is declared could mean "none at all", which a job cannot say, or "as declared"."""
+    inner = declared.get("options", {})
+    for name, value in options.items():
+        if value is not None or name in OWN_OPTIONS or name == "retry":
+            continue
+        kept = "max_attempts" if name == "max_retries" else name
+        if kept in declared or kept in inner:
+            raise ConfigurationError(
+                f"{name}=None does not lift the {name} that is declared already; "
+                "leave it out to keep that, or give another value"
+            )
 
 
 def new_job(task: str, payload: str, checked: dict[str, Any]) -> NewJob:
@@ -179,16 +208,3 @@ def checked_tags(value: object) -> tuple[str, ...]:
     if len(tags) > TAGS_MAX:
         raise ConfigurationError(f"a job takes at most {TAGS_MAX} tags, not {len(tags)}")
     return tags
-
-
-__all__ = [
-    "DEFAULT_QUEUE",
-    "EnqueueOptions",
-    "checked_id",
-    "checked_instant",
-    "checked_options",
-    "new_id",
-    "new_job",
-    "refuse_huge",
-    "refuse_unknown",
-]

@@ -12,8 +12,15 @@ import msgspec
 
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
-from taskharbor.client.options import EnqueueOptions, checked_options, new_job
-from taskharbor.codec import decode_hook, decode_payload, decode_result, shorten
+from taskharbor.client.options import (
+    EnqueueOptions,
+    checked_options,
+    merged,
+    new_job,
+    refuse_none_of_declared,
+)
+from taskharbor.codec import decode_hook, decode_result, shorten
+from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import Delivery, NewJob
 from taskharbor.retry import UNSET, RetryPolicy
@@ -55,10 +62,14 @@ class Enqueueable(Generic[P, R]):
     _task: Task[Any, Any, P, R]
     _options: dict[str, Any]
 
+    @property
+    def _driver(self) -> Driver:
+        return self._task.harbor.driver
+
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store a job with these arguments, durably; its handler runs in a worker."""
         job = self._task.new_job(args, kwargs, self._options)
-        [handle] = await self._task.harbor.store([job])
+        [handle] = await self._task.harbor._store([job])
         return handle
 
     enqueue = synced(aenqueue)
@@ -68,7 +79,7 @@ class Enqueueable(Generic[P, R]):
         jobs = [self._task.new_job((), _arguments(payload), self._options) for payload in payloads]
         if len(jobs) > 1:
             _refuse_one_name_for_many(self._options)
-        return await self._task.harbor.store(jobs)
+        return await self._task.harbor._store(jobs)
 
     enqueue_many = synced(aenqueue_many)
 
@@ -114,7 +125,13 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         return f"<task {self.name}>"
 
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
-        """The same task with options for what is enqueued through it."""
+        """The same task with options for what is enqueued through it.
+
+        What is left out is as the task declares it. None takes back what an earlier `using` gave of one job's
+        own options (`run_at`, `delay`, `expires_at`, `idempotency_key`, `correlation_id`, `id`), and `retry=None`
+        means no retries; for the others None is refused where the task declares one.
+        """
+        refuse_none_of_declared(dict(options), self._options)
         return UsingOptions(self, merged(self._options, checked_options(dict(options))))
 
     @property
@@ -164,21 +181,11 @@ class UsingOptions(Enqueueable[P, R]):
 
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
         """The same with further options; what is given last holds."""
+        refuse_none_of_declared(dict(options), self._options)
         return UsingOptions(self._task, merged(self._options, checked_options(dict(options))))
 
     def __repr__(self) -> str:
         return f"<task {self._task.name} with options>"
-
-
-def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What was given goes before what was declared."""
-    both = {**declared, **given}
-    both["options"] = {**declared.get("options", {}), **given.get("options", {})}
-    if "delay" in given:
-        both.pop("run_at", None)
-    if "run_at" in given:
-        both.pop("delay", None)
-    return both
 
 
 def default_name(function: Callable[..., Any]) -> str:
@@ -190,7 +197,7 @@ def default_name(function: Callable[..., Any]) -> str:
             "give one: harbor.task(name=…)(…)"
         )
     module = function.__module__
-    if module == "__main__":
+    if module in ("__main__", "__mp_main__"):  # the latter in a child that multiprocessing spawned
         main = sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         file = getattr(main, "__file__", None)
@@ -235,4 +242,4 @@ def _result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
     return decode
 
 
-__all__ = ["Enqueueable", "Signature", "Task", "UsingOptions", "decode_payload", "default_name"]
+__all__ = ["Enqueueable", "Signature", "Task", "UsingOptions", "default_name"]

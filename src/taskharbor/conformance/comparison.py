@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from taskharbor.drivers.base import Answer, Claim, Settled, Transition
-from taskharbor.job import State
 
 
 def differences(expected: object, answer: object, path: str = "answer") -> Iterator[str]:
@@ -54,11 +51,3 @@ def settled_promised(
             promised.append((settled.answer, settled.state, settled.run_at, settled.released, settled.at))
             over.add(attempt)
     return promised
-
-
-def everything_promised(everything: dict[str, Any]) -> dict[str, Any]:
-    """A mark of at_most_once need not outlast a success, which can never run again."""
-    jobs = [
-        replace(job, delivery=None) if job.state is State.SUCCEEDED else job for job in everything["jobs"]
-    ]
-    return {**everything, "jobs": jobs}

@@ -312,7 +312,7 @@ class Store:
     def resume(self, queue: str) -> None:
         self.run(self.driver.pause(queue, False))
 
-    def expire(self, limit: int = 100) -> int:
+    def expire(self, limit: int = 100) -> list[str]:
         return self.run(self.driver.expire(limit, now=self.now))
 
     def prune(self, before: dict[State, int], limit: int = 100) -> int:

@@ -15,6 +15,7 @@ Rules for every verb:
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -422,8 +423,8 @@ class Driver(ABC):
         """Set or lift the flag that keeps a queue from being claimed."""
 
     @abstractmethod
-    async def expire(self, limit: int, *, now: int | None = None) -> int:
-        """Cancel jobs that were not begun by their `expires_at`; how many there were."""
+    async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
+        """Cancel at most `limit` jobs that were not begun by their `expires_at`: which, the first to expire first."""
 
     @abstractmethod
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
@@ -440,7 +441,7 @@ class Driver(ABC):
 
         raise ConfigurationError(
             f"{type(self).__name__} cannot enqueue inside a caller's transaction; "
-            "use a SQLite store and give its sqlite3 connection"
+            "enqueue after committing it, or use a store that keeps its jobs in the same database"
         )
 
     # The last one, because from here on `list` in this class means the verb.

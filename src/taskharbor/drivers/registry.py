@@ -74,4 +74,22 @@ def _sqlite(url: str, clock: Clock | None) -> Driver:
     return SQLiteDriver(os.path.abspath(path), synchronous=options.get("synchronous", "FULL"), clock=clock)
 
 
-_BUILT_IN: dict[str, Callable[[str, Clock | None], Driver]] = {"memory": _memory, "sqlite": _sqlite}
+def _postgres(url: str, clock: Clock | None) -> Driver:
+    """postgresql://user@host:5432/database"""
+    try:
+        from taskharbor.drivers.postgres import PostgresDriver
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise ConfigurationError(
+            "a store in PostgreSQL needs asyncpg: pip install 'taskharbor[postgres]'"
+        ) from None
+    return PostgresDriver.from_url(url, clock)
+
+
+_BUILT_IN: dict[str, Callable[[str, Clock | None], Driver]] = {
+    "memory": _memory,
+    "postgres": _postgres,
+    "postgresql": _postgres,
+    "sqlite": _sqlite,
+}

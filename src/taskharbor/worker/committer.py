@@ -17,7 +17,7 @@ from taskharbor.drivers.base import Answer, Driver, ProgressNote, Settled, Trans
 from taskharbor.errors import StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, Progress, Reason, State
 from taskharbor.outcome import Outcome, Succeeded, Unfit
-from taskharbor.policy import settle_outcome, settle_unfit
+from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_outcome, settle_unfit
 from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
@@ -28,7 +28,7 @@ logger = logging.getLogger("taskharbor.worker")
 BATCH_MAX = 500
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
 RETRY_SECONDS_MAX = 2.0
-UNFIT_HISTORY = 100
+UNFIT_ROWS_MORE = 50
 
 
 class Committer:
@@ -48,6 +48,8 @@ class Committer:
         self._driver = driver
         self._policy = worker_policy
         self._unfit_grace_seconds = unfit_grace_seconds
+        # As many rows as a job can be put back within the grace, and some: the first of them must be in sight.
+        self._unfit_rows = int(unfit_grace_seconds / UNFIT_DELAY_MAX_SECONDS) + UNFIT_ROWS_MORE
         self._leases = leases
         self._time = time
         self._clock = clock
@@ -88,16 +90,22 @@ class Committer:
             await self._arrived.wait()
             if len(self._pending) < BATCH_MAX and self._is_busy():
                 await asyncio.sleep(GATHER_SECONDS)
-            await self._flush()
+            await self.flush()
 
-    async def _flush(self) -> None:
+    async def flush(self) -> None:
+        """Settle everything that has come in."""
         notes, self._notes = self._notes, {}
         pending, self._pending = self._pending, []
         self._arrived.clear()
         if notes:
             await self._store_notes(notes)
-        for start in range(0, len(pending), BATCH_MAX):
-            await self._settle(pending[start : start + BATCH_MAX])
+        while pending:
+            try:
+                await self._settle(pending[:BATCH_MAX])
+            except BaseException:  # cancelled, say: whether it took effect or not, it can be settled again
+                self._pending = pending + self._pending
+                raise
+            del pending[:BATCH_MAX]
         if not self._pending and not self._notes:
             self._quiet.set()
             self._on_quiet()
@@ -139,9 +147,20 @@ class Committer:
         if isinstance(outcome, Unfit):
             history = await self._history_surely(claimed.id) if claimed.number > 1 else []
             grace, now = self._unfit_grace_seconds, self._time.now()
-            return settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace), None
+            suspect = execution.lease.alone
+            return (
+                settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect),
+                None,
+            )
         rules = execution.rules(self._policy)
-        return settle_outcome(token, claimed, outcome, rules, started_at=execution.started_at)
+        return settle_outcome(
+            token,
+            claimed,
+            outcome,
+            rules,
+            started_at=execution.started_at,
+            suspect=execution.lease.alone,
+        )
 
     async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
@@ -164,7 +183,7 @@ class Committer:
         pause = 0.05
         while True:
             try:
-                return await self._driver.history(job_id, UNFIT_HISTORY)
+                return await self._driver.history(job_id, self._unfit_rows)
             except StoreError as error:
                 logger.warning("the store cannot be read", extra={"fields": {"error": str(error)}})
             await self._clock.sleep(pause)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from taskharbor.client.handle import Job
 from taskharbor.clock import MICROS_PER_SECOND, Timer
+from taskharbor.codec import shorten
 from taskharbor.context import Context
 from taskharbor.drivers.base import Claimed
+from taskharbor.errors import ConfigurationError
 from taskharbor.job import NO_OPTIONS, Delivery, JobRecord, NewJob, Options, Progress, State
 from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
@@ -23,6 +26,14 @@ if TYPE_CHECKING:
     from taskharbor.client.task import Signature, Task
 
 _decode_options = msgspec.json.Decoder(Options).decode
+
+
+@lru_cache(1024)
+def _read_options(text: str) -> tuple[Options, Any]:
+    """Stored options and the policy among them (UNSET without one). Most jobs of a task have the same text."""
+    options = _decode_options(text)
+    policy = options.retry
+    return options, RetryPolicy.from_dict(policy) if isinstance(policy, dict) else policy
 
 
 class Interrupt(Enum):
@@ -47,10 +58,12 @@ class Execution:
         "interrupted",
         "lease",
         "options",
+        "policy",
         "slot",
         "started_at",
         "task",
         "timer",
+        "unreadable",
     )
 
     def __init__(
@@ -64,7 +77,16 @@ class Execution:
         self.lease = lease
         self.harbor = harbor
         self.task: Task[Any, Any, Any, Any] | None = harbor.tasks.get(claimed.task)
-        self.options: Options = NO_OPTIONS if claimed.options is None else _decode_options(claimed.options)
+        self.options: Options = NO_OPTIONS
+        self.policy: Any = UNSET
+        self.unreadable: str | None = (
+            None  # why the stored options are: a newer version may have written them
+        )
+        if claimed.options is not None:
+            try:
+                self.options, self.policy = _read_options(claimed.options)
+            except (msgspec.DecodeError, ConfigurationError) as error:
+                self.unreadable = f"its stored options cannot be read: {error}"
         self.started_at: int | None = None
         self.cancelled = False
         self.interrupted: Interrupt | None = None
@@ -133,11 +155,10 @@ class Execution:
         return self.claimed.delivery is None and self.task is not None and self.task.is_at_most_once
 
     def rules(self, worker_policy: RetryPolicy | None) -> Rules:
-        retry = self.options.retry
         return Rules(
             worker_policy=worker_policy,
             job_max_attempts=self.options.max_attempts,
-            job_policy=RetryPolicy.from_dict(retry) if isinstance(retry, dict) else retry,
+            job_policy=self.policy,
             task_max_attempts=self.task.declared_max_attempts if self.task else None,
             task_policy=self.task.declared_policy if self.task else UNSET,
             delivery=self.delivery,
@@ -175,6 +196,10 @@ class Execution:
         self._report(self, progress)
 
     def add_child(self, signature: Signature[Any]) -> str:
+        if not hasattr(signature, "new_job") or not hasattr(signature, "arguments"):
+            raise ConfigurationError(
+                f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}"
+            )
         child = signature.new_job()
         if child.options.correlation_id is None and self.options.correlation_id is not None:
             options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)

@@ -76,6 +76,7 @@ class Executor:
         self._threads = HandlerThreads(concurrency)
         self._slots: list[asyncio.Task[None]] = []
         self._idle: list[asyncio.Future[None]] = []
+        self._torn_down = False
         self._starting = 0  # taken from the buffer, not begun yet
         self._closing = False
         self._context = contextvars.copy_context()
@@ -107,6 +108,7 @@ class Executor:
         return self.take_back(lambda execution: True)
 
     async def close(self) -> None:
+        self._torn_down = True
         for slot in self._slots:
             slot.cancel()
         if self._slots:  # a handler that will not end is left behind
@@ -138,7 +140,7 @@ class Executor:
                 self._idle.append(sleeper)
                 await sleeper
                 continue
-            await self._execute(self._next(), slot)
+            await self._execute_guarded(self._next(), slot)
             without_breath += 1
             if without_breath == BREATH_EVERY:
                 without_breath = 0
@@ -150,11 +152,26 @@ class Executor:
             self._low()
         return execution
 
+    async def _execute_guarded(self, execution: Execution, slot: asyncio.Task[None]) -> None:
+        """Nothing that one job brings about may cost a slot: the jobs behind it would wait for ever."""
+        try:
+            await self._execute(execution, slot)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise  # the worker is being torn down
+        except BaseException as error:
+            logger.exception("a job could not be executed", extra={"fields": execution.fields()})
+            self.running.pop(execution, None)
+            self._finish(execution, _failed(error))
+
     async def _execute(self, execution: Execution, slot: asyncio.Task[None]) -> None:
         now = self._time.now()
         claimed = execution.claimed
-        if execution.lease.lost or now >= execution.lease.expires_at:
+        if execution.lease.lost:
             self._drop(execution)  # somebody else may have it by now: not begun
+            return
+        if now >= execution.lease.expires_at:
+            # As far as we know. The store decides; if it refuses, it hears that this worker is alive.
+            self._finish(execution, HandedBack())
             return
         task = execution.task
         if task is None:
@@ -162,6 +179,11 @@ class Executor:
             return
         if claimed.expires_at is not None and now >= claimed.expires_at:
             self._finish(execution, Expired())
+            return
+        if execution.unreadable is not None:
+            self._finish(
+                execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(execution.unreadable, ERROR_MAX))
+            )
             return
         try:
             arguments = task.plan.decode(claimed.payload)
@@ -176,6 +198,10 @@ class Executor:
                 self._starting -= 1
             if not marked or self._closing:  # not begun, and it shall not be
                 self._finish(execution, HandedBack())
+                return
+            now = self._time.now()  # marking took its time, which is not the handler's
+            if claimed.expires_at is not None and now >= claimed.expires_at:
+                self._finish(execution, Expired())
                 return
         if execution.cancelled:  # asked for while it waited here for its turn
             self._finish(execution, CancelledOnRequest())
@@ -217,8 +243,8 @@ class Executor:
         try:
             value = await Stepped(coroutine, context, lambda: self._suspended(execution))
         except asyncio.CancelledError as error:
-            if execution.interrupted is None and slot.cancelling():
-                raise  # the worker itself is being torn down
+            if execution.interrupted is None and self._torn_down:
+                raise
             outcome = _outcome_of_error(execution, error)
         except (KeyboardInterrupt, GeneratorExit):
             raise  # meant for the whole process, or the slot is being closed
@@ -227,9 +253,21 @@ class Executor:
         else:
             outcome = self._outcome_of_value(execution, value)
         execution.slot = None
-        if execution.interrupted is not None:
-            await _absorb_cancellation(slot)
+        if slot.cancelling():  # by us, or by the handler itself: its own affair either way
+            await self._absorb_cancellation(slot)
         self._ended(execution, outcome)
+
+    async def _absorb_cancellation(self, slot: asyncio.Task[None]) -> None:
+        """The cancellation was the handler's, not the slot's; one that it did not meet must not hit the next."""
+        while slot.cancelling():
+            slot.uncancel()
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._torn_down:
+                raise
+            while slot.cancelling():
+                slot.uncancel()
 
     def _suspended(self, execution: Execution) -> None:
         self._arm_timer(execution)
@@ -353,17 +391,6 @@ def _traceback_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - formatting runs the error's own code
         lines = traceback.format_tb(error.__traceback__)
     return clean_text("".join(lines), TRACEBACK_MAX)
-
-
-async def _absorb_cancellation(slot: asyncio.Task[Any]) -> None:
-    """The cancellation was the handler's, not the slot's; one that it did not meet must not hit the next."""
-    while slot.cancelling():
-        slot.uncancel()
-    try:
-        await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        while slot.cancelling():
-            slot.uncancel()
 
 
 def _bound(

@@ -26,6 +26,7 @@ AHEAD_MAX = 1_500  # jobs claimed but not begun, at most
 AHEAD_SECONDS = 0.2  # … and no more than will begin within this time
 SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be idle by itself
 STANDSTILL_SECONDS = 5.0  # how long the rest is held up for suspects; doubled while that is not enough
+STANDSTILL_SECONDS_MAX = 30.0
 OUTAGE_SECONDS_MAX = 2.0
 
 
@@ -66,29 +67,40 @@ class Fetcher:
 
     async def run(self, *, until_drained: bool = False) -> None:
         """Claim for ever, or until nothing is runnable now and nothing is under way."""
+        pause = 0.05
         while True:
-            news = self._driver.news()
-            if self._suspects_since is not None and await self._execute_a_suspect():
-                continue
-            wanted = self._wanted()
-            if wanted <= 0:
-                await self._wait_for_room()
-                continue
-            was_done = self._all_done()  # what is settled during the claim may bring children
-            claim = await self._claim(wanted)
-            self._notice_suspects(claim)
-            if len(claim.jobs) == wanted:
-                await asyncio.sleep(0)
-            elif until_drained and not claim.jobs:
-                if not self._all_done():
-                    await self._wait_for_room_or_news(news, self._until_next(claim))
-                elif was_done and self._suspects_since is None:
+            try:
+                if await self._round(until_drained):
                     return
-            elif self._suspects_since is not None:
-                if not self._all_done():  # otherwise a suspect has its turn at once
-                    await self._wait_for_room_or_news(news, self._until_next(claim))
-            else:
-                await self._driver.wait(news, self._until_next(claim))
+                pause = 0.05
+            except StoreError as error:
+                logger.warning("the store cannot be watched", extra={"fields": {"error": str(error)}})
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+
+    async def _round(self, until_drained: bool) -> bool:
+        """One claim, or the wait until one is due; whether all is drained that was to be."""
+        news = self._driver.news()
+        if self._suspects_since is not None and await self._execute_a_suspect():
+            return False
+        wanted = self._wanted()
+        if wanted <= 0:
+            await self._wait_for_room()
+            return False
+        was_done = self._all_done()  # what is settled during the claim may bring children
+        claim = await self._claim(wanted)
+        self._notice_suspects(claim)
+        if len(claim.jobs) == wanted:
+            await asyncio.sleep(0)
+        elif until_drained and not claim.jobs:
+            if self._all_done():
+                return was_done and self._suspects_since is None
+            await self._wait_for_room_or_news(news, self._until_next(claim))
+        elif self._suspects_since is None:
+            await self._driver.wait(news, self._until_next(claim))
+        elif not self._all_done():  # otherwise a suspect has its turn at once
+            await self._wait_for_room_or_news(news, self._until_next(claim))
+        return False
 
     # -- claiming --
 
@@ -105,6 +117,10 @@ class Fetcher:
             executor.low_water = max(0, target - min(BATCH_MAX, target // 2))
             return 0
         return min(BATCH_MAX, missing)
+
+    def slow_down(self) -> None:
+        """What was claimed ahead has been handed back: nothing is, until handlers begin again."""
+        self._rate = 0.0
 
     def _measure(self) -> None:
         now = self._clock.monotonic()
@@ -131,7 +147,7 @@ class Fetcher:
     def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:
         if not claim.jobs:
             return []
-        lease = self._leases.add(request.token, claim.expires_at)
+        lease = self._leases.add(request.token, claim.expires_at, alone=request.suspects)
         executions = [self._make(job, lease) for job in claim.jobs]
         lease.executions = {execution.claimed.id: execution for execution in executions}
         return executions
@@ -174,10 +190,12 @@ class Fetcher:
             asyncio.ensure_future(self._driver.wait(news, seconds)),
         ]
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waiting:
                 each.cancel()
+        for each in done:
+            each.result()
 
     def _until_next(self, claim: Claim) -> float:
         """How long there is nothing to do, as far as is known; jittered, so that workers do not poll as one."""
@@ -212,7 +230,7 @@ class Fetcher:
             # Something runs for long. The rest goes on for three times as long as it was held up, then suspects
             # are tried again with twice the patience: neither do they starve, nor do they block the rest.
             self._suspects_since = now + 3 * self._standstill - SUSPECT_PATIENCE_SECONDS
-            self._standstill *= 2
+            self._standstill = min(2 * self._standstill, STANDSTILL_SECONDS_MAX)
             return False
         return overdue >= 0
 

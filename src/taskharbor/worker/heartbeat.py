@@ -16,6 +16,7 @@ logger = logging.getLogger("taskharbor.worker")
 
 BEATS_PER_LEASE = 3
 MARK_TRIES = 3
+MARK_PAUSE_SECONDS = 0.1
 
 
 class Heart:
@@ -71,6 +72,7 @@ class Heart:
                 heartbeat: Heartbeat = await self._driver.extend([extension])
             except StoreError as error:
                 logger.warning("a lease could not be marked", extra={"fields": {"error": str(error)}})
+                await self._clock.sleep(MARK_PAUSE_SECONDS)
                 continue
             [extended] = heartbeat.leases
             await self._heed(lease, extended)
@@ -100,7 +102,17 @@ class Heart:
         """The lease is over: what runs under it can commit nothing, so it had better end."""
         logger.warning("a lease expired before it was extended", extra={"fields": {"lease": lease.token}})
         self._leases.forget(lease)
-        begun = [e for e in lease.executions.values() if e.started_at is not None]
-        await self._committer.outlive(lease.token, [(e.claimed.id, e.claimed.number) for e in begun])
-        for execution in begun:
+        await self._outlive(lease)
+        for execution in list(lease.executions.values()):
             execution.interrupt(Interrupt.LEASE_LOST)
+
+    async def outlive_expired(self) -> None:
+        """Before anybody here collects expired leases: those of ours among them were lost to an outage."""
+        for lease in self._leases.all():
+            if lease.expires_at <= self._time.now():
+                await self._outlive(lease)
+
+    async def _outlive(self, lease: LiveLease) -> None:
+        """All of its jobs, also those that have not begun: none of them is to be blamed."""
+        jobs = [(e.claimed.id, e.claimed.number) for e in lease.executions.values()]
+        await self._committer.outlive(lease.token, jobs)

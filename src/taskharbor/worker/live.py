@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 from taskharbor.clock import Clock
@@ -37,26 +38,29 @@ class StoreTime:
 class LiveLease:
     """A lease this worker holds, and the jobs under it that are not settled yet."""
 
-    __slots__ = ("executions", "expires_at", "lost", "token")
+    __slots__ = ("alone", "executions", "expires_at", "lost", "token")
 
-    def __init__(self, token: str, expires_at: int) -> None:
+    def __init__(self, token: str, expires_at: int, alone: bool = False) -> None:
         self.token = token
         self.expires_at = expires_at
+        self.alone = alone  # it holds a suspect
         self.lost = False  # the store said that it is no longer ours
         self.executions: dict[str, Execution] = {}
 
 
 class LiveLeases:
     def __init__(self, worker: str) -> None:
-        self.worker = worker
+        # A worker may be given a name, and restarted under it: its tokens must never be those of its predecessor,
+        # or it would be handed that one's jobs as if its own claim had been repeated.
+        self._prefix = f"{worker}/{os.urandom(8).hex()}"
         self._serial = itertools.count(1)
         self._leases: dict[str, LiveLease] = {}
 
     def new_token(self) -> str:
-        return f"{self.worker}/{next(self._serial)}"
+        return f"{self._prefix}-{next(self._serial)}"
 
-    def add(self, token: str, expires_at: int) -> LiveLease:
-        lease = self._leases[token] = LiveLease(token, expires_at)
+    def add(self, token: str, expires_at: int, *, alone: bool = False) -> LiveLease:
+        lease = self._leases[token] = LiveLease(token, expires_at, alone)
         return lease
 
     def settled(self, execution: Execution) -> None:
@@ -72,6 +76,3 @@ class LiveLeases:
 
     def all(self) -> list[LiveLease]:
         return list(self._leases.values())
-
-    def get(self, token: str) -> LiveLease | None:
-        return self._leases.get(token)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
@@ -20,7 +22,14 @@ EXPIRE_BATCH = 500
 
 class Maintenance:
     def __init__(
-        self, harbor: Harbor, *, worker: str, max_losses: int, clock: Clock, reporter: Reporter
+        self,
+        harbor: Harbor,
+        *,
+        worker: str,
+        max_losses: int,
+        clock: Clock,
+        reporter: Reporter,
+        before_collecting: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._harbor = harbor
         self._driver = harbor.driver
@@ -28,6 +37,7 @@ class Maintenance:
         self._max_losses = max_losses
         self._clock = clock
         self._reporter = reporter
+        self._before_collecting = before_collecting
 
     async def run(self) -> None:
         rounds = 0
@@ -44,11 +54,13 @@ class Maintenance:
 
     async def collect(self) -> None:
         """Settle what expired leases held, and cancel what was not begun in time."""
-        for transition, settled in await collect_expired(
-            self._driver, self._worker, max_losses=self._max_losses
-        ):
-            [record] = await self._driver.get([transition.job_id])
-            if record is not None:
-                self._reporter.collected(transition, settled, record)
-        while await self._driver.expire(EXPIRE_BATCH) == EXPIRE_BATCH:
-            pass
+        await self._before_collecting()
+        await collect_expired(
+            self._driver, self._worker, max_losses=self._max_losses, report=self._reporter.collected
+        )
+        while expired := await self._driver.expire(EXPIRE_BATCH):
+            for record in await self._driver.get(expired):
+                if record is not None:
+                    self._reporter.expired(record)
+            if len(expired) < EXPIRE_BATCH:
+                break

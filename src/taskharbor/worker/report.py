@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from taskharbor.client.events import Event, Events
+from taskharbor.client.losses import tell_lost
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Answer, Settled, Transition
 from taskharbor.job import AttemptStatus, JobRecord, State
@@ -45,11 +46,13 @@ class Reporter:
             fields["error"] = transition.error
         if decision is not None:
             self._emit("failed", execution, settled.at, error=transition.error)
-        if settled.state is State.CANCELLED:
+        # A settle whose answer was lost and that was repeated is done; where the job went, it says itself.
+        state = settled.state or transition.to
+        if state is State.CANCELLED:
             reason = transition.reason if transition.to is State.CANCELLED else "cancelled"
             logger.info("job cancelled", extra={"fields": fields | {"reason": str(reason)}})
             self._emit("cancelled", execution, settled.at, reason=str(reason), error=transition.error)
-        elif settled.state is State.DEAD:
+        elif state is State.DEAD:
             logger.error("job is dead", extra={"fields": fields | {"reason": str(transition.reason)}})
             self._emit("dead", execution, settled.at, reason=str(transition.reason), error=transition.error)
         elif decision is not None:
@@ -88,69 +91,32 @@ class Reporter:
 
     def refused(self, execution: Execution, transition: Transition, settled: Settled) -> None:
         fields = execution.fields() | {"status": str(transition.status), "answer": str(settled.answer)}
+        # If that is longer than the lease, the handler held the event loop up.
+        fields |= _duration(transition, settled)
         if settled.answer is Answer.NOT_RUNNING and settled.recorded is not None:
             fields["recorded"] = str(settled.recorded)
         logger.warning("the lease was lost; nothing was committed", extra={"fields": fields})
 
     def collected(self, transition: Transition, settled: Settled, record: JobRecord) -> None:
         """A job of a worker that vanished."""
-        fields: dict[str, Any] = {
-            "job": record.id,
-            "task": record.task,
-            "queue": record.queue,
-            "attempt": transition.number,
-            "worker": transition.worker,
-        }
+        tell_lost(self._events, logger, transition, settled, record)
+
+    def expired(self, record: JobRecord) -> None:
+        """A job that nobody began by its `expires_at`."""
+        fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": str(record.reason)}
         if record.options.correlation_id is not None:
             fields["correlation_id"] = record.options.correlation_id
-        self._emit_collected("lost", transition, settled, record)
-        if settled.state is State.DEAD:
-            fields["reason"] = str(transition.reason)
-            logger.error("job is dead", extra={"fields": fields})
-            self._emit_collected("dead", transition, settled, record, reason=str(transition.reason))
-        elif settled.state is State.CANCELLED:
-            logger.warning(
-                "job was lost with its worker and is cancelled, as asked", extra={"fields": fields}
-            )
-            self._emit_collected("cancelled", transition, settled, record, reason="cancelled")
-        else:
-            logger.warning("job was lost with its worker and runs again", extra={"fields": fields})
-
-    def _emit_collected(
-        self, name: str, transition: Transition, settled: Settled, record: JobRecord, **more: Any
-    ) -> None:
-        if self._events.wanted(name):
-            self._events.emit(
-                Event(
-                    name,
-                    record.id,
-                    record.task,
-                    record.queue,
-                    from_micros(settled.at),
-                    attempt=transition.number,
-                    correlation_id=record.options.correlation_id,
-                    worker=transition.worker,
-                    error=transition.error,
-                    **more,
-                )
-            )
+        logger.info("job cancelled", extra={"fields": fields})
+        if self._events.wanted("cancelled"):
+            at = record.finished_at or record.enqueued_at
+            event = Event.about(record, record.options, "cancelled", at, reason=str(record.reason))
+            self._events.emit(event)
 
     def _emit(self, name: str, execution: Execution, at: int, **more: Any) -> None:
         if self._events.wanted(name):
             claimed = execution.claimed
-            self._events.emit(
-                Event(
-                    name,
-                    claimed.id,
-                    claimed.task,
-                    claimed.queue,
-                    from_micros(at),
-                    attempt=claimed.number,
-                    correlation_id=execution.options.correlation_id,
-                    worker=self._worker,
-                    **more,
-                )
-            )
+            about = {"attempt": claimed.number, "worker": self._worker}
+            self._events.emit(Event.about(claimed, execution.options, name, at, **about, **more))
 
 
 def _duration(transition: Transition, settled: Settled) -> dict[str, Any]:

@@ -29,17 +29,13 @@ class Call:
         "_function",
         "_interrupted",
         "_lock",
-        "_pool",
         "_thread_id",
         "done",
         "error",
         "value",
     )
 
-    def __init__(
-        self, pool: HandlerThreads, function: Callable[[], Any], done: Callable[[Call], None]
-    ) -> None:
-        self._pool = pool
+    def __init__(self, function: Callable[[], Any], done: Callable[[Call], None]) -> None:
         self._function = function
         self.done = done
         self.value: Any = None
@@ -102,7 +98,7 @@ class HandlerThreads:
         """Run `function` in a thread; `done` is called on the loop when it has ended."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        call = Call(self, function, done)
+        call = Call(function, done)
         self._calls.put(call)
         if not self._threads:
             self._add_thread()

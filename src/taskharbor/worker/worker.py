@@ -15,10 +15,10 @@ from typing import Any, Literal
 from taskharbor import presets
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.options import checked_timeout
-from taskharbor.clock import check_seconds, seconds_to_micros, wait_for
+from taskharbor.clock import MICROS_PER_SECOND, check_seconds, seconds_to_micros, wait_for
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
-from taskharbor.errors import ConfigurationError
+from taskharbor.errors import ConfigurationError, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.outcome import HandedBack, Interrupted
 from taskharbor.policy import DEFAULT_MAX_LOSSES, UNFIT_GRACE_SECONDS
@@ -36,6 +36,10 @@ logger = logging.getLogger("taskharbor.worker")
 
 CONCURRENCY_MAX = 10_000
 STUBBORN_SECONDS = 1.0  # how long a handler may take to end after it was interrupted at shutdown
+RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
+STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
+LEASE_SECONDS_MIN = 0.1
+MAX_LOSSES_MAX = 100  # history is read as far back as this needs
 EVENTS_SECONDS = 2.0
 
 
@@ -69,13 +73,17 @@ class Worker:
         self.harbor = harbor
         self.queues = _checked_queues(queues)
         self.concurrency = _checked_count("concurrency", concurrency, CONCURRENCY_MAX)
-        self.lease = seconds_to_micros(checked_timeout(lease_seconds, "lease_seconds"))
+        self.lease = seconds_to_micros(_checked_lease(lease_seconds))
         self.grace_seconds = check_seconds(grace_seconds, "grace_seconds")
         self.retry = retry
-        self.max_losses = _checked_count("max_losses", max_losses, 1_000)
+        self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
         self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.name = (
+            checked_name("worker", name)
+            if name is not None
+            else f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        )
         self._shift: _Shift | None = None
         self._background: asyncio.Task[None] | None = None
 
@@ -151,7 +159,7 @@ class _Shift:
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
         self._leases = LiveLeases(worker.name)
-        time = StoreTime(clock)
+        self._time = time = StoreTime(clock)
         reporter = Reporter(worker.name, harbor.events, time)
         self._committer = Committer(
             driver,
@@ -197,7 +205,12 @@ class _Shift:
             make=self._make,
         )
         self._maintenance = Maintenance(
-            harbor, worker=worker.name, max_losses=worker.max_losses, clock=clock, reporter=reporter
+            harbor,
+            worker=worker.name,
+            max_losses=worker.max_losses,
+            clock=clock,
+            reporter=reporter,
+            before_collecting=self._heart.outlive_expired,
         )
 
     # -- the life of a shift --
@@ -210,10 +223,26 @@ class _Shift:
     async def work(self, until_drained: bool) -> None:
         await self._maintenance.collect()
         logger.info("worker started", extra={"fields": self._about()})
+        try:
+            await self._work_together(until_drained)
+        except BaseException:  # cancelled from outside, or a part of it failed
+            await self._leave_nothing_behind()
+            raise
+        finally:
+            await self._executor.close()
+        logger.info("worker stopped", extra={"fields": self._about()})
+
+    async def _work_together(self, until_drained: bool) -> None:
         async with asyncio.TaskGroup() as group:
             fetching = group.create_task(self._fetcher.run(until_drained=until_drained))
             others = [
-                group.create_task(part.run()) for part in (self._committer, self._heart, self._maintenance)
+                group.create_task(part)
+                for part in (
+                    self._committer.run(),
+                    self._heart.run(),
+                    self._maintenance.run(),
+                    self._hand_back_the_stalled(),
+                )
             ]
             stopping = group.create_task(self._stopping.wait())
             await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -223,8 +252,28 @@ class _Shift:
             await self._shut_down()
             for part in (stopping, *others):
                 part.cancel()
-        await self._executor.close()
-        logger.info("worker stopped", extra={"fields": self._about()})
+
+    async def _leave_nothing_behind(self) -> None:
+        """Shut down without grace and without the parts: what was claimed is released, for a moment's patience."""
+        for execution in self._executor.begin_no_more():
+            self._committer.put(execution, HandedBack())
+        for execution in list(self._executor.running):
+            execution.interrupt(Interrupt.SHUTDOWN)
+        await self._all_ended(STUBBORN_SECONDS)
+        self._abandon_the_stubborn()
+        try:
+            await asyncio.wait_for(self._committer.flush(), RELEASE_SECONDS)
+        except (TimeoutError, TaskHarborError) as error:
+            logger.warning("jobs are left to their leases", extra={"fields": {"error": repr(error)}})
+
+    async def _hand_back_the_stalled(self) -> None:
+        """Jobs were claimed ahead because handlers were quick. When they are not any more, others may have them."""
+        while True:
+            begun = self._executor.begun
+            await self._clock.sleep(STALLED_SECONDS)
+            if self._executor.buffer and self._executor.begun == begun:
+                self._fetcher.slow_down()
+                self._hand_back(lambda execution: True)
 
     async def _shut_down(self) -> None:
         """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
@@ -233,14 +282,27 @@ class _Shift:
         for execution in self._executor.running:
             execution.cancelled = True
         if await self._all_ended(self._worker.grace_seconds):
-            await self._unless_ended_now(self._committer.quiet())
+            await self._settled_as_far_as_can_be()
             return
         if not self._ending_now.is_set():
             for execution in list(self._executor.running):
                 execution.interrupt(Interrupt.SHUTDOWN)
             await self._all_ended(STUBBORN_SECONDS)
             self._abandon_the_stubborn()
-            await self._unless_ended_now(self._committer.quiet())
+            await self._settled_as_far_as_can_be()
+
+    async def _settled_as_far_as_can_be(self) -> None:
+        """While the store is away there is no use in waiting for longer than the leases last."""
+        expiries = [lease.expires_at for lease in self._leases.all()]
+        seconds = max([0.0, *((expiry - self._time.now()) / MICROS_PER_SECOND for expiry in expiries)])
+        try:
+            await wait_for(
+                self._clock, self._unless_ended_now(self._committer.quiet()), seconds + RELEASE_SECONDS
+            )
+        except TimeoutError:
+            logger.warning(
+                "the store is away: jobs are left to their leases", extra={"fields": self._about()}
+            )
 
     def _abandon_the_stubborn(self) -> None:
         """Handlers that do not end are left behind: their jobs are released, and they can commit nothing."""
@@ -350,7 +412,8 @@ def _fastest_loop() -> asyncio.AbstractEventLoop:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 async def _call_hook(hook: Callable[[], Any]) -> None:
@@ -370,6 +433,15 @@ def _checked_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
     if not names:
         raise ConfigurationError("queues is empty; name at least one, or leave it out to serve every queue")
     return names
+
+
+def _checked_lease(lease_seconds: float) -> float:
+    if check_seconds(lease_seconds, "lease_seconds") < LEASE_SECONDS_MIN:
+        raise ConfigurationError(
+            f"lease_seconds must be {LEASE_SECONDS_MIN:g} or more, not {shorten(lease_seconds)}: "
+            "a heartbeat has to arrive within it"
+        )
+    return lease_seconds
 
 
 def _checked_count(name: str, value: object, most: int) -> int:

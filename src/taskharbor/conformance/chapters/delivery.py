@@ -97,6 +97,26 @@ class Delivering(Chapter):
         store.do(Requeue(), held.id)
         assert store.claim_one(once_limit=1).job.delivery is ONCE
 
+    @pytest.mark.parametrize("said", [None, Delivery.AT_LEAST_ONCE])
+    def test_at_most_once_mark_is_shown_after_the_success(self, store: Store, said: Delivery | None) -> None:
+        """What a job was executed as stays to be seen when it has succeeded, alone or in a batch."""
+        jobs = store.enqueue_all(*[store.new(delivery=said) for _ in range(3)])
+        first, second, third = store.claim()
+        store.extend(first.token, at_most_once=(first.id, second.id))
+        store.succeed(first)
+        store.settle_all(
+            *(store.transition(h, AttemptStatus.SUCCEEDED, State.SUCCEEDED) for h in (second, third))
+        )
+        assert [store.job(job.id).delivery for job in jobs] == [ONCE, ONCE, said]
+
+    def test_settled_job_takes_no_mark(self, store: Store) -> None:
+        """A mark is for what is to begin: it changes nothing of a job of the lease that is over."""
+        store.enqueue_all(store.new(), store.new())
+        over, _ = store.claim()
+        store.succeed(over)
+        store.extend(over.token, at_most_once=(over.id,))
+        assert store.job(over.id).delivery is None
+
     def test_at_most_once_mark_is_for_the_named_jobs_of_the_lease(self, store: Store) -> None:
         """Of a batch under one lease only the named jobs are marked."""
         store.enqueue_all(*[store.new() for _ in range(3)])

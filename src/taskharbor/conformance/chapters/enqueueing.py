@@ -240,6 +240,30 @@ class Enqueueing(Chapter):
         assert [answer.existed for answer in answers] == [False, True]
         assert (store.job(job.id).payload, store.counts()[State.READY]) == ("{}", 1)
 
+    def test_batch_member_is_compared_with_what_the_batch_has_stored_so_far(self, store: Store) -> None:
+        """An id that stood for another job, by its key, is still free for a later member, and means that one."""
+        first, taken = store.new(idempotency_key="a"), store.new(idempotency_key="a")
+        free = structs.replace(taken, idempotency_key="b")
+        dependant = store.new(depends_on=(taken.id,))
+        answers = store.enqueue_all(first, taken, free, dependant)
+        assert [(answer.id, answer.existed) for answer in answers] == [
+            (first.id, False),
+            (first.id, True),
+            (taken.id, False),
+            (dependant.id, False),
+        ]
+        assert store.job(dependant.id).depends_on == (taken.id,)
+
+    def test_id_that_stands_for_two_jobs_in_a_batch_is_answered_by_key(self, store: Store) -> None:
+        """Each member is answered for itself; a dependency on such an id means the first of them."""
+        first, second = store.new(idempotency_key="a"), store.new(idempotency_key="b")
+        copy = store.new(idempotency_key="a")
+        other = structs.replace(copy, idempotency_key="b")
+        dependant = store.new(depends_on=(copy.id,))
+        answers = store.enqueue_all(first, second, copy, other, dependant)
+        assert [answer.id for answer in answers] == [first.id, second.id, first.id, second.id, dependant.id]
+        assert store.job(dependant.id).depends_on == (first.id,)
+
     def test_new_and_existing_jobs_in_one_batch(self, store: Store) -> None:
         """A batch may hold both: each is answered for itself."""
         first = store.enqueue(idempotency_key="k")

@@ -128,7 +128,7 @@ class Rearming(Chapter):
         held = store.running(expires_at=store.now + MINUTE)
         store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1))
         store.pass_time(HOUR)
-        assert store.expire() == 0
+        assert store.expire() == []
         assert store.claim_one().job.expires_at is None
 
     def test_rearmed_suspect_is_an_ordinary_job(self, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -135,7 +136,7 @@ class MemoryDriver(Driver):
                 self._store.paused.discard(queue)
             self._news.post()
 
-    async def expire(self, limit: int, *, now: int | None = None) -> int:
+    async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         with self._news.lock:
             expired = operate.expire(self._store, limit, self._time(now))
             if expired:

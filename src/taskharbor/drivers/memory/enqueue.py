@@ -19,6 +19,7 @@ class _Batch:
         self.fresh: list[NewJob] = []
         self.answers: list[tuple[str, bool]] = []  # (id, existed)
         self.standing: dict[str, str] = {}  # the id given → the id of the job that stands for it
+        self._ids: set[str] = set()  # what the batch has stored so far, and under which keys
         self._keys: dict[tuple[str, str], str] = {}
         for new in jobs:
             self._resolve(store, new)
@@ -27,17 +28,17 @@ class _Batch:
         existing = self._existing(store, new)
         if existing is None:
             self.fresh.append(new)
+            self._ids.add(new.id)
             if new.idempotency_key is not None:
                 self._keys[new.queue, new.idempotency_key] = new.id
-        standing = existing or new.id
-        self.standing.setdefault(new.id, standing)
-        self.answers.append((standing, existing is not None))
+            self.standing[new.id] = new.id
+        else:
+            self.standing.setdefault(new.id, existing)
+        self.answers.append((existing or new.id, existing is not None))
 
     def _existing(self, store: Store, new: NewJob) -> str | None:
-        if new.id in store.jobs:
+        if new.id in store.jobs or new.id in self._ids:
             return new.id
-        if new.id in self.standing:
-            return self.standing[new.id]
         if new.idempotency_key is None:
             return None
         key = (new.queue, new.idempotency_key)

@@ -21,7 +21,7 @@ from taskharbor.drivers.base import (
     Verdict,
 )
 from taskharbor.drivers.memory.enqueue import options_json
-from taskharbor.drivers.memory.store import Job, Placed, Store
+from taskharbor.drivers.memory.store import Job, Placed, Store, must_begin
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State
 from taskharbor.lifecycle import (
@@ -146,15 +146,15 @@ def _set_run_at(job: Job, run_at: int) -> None:
 # -- maintenance ---------------------------------------------------------------------------------
 
 
-def expire(store: Store, limit: int, now: int) -> int:
-    expired = 0
-    while expired < limit and store.deadlines and store.deadlines[0][0] <= now:
+def expire(store: Store, limit: int, now: int) -> list[str]:
+    expired: list[str] = []
+    while len(expired) < limit and store.deadlines and store.deadlines[0][0] <= now:
         begin_by, job_id = heapq.heappop(store.deadlines)
         job = store.jobs.get(job_id)
-        if job is None or job.begin_by != begin_by or job.state not in (State.READY, State.WAITING):
+        if job is None or job.begin_by != begin_by or not must_begin(job):
             continue  # it has begun, ended or been changed meanwhile; where it still counts, it stands anew
         store.finish(job, State.CANCELLED, Reason.EXPIRED, now)
-        expired += 1
+        expired.append(job_id)
     return expired
 
 

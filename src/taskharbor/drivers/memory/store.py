@@ -25,6 +25,7 @@ from taskharbor.job import (
 )
 from taskharbor.lifecycle import LEGAL, TERMINAL
 
+DEADLINES_SLACK = 64  # stale ones that are not worth a sweep
 Placed = tuple[int, str]  # (run_at, id), or (finished_at, id) among the endings
 
 
@@ -143,9 +144,10 @@ class Store:
         self.ordinary = Places()
         self.suspects = Places()
         self.endings: dict[State, Order[Placed]] = {state: Order() for state in TERMINAL}
-        # A heap of (begin_by, id). An entry is never taken out when its job moves on; it is checked
-        # against the job when its time has come.
+        # A heap of (begin_by, id). An entry is not taken out when its job moves on; it is checked against
+        # the job when its time has come, and swept out when most of them are so.
         self.deadlines: list[Placed] = []
+        self._awaited = 0  # how many jobs must begin by some time
         self.tally: dict[str, dict[State, int]] = defaultdict(lambda: dict.fromkeys(State, 0))
 
     def places(self, suspects: bool) -> Places:
@@ -191,6 +193,9 @@ class Store:
 
     def leave(self, job: Job) -> None:
         self.tally[job.queue][job.state] -= 1
+        if must_begin(job):
+            self._awaited -= 1
+            self._sweep_deadlines()
         if job.state is State.READY:
             self.places(job.suspect).remove(job)
         elif job.state is State.RUNNING:
@@ -208,8 +213,21 @@ class Store:
         elif state in TERMINAL:
             assert job.finished_at is not None
             self.endings[state].add((job.finished_at, job.id))
-        if job.begin_by is not None and state in (State.READY, State.WAITING):
+        if must_begin(job):
+            assert job.begin_by is not None
+            self._awaited += 1
             heapq.heappush(self.deadlines, (job.begin_by, job.id))
+            self._sweep_deadlines()
+
+    def _sweep_deadlines(self) -> None:
+        if len(self.deadlines) <= 2 * self._awaited + DEADLINES_SLACK:
+            return
+        self.deadlines = [
+            (begin_by, job_id)
+            for begin_by, job_id in set(self.deadlines)
+            if (job := self.jobs.get(job_id)) is not None and job.begin_by == begin_by and must_begin(job)
+        ]
+        heapq.heapify(self.deadlines)
 
     def place_again(self, job: Job) -> None:
         """After a change to a job that is not running: into its place, or among those that wait."""
@@ -239,6 +257,11 @@ class Store:
         lease.cancel_requested.discard(job.id)
         if not lease.open:
             del self.leases[lease.token]
+
+
+def must_begin(job: Job) -> bool:
+    """Whether it is to be cancelled if nobody begins it in time."""
+    return job.begin_by is not None and job.state in (State.READY, State.WAITING)
 
 
 def runnable_or_waiting(job: Job) -> State:

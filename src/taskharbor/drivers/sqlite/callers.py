@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from taskharbor.drivers.sqlite import schema
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.errors import ConfigurationError, SchemaError
+
+T = TypeVar("T")
 
 
 class CallersSession(Session):
@@ -20,6 +22,19 @@ class CallersSession(Session):
         super().__init__(connection, now=0)
         self.execute = self._execute
         self.executemany = self._executemany
+
+    def all_or_nothing(self, operation: Callable[[Session], T]) -> T:
+        """A caller who goes on after an error, and commits, has nothing of what failed."""
+        self.execute("SAVEPOINT taskharbor")
+        try:
+            result = operation(self)
+        except BaseException:
+            if self.connection.in_transaction:  # a trigger may have rolled back all of it
+                self.execute("ROLLBACK TO taskharbor")
+                self.execute("RELEASE taskharbor")
+            raise
+        self.execute("RELEASE taskharbor")
+        return result
 
     def _cursor(self) -> sqlite3.Cursor:
         # A savepoint would begin a transaction that Python's sqlite3 does not know of, and commit it too.

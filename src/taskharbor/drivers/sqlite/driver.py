@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextvars
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.sqlite import enqueue, leases, operate, places, reads, schema, settle, watch
 from taskharbor.drivers.sqlite.callers import CallersSession
-from taskharbor.drivers.sqlite.engine import Engine, Session
+from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
 
@@ -51,8 +52,8 @@ class SQLiteDriver(Driver):
         self.path = path
         self.clock = clock or SystemClock()
         self._engine = Engine(path, synchronous=synchronous.upper(), clock=self.clock)
-        self._watchers = watch.LogWatchers(f"{path}-wal")
-        self._callers: contextvars.ContextVar[Session | None] = contextvars.ContextVar(
+        self._watch = watch.Watch(self._engine)
+        self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
 
@@ -62,8 +63,8 @@ class SQLiteDriver(Driver):
         self._engine.open()
 
     async def close(self) -> None:
+        self._watch.close()
         self._engine.close()
-        self._watchers.close()
 
     async def migrate(self) -> list[str]:
         return self._engine.migrate()
@@ -80,7 +81,7 @@ class SQLiteDriver(Driver):
         callers = self._callers.get()
         if callers is not None:
             callers.now = self.clock.now() if now is None else now
-            return enqueue.enqueue(callers, jobs)
+            return callers.all_or_nothing(lambda s: enqueue.enqueue(s, jobs))
         try:
             return await self._engine.write(lambda s: enqueue.enqueue(s, jobs), now)
         except StoreUnavailable as error:
@@ -108,7 +109,7 @@ class SQLiteDriver(Driver):
         return self._engine.data_version()
 
     async def wait(self, news: int, seconds: float) -> None:
-        await watch.wait(self._engine, self._watchers, news, seconds)
+        await self._watch.wait(news, seconds)
 
     # -- reads --
 
@@ -144,7 +145,7 @@ class SQLiteDriver(Driver):
     async def pause(self, queue: str, paused: bool) -> None:
         await self._engine.write(lambda s: operate.pause(s, queue, paused))
 
-    async def expire(self, limit: int, *, now: int | None = None) -> int:
+    async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         return await self._engine.write(lambda s: operate.expire(s, limit), now)
 
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:

@@ -9,6 +9,7 @@ the engine's, so that no loop waits for a disk.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import sqlite3
@@ -18,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -31,12 +33,15 @@ from taskharbor.errors import StoreError, StoreUnavailable, TaskHarborError
 
 T = TypeVar("T")
 
+logger = logging.getLogger("taskharbor.sqlite")
+
 ROWS_PER_STEP = 32
 BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
 LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
-_INHERITED: list[
-    object
-] = []  # connections of a parent process: never used, never closed, see forget_after_fork
+LOCK_WARNING_SECONDS = 5.0
+CLOSING_PATIENCE_SECONDS = 1.0
+# Connections of a parent process: never used, never closed, see forget_after_fork.
+_INHERITED: list[object] = []
 
 
 # Re-entrant, so that a thread that comes again, in a signal handler or a finalizer that runs in the middle of
@@ -45,15 +50,19 @@ _Lock: TypeAlias = threading.RLock
 
 
 class Session:
-    """One operation's view of the database: a connection inside a transaction, and its time."""
+    """One operation's view of the database: a connection inside a transaction, and its time.
 
-    __slots__ = ("connection", "execute", "executemany", "now")
+    `found` is there for a session that only reads: what it has worked out stays true for as long as it lasts.
+    """
 
-    def __init__(self, connection: sqlite3.Connection, now: int) -> None:
+    __slots__ = ("connection", "execute", "executemany", "found", "now")
+
+    def __init__(self, connection: sqlite3.Connection, now: int, found: dict[str, Any] | None = None) -> None:
         self.connection = connection
         self.execute = connection.execute
         self.executemany = connection.executemany
         self.now = now
+        self.found = found
 
     def one(self, statement: str, parameters: tuple[Any, ...] = ()) -> Any:
         return self.execute(statement, parameters).fetchone()
@@ -85,7 +94,7 @@ def _many_rows(statement: str) -> str:
 class _Write(Generic[T]):
     """A write that waits for its turn, and afterwards its outcome."""
 
-    __slots__ = ("committed", "done", "error", "future", "loop", "now", "operation", "result")
+    __slots__ = ("committed", "done", "error", "future", "loop", "now", "operation", "result", "withdrawn")
 
     def __init__(self, operation: Callable[[Session], T], now: int | None) -> None:
         self.operation = operation
@@ -94,6 +103,7 @@ class _Write(Generic[T]):
         self.error: BaseException | None = None
         self.committed = False
         self.done = False  # committed or failed, and delivered
+        self.withdrawn = False  # its caller was interrupted: it is not to happen any more
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[T] | None = None
 
@@ -113,12 +123,16 @@ class Engine:
         _engines.add(self)
 
     def _reset(self) -> None:
+        self._closing = False  # then nobody waits for other processes for long
         self._pending: deque[_Write[Any]] = deque()
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
+        self._news_lock = threading.RLock()
         self._open_lock = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        # Only ever asked for its data version, by event loops: it must not wait behind somebody's long read.
+        self._newsreader: sqlite3.Connection | None = None
         self._bell: SimpleQueue[bool] | None = None
         self._thread: threading.Thread | None = None
         self._read_pool: ThreadPoolExecutor | None = None
@@ -144,13 +158,14 @@ class Engine:
             self._held.pop().release()
 
     def _locks(self) -> tuple[_Lock, ...]:
-        return (self._write_lock, self._read_lock, self._open_lock)  # whoever takes several takes them so
+        # Whoever takes several takes them in this order.
+        return (self._write_lock, self._read_lock, self._news_lock, self._open_lock)
 
     def forget_after_fork(self) -> None:
         # Should a connection have come along after all (a fork that Python did not see), SQLite forbids
         # using, and even closing it here.
         if self._pid != os.getpid():
-            _INHERITED.append((self._writer, self._reader, self._thread, self._read_pool))
+            _INHERITED.append((self._connections(), self._thread, self._read_pool))
             self._pid = os.getpid()
             self._reset()
 
@@ -165,9 +180,10 @@ class Engine:
             if self._writer is not None:
                 return
             try:
-                self._reader, self._writer = self._patiently(self._connect_both)
+                self._newsreader, self._reader, writer = self._patiently(self._connect_all)
                 self._openings += 1
                 self._file = _inode(self.path)
+                self._writer = writer  # the last one: whoever sees it, without the lock, finds the others
             except sqlite3.Error as error:
                 raise self._explained(error) from error
 
@@ -185,18 +201,22 @@ class Engine:
         self.open()
         return applied
 
-    def _connect_both(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-        writer = self._connect()
-        try:
+    def _connect_all(self) -> tuple[sqlite3.Connection, sqlite3.Connection, sqlite3.Connection]:
+        """One to ask for news, one to read, one to write."""
+        with ExitStack() as undo:
+            writer = self._connect()
+            undo.callback(writer.close)
             schema.ensure(writer)
             writer.execute("PRAGMA journal_mode = WAL")
             writer.execute("PRAGMA busy_timeout = 0")  # _patiently waits instead
             reader = self._connect()
+            undo.callback(reader.close)
             reader.execute("PRAGMA query_only = ON")
-        except BaseException:
-            writer.close()
-            raise
-        return reader, writer
+            newsreader = self._connect()
+            undo.callback(newsreader.close)
+            newsreader.execute("PRAGMA query_only = ON")
+            undo.pop_all()
+        return newsreader, reader, writer
 
     def _connect(self) -> sqlite3.Connection:
         if not Path(self.path).resolve().parent.is_dir():
@@ -220,6 +240,13 @@ class Engine:
     def close(self) -> None:
         """Finish what was asked for, and let go of the file; what is asked for later opens it anew."""
         self.forget_after_fork()
+        self._closing = True
+        try:
+            self._finish_and_let_go()
+        finally:
+            self._closing = False
+
+    def _finish_and_let_go(self) -> None:
         with self._open_lock:
             bell, thread, pool = self._bell, self._thread, self._read_pool
             self._bell = self._thread = self._read_pool = None
@@ -229,15 +256,17 @@ class Engine:
                 thread.join()
         if pool is not None:
             pool.shutdown(wait=True)
-        with self._write_lock, self._read_lock:
+        with self._write_lock, self._read_lock, self._news_lock:
             self._let_go()
 
     def _let_go(self) -> None:
-        connections = (self._reader, self._writer)
-        self._reader = self._writer = None
+        connections = self._connections()
+        self._newsreader = self._reader = self._writer = None
         for connection in connections:
-            if connection is not None:
-                connection.close()
+            connection.close()
+
+    def _connections(self) -> list[sqlite3.Connection]:
+        return [each for each in (self._newsreader, self._reader, self._writer) if each is not None]
 
     # -- writes --
 
@@ -261,11 +290,14 @@ class Engine:
         try:
             while not write.done:
                 with self._write_lock:
-                    if not write.done:
-                        self._commit_batch()
+                    try:
+                        if not write.done:
+                            self._commit_batch()
+                    except BaseException:
+                        write.withdrawn = True  # before anybody else can take it
+                        raise
         finally:
-            if not write.done and write in self._pending:  # interrupted: it is not to happen any more
-                self._pending.remove(write)
+            write.withdrawn = not write.done
 
     def _ring(self) -> None:
         with self._open_lock:  # so that no ring comes after the one that ends the thread
@@ -285,25 +317,41 @@ class Engine:
                     self._commit_batch()
 
     def _commit_batch(self) -> None:
-        batch: list[_Write[Any]] = []
+        taken: list[_Write[Any]] = []
+        decided = False
         try:
-            while self._pending and len(batch) < BATCH_MAX:
-                batch.append(self._pending.popleft())
-            if not batch:
-                return
-            try:
-                self._commit(batch)
-            except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
-                if len(batch) == 1:
-                    batch[0].error = self._explained(error)
-                else:
-                    self._commit_one_by_one(batch)
+            while self._pending and len(taken) < BATCH_MAX:
+                taken.append(self._pending[0])  # an interrupt may come before it is taken off, never after
+                self._pending.popleft()
+            batch = [write for write in taken if not write.withdrawn]
+            if batch:
+                self._commit_somehow(batch)
+            decided = True
+            self._deliver(batch)
         except BaseException:
             # Ctrl-C interrupts this thread, not those whose writes it was about to commit with its own.
-            self._pending.extendleft(write for write in reversed(batch) if not write.committed)
-            self._deliver([write for write in batch if write.committed])
+            self._deliver([write for write in taken if decided or write.committed])
+            if not decided:
+                self._put_back(taken)
             raise
-        self._deliver(batch)
+
+    def _put_back(self, taken: list[_Write[Any]]) -> None:
+        still_there = bool(taken and self._pending and self._pending[0] is taken[-1])
+        returned = [write for write in (taken[:-1] if still_there else taken) if not write.committed]
+        self._pending.extendleft(returned[::-1])
+        # Whoever waits on a loop is served by the engine's thread, which has found nothing to do meanwhile.
+        if any(write.loop is not None for write in taken):
+            self._ring()
+
+    def _commit_somehow(self, batch: list[_Write[Any]]) -> None:
+        """Together if that works; otherwise each finds out for itself."""
+        try:
+            self._commit(batch)
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
+            if len(batch) == 1:
+                batch[0].error = self._explained(error)
+            else:
+                self._commit_one_by_one(batch)
 
     def _commit_one_by_one(self, batch: list[_Write[Any]]) -> None:
         """The joint transaction failed (a full disk, say): each write has its own fate."""
@@ -343,7 +391,7 @@ class Engine:
     def _refuse_if_removed(self) -> None:
         """SQLite writes on happily into a file that has been deleted: what it accepts then is lost."""
         if _inode(self.path) != self._file:
-            with self._read_lock:
+            with self._read_lock, self._news_lock:
                 self._let_go()
             raise StoreUnavailable(
                 f"{self.path} was removed or replaced while it was open; nothing was written. "
@@ -365,7 +413,8 @@ class Engine:
     def _patiently(self, step: Callable[[], T]) -> T:
         """Repeat a step while other processes hold the lock. SQLite's own waiting sleeps up to 100 ms a
         time, and gives up at once where it sees a deadlock coming; this does neither."""
-        give_up_at = time.monotonic() + LOCK_PATIENCE_SECONDS
+        asked_at = time.monotonic()
+        warned = False
         pause = 0.0001
         while True:
             try:
@@ -373,11 +422,15 @@ class Engine:
             except sqlite3.OperationalError as error:
                 if not _is_busy(error):
                     raise
-                if time.monotonic() > give_up_at:
+                waited = time.monotonic() - asked_at
+                if waited > (CLOSING_PATIENCE_SECONDS if self._closing else LOCK_PATIENCE_SECONDS):
                     raise StoreUnavailable(
-                        f"{self.path} has been locked by another process for {LOCK_PATIENCE_SECONDS:g} s; "
+                        f"{self.path} has been locked by another process for {waited:.0f} s; "
                         "look for a transaction that was left open"
                     ) from error
+                if waited > LOCK_WARNING_SECONDS and not warned:
+                    warned = True
+                    logger.warning("%s is locked by another process; waiting for it", self.path)
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 1.5, 0.005)
 
@@ -413,7 +466,7 @@ class Engine:
             try:
                 connection.execute("BEGIN")
                 try:
-                    return operation(Session(connection, self.clock.now() if now is None else now))
+                    return operation(Session(connection, self.clock.now() if now is None else now, found={}))
                 finally:
                     if connection.in_transaction:
                         connection.execute("COMMIT")
@@ -421,9 +474,11 @@ class Engine:
                 raise self._explained(error) from error
 
     def data_version(self) -> int:
-        """A number that changes whenever any connection but the reader, in any process, has committed."""
-        with self._read_lock:
-            connection = self._open_reader()
+        """A number that changes whenever anybody, in any process, has committed."""
+        with self._news_lock:
+            self.open()
+            connection = self._newsreader
+            assert connection is not None, "nobody closes it without its lock"
             try:
                 (version,) = connection.execute("PRAGMA data_version").fetchone()
                 # Each connection counts for itself: a new one may say the old one's number again.

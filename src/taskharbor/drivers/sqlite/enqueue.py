@@ -58,17 +58,20 @@ def _enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] |
 
 def _enqueue_each(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """One by one: first all the jobs, then their places, since a job may depend on a later one."""
-    stands_for: dict[str, str] = {}
     fresh: dict[int, Enqueued] = {}
+    existing: dict[int, str] = {}
+    stands_for: dict[str, str] = {}  # the id given → the id of the job that a dependency on it means
     for index, job in enumerate(jobs):
         stored = _store_job(session, job)
         if stored is None:
-            stands_for[job.id] = _existing_id(session, job)
+            existing[index] = _existing_id(session, job)
+            stands_for.setdefault(job.id, existing[index])
         else:
             fresh[index] = stored
+            stands_for[job.id] = job.id
     for index, stored in fresh.items():
         fresh[index] = _place(session, jobs[index], stored, stands_for)
-    return [fresh.get(i) or _existing(session, stands_for[job.id]) for i, job in enumerate(jobs)]
+    return [fresh.get(index) or _existing(session, existing[index]) for index in range(len(jobs))]
 
 
 def _store_job(session: Session, job: NewJob) -> Enqueued | None:

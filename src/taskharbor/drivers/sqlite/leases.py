@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -106,16 +107,35 @@ def find(session: Session, token: str) -> Lease | None:
 
 
 def all_leases(session: Session) -> list[Lease]:
-    return [Lease(session, row) for row in session.execute(CLAIM["leases"]).fetchall()]
+    found = session.found
+    if found is not None and "leases" in found:
+        return list(found["leases"])
+    leases = [Lease(session, row) for row in session.execute(CLAIM["leases"]).fetchall()]
+    if found is not None:
+        found["leases"] = leases
+    return leases
 
 
 def covering(session: Session, job_id: str) -> tuple[Lease, Entry] | None:
-    """The lease that holds this job, expired or not. There are few leases, so looking through them is fine."""
-    for lease in all_leases(session):
-        entry = lease.entries.get(job_id)
-        if entry is not None and not lease.is_settled(entry):
+    """The lease that holds this job, expired or not: of those that name it, the one it is not settled under."""
+    for lease, entry in _naming(session, job_id):
+        if not lease.is_settled(entry):
             return lease, entry
     return None
+
+
+def _naming(session: Session, job_id: str) -> list[tuple[Lease, Entry]]:
+    """There are few leases, so a write looks through them; a long list looks once and remembers."""
+    found = session.found
+    if found is None:
+        return [(each, each.entries[job_id]) for each in all_leases(session) if job_id in each.entries]
+    if "naming" not in found:
+        found["naming"] = naming = defaultdict(list)
+        for lease in all_leases(session):
+            for entry in lease.entries.values():
+                naming[entry.id].append((lease, entry))
+    named: list[tuple[Lease, Entry]] = found["naming"].get(job_id, [])
+    return named
 
 
 def strike(session: Session, job_ids: set[str]) -> None:
@@ -295,14 +315,21 @@ def _extend_one(session: Session, extension: Extension) -> Extended:
     if lease.is_expired():
         return Extended(extension.token, Answer.LEASE_EXPIRED)
     if extension.at_most_once:
-        for job_id in extension.at_most_once:
-            if job_id in lease.entries:
-                lease.entries[job_id].delivery = Delivery.AT_MOST_ONCE
-        lease.store_entries()
+        _mark_at_most_once(session, lease, extension.at_most_once)
     expires_at = session.now + extension.lease
     session.execute(CLAIM["extend_lease"], (expires_at, _text(dict(extension.running)), extension.token))
     asked = [i for i in lease.cancels if i in lease.entries and not lease.is_settled(lease.entries[i])]
     return Extended(extension.token, Answer.DONE, expires_at, tuple(sorted(asked)))
+
+
+def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -> None:
+    """In the lease, for whoever collects it, and in the job, for whoever reads it once it has succeeded."""
+    for job_id in job_ids:
+        entry = lease.entries.get(job_id)
+        if entry is not None and not lease.is_settled(entry):
+            entry.delivery = Delivery.AT_MOST_ONCE
+            session.execute(CLAIM["mark_at_most_once"], (job_id,))
+    lease.store_entries()
 
 
 def request_cancel(session: Session, lease: Lease, job_id: str) -> None:

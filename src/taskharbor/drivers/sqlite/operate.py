@@ -256,7 +256,7 @@ def pause(session: Session, queue: str, paused: bool) -> None:
     session.execute(OPERATE["pause" if paused else "resume"], (queue,))
 
 
-def expire(session: Session, limit: int) -> int:
+def expire(session: Session, limit: int) -> list[str]:
     """Cancel what was not begun by its expires_at."""
     overdue = [
         (expires_at, job_id)
@@ -269,13 +269,14 @@ def expire(session: Session, limit: int) -> int:
         for job_id, *_, expires_at in session.execute(OPERATE["overdue_waiting"], (session.now, limit))
     ]
     overdue.sort()
-    for _, job_id in overdue[:limit]:
+    expired = [job_id for _, job_id in overdue[:limit]]
+    for job_id in expired:
         job = places.stored(session, job_id)
         assert job is not None, "its place is in the same transaction"
         place = places.find(session, job, places.latest_attempt(session, job_id))
         _leave_place(session, job, place)
         _end(session, job, place, Reason.EXPIRED)
-    return len(overdue[:limit])
+    return expired
 
 
 def prune(session: Session, before: dict[State, int], limit: int) -> int:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.errors import StoreError
 from taskharbor.job import NO_OPTIONS, AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State
 
 READS = statements("reads")
@@ -145,7 +146,11 @@ def _waiting(session: Session, job: Stored) -> Place | None:
 
 def _running(session: Session, job: Stored, latest: Latest | None) -> Place:
     covered = leases.covering(session, job.id)
-    assert covered is not None, f"job {job.id} is in no place: neither ready, waiting, ended nor leased"
+    if covered is None:
+        raise StoreError(
+            f"the store is inconsistent: job {job.id} is neither ready, waiting, leased nor ended. "
+            "Run `taskharbor doctor`, and restore the file from a backup if it finds damage"
+        )
     lease, entry = covered
     return Place(
         State.RUNNING,

@@ -11,9 +11,8 @@ from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.places import READS
 from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State
 
-SCAN_MAX = (
-    5_000  # jobs looked at for one page: a filter that matches little gives short pages, not long waits
-)
+# Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
+SCAN_MAX = 5_000
 _AFTER_EVERY_ID = "~"
 
 

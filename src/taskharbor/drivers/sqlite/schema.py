@@ -94,10 +94,19 @@ def checks(connection: sqlite3.Connection, path: str) -> list[Check]:
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
     damage = check_integrity(connection)
     version = version_of(connection)
+    misplaced = _misplaced(connection) if damage is None and version == latest_version() else 0
     free_bytes = shutil.disk_usage(Path(path).resolve().parent).free
     return [
         Check("file", damage is None, damage or f"{Path(path).resolve()} is whole"),
         Check("schema", version == latest_version(), f"version {version} of {latest_version()}"),
+        Check(
+            "places",
+            misplaced == 0,
+            "every job is in one place"
+            if misplaced == 0
+            else f"{abs(misplaced):,} jobs are in {'no place' if misplaced > 0 else 'more than one'}: "
+            "something else has changed TaskHarbor's tables. Restore the file from a backup",
+        ),
         Check("journal", journal == "wal", f"journal_mode is {journal}"),
         Check(
             "durability",
@@ -107,6 +116,21 @@ def checks(connection: sqlite3.Connection, path: str) -> list[Check]:
         ),
         Check("disk", free_bytes > 100 * 2**20, f"{free_bytes // 2**20:,} MiB free"),
     ]
+
+
+def _misplaced(connection: sqlite3.Connection) -> int:
+    """How many more jobs there are than places for them. Counting is quick beside the check of the whole file."""
+    (jobs,) = connection.execute(
+        """
+        SELECT (SELECT count(*) FROM taskharbor_jobs)
+             - (SELECT count(*) FROM taskharbor_ready)
+             - (SELECT count(*) FROM taskharbor_waiting)
+             - (SELECT count(*) FROM taskharbor_ended)
+             - (SELECT count(*) FROM taskharbor_attempts WHERE status = 'succeeded' AND next_at IS NULL)
+             - (SELECT coalesce(sum(open), 0) FROM taskharbor_leases)
+        """
+    ).fetchone()
+    return int(jobs)
 
 
 def check_integrity(connection: sqlite3.Connection) -> str | None:

@@ -64,6 +64,9 @@ UPDATE taskharbor_claims SET entries = ? WHERE token = ?
 -- name: extend_lease
 UPDATE taskharbor_leases SET expires_at = ?, running = ? WHERE token = ?
 
+-- name: mark_at_most_once
+UPDATE taskharbor_jobs SET delivery = 'at_most_once' WHERE id = ? AND delivery IS NOT 'at_most_once'
+
 -- name: first_expired
 SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
 FROM taskharbor_leases WHERE expires_at <= ? ORDER BY expires_at, token LIMIT 1

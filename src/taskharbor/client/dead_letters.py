@@ -1,0 +1,101 @@
+"""`harbor.dlq`: the dead-letter queue."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from taskharbor.client.facade import synced
+from taskharbor.client.filters import asked_filter
+from taskharbor.client.handle import Job
+from taskharbor.client.jobs import JobPage
+from taskharbor.client.operating import Operator, conflict, requeue_operation
+from taskharbor.client.options import checked_id
+from taskharbor.client.transaction import refuse_inside_transaction
+from taskharbor.drivers.base import Discard, Requeue, Verdict
+from taskharbor.errors import ConfigurationError, JobConflict
+from taskharbor.job import Delivery, JobFilter, State
+from taskharbor.lifecycle import REQUEUEABLE
+
+
+class DeadLetters(Operator):
+    """`harbor.dlq`: the jobs in state dead, with everything about why."""
+
+    async def alist(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        tag: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """Dead jobs that match, newest first."""
+        return await self._harbor.jobs.alist(
+            state=State.DEAD, queue=queue, task=task, tag=tag, cursor=cursor, limit=limit
+        )
+
+    list = synced(alist)
+
+    async def arequeue(
+        self,
+        id: object,
+        run_at: datetime | None = None,
+        reset_attempts: bool = True,
+        *,
+        force: bool = False,
+    ) -> Job[Any]:
+        """Begin a new run of a dead (or cancelled) job. An at_most_once one that was claimed needs `force=True`."""
+        return await self._requeue(id, requeue_operation(run_at, reset_attempts), force, "dlq.requeue()")
+
+    requeue = synced(arequeue)
+
+    async def _requeue(self, id: object, operation: Requeue, force: bool, verb: str) -> Job[Any]:
+        job_id = checked_id(id)
+        refuse_inside_transaction(self._harbor, verb)
+        await self._harbor._collect_expired(job_id)
+        job = await self._harbor.jobs.aget(job_id)
+        if job.state not in REQUEUEABLE:
+            raise conflict(job_id, job.state, Requeue)
+        if job.delivery is Delivery.AT_MOST_ONCE and job.number and not force:
+            raise JobConflict(
+                job_id,
+                f"job {job_id} is at_most_once and may have been executed; give force=True to run it again",
+            )
+        await self._operate(operation, job_id, verb)
+        return await self._harbor.jobs.aget(job_id)
+
+    async def arequeue_all(
+        self,
+        /,
+        filter: JobFilter | None = None,
+        *,
+        run_at: datetime | None = None,
+        reset_attempts: bool = True,
+        **where: Any,
+    ) -> int:
+        """Requeue every dead job that matches; how many. Jobs that are at_most_once are left alone."""
+        asked = asked_filter(filter, where)
+        if asked.state not in (None, State.DEAD):
+            raise ConfigurationError(f"only dead jobs are in the dead-letter queue, not {asked.state} ones")
+        dead = JobFilter(State.DEAD, asked.queue, asked.task, asked.tag)
+        operation = requeue_operation(run_at, reset_attempts)
+        refuse_inside_transaction(self._harbor, "dlq.requeue_all()")
+        await self._harbor._collect_all_expired()
+        done = 0
+        async for jobs in self._matching(dead):
+            ids = [job.id for job in jobs if job.delivery is not Delivery.AT_MOST_ONCE]
+            answers = await self._driver.operate(operation, ids)
+            done += sum(answer.verdict is Verdict.DONE for answer in answers)
+        return done
+
+    requeue_all = synced(arequeue_all)
+
+    async def adiscard(self, id: object) -> Job[Any]:
+        """Take a dead job out of the queue for good: it becomes cancelled, reason discarded."""
+        await self._operate(Discard(), id, "dlq.discard()")
+        job = await self._harbor.jobs.aget(id)
+        self._harbor._tell_cancelled(job.record)
+        return job
+
+    discard = synced(adiscard)

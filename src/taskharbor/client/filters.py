@@ -1,0 +1,67 @@
+"""Which jobs a list or a bulk operation means, checked: never more of them than was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskharbor.client.options import checked_id, refuse_unknown
+from taskharbor.codec import checked_name, shorten
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import JobFilter, State
+
+FILTERS = frozenset(JobFilter.__struct_fields__)
+PAGE_MAX = 1_000
+
+
+def job_filter(
+    *,
+    state: str | State | None = None,
+    queue: str | None = None,
+    task: str | None = None,
+    tag: str | None = None,
+) -> JobFilter:
+    """A filter from what a caller gave, each part checked."""
+    return JobFilter(
+        None if state is None else _checked_state(state),
+        None if queue is None else checked_name("queue", queue),
+        None if task is None else checked_name("task", task),
+        None if tag is None else checked_name("tag", tag),
+    )
+
+
+def asked_filter(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
+    """What a bulk operation means: one filter, or its parts as keywords."""
+    if filter is None:
+        refuse_unknown(where, FILTERS)
+        return job_filter(**where)
+    if where:
+        raise ConfigurationError("a filter and its parts as keywords were both given; give one of them")
+    if not isinstance(filter, JobFilter):
+        raise ConfigurationError(
+            f"a filter is a JobFilter, not {shorten(filter)}; or give its parts: queue=…, task=…, tag=…"
+        )
+    return job_filter(state=filter.state, queue=filter.queue, task=filter.task, tag=filter.tag)
+
+
+def checked_limit(limit: int) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= PAGE_MAX:
+        raise ConfigurationError(f"limit must be a whole number from 1 to {PAGE_MAX}, not {shorten(limit)}")
+    return limit
+
+
+def checked_cursor(cursor: str | None) -> str | None:
+    try:
+        return None if cursor is None else checked_id(cursor)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"a cursor is the next_cursor of an earlier page, a UUID, not {shorten(cursor)}"
+        ) from None
+
+
+def _checked_state(value: object) -> State:
+    try:
+        return State(str(value))
+    except ValueError:
+        raise ConfigurationError(
+            f"no state is called {shorten(value)}; the states are {', '.join(State)}"
+        ) from None

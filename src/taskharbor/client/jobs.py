@@ -1,0 +1,197 @@
+"""`harbor.jobs`: looking at jobs, and changing their fate."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from msgspec import UnsetType
+
+from taskharbor.client.facade import synced
+from taskharbor.client.filters import asked_filter, checked_cursor, checked_limit, job_filter
+from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.operating import Operator, not_found, requeue_operation
+from taskharbor.client.options import (
+    checked_id,
+    checked_instant,
+    checked_priority,
+    checked_tags,
+    checked_timeout,
+    refuse_huge,
+    refuse_unknown,
+)
+from taskharbor.client.transaction import refuse_inside_transaction
+from taskharbor.codec import checked_name, encode_payload
+from taskharbor.drivers.base import Cancel, Delete, Operation, RunNow, Update, Verdict
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import JobFilter, State
+from taskharbor.lifecycle import CANCELLABLE, DELETABLE
+from taskharbor.retry import resolve_max_attempts
+
+CHANGEABLE_OPTIONS = frozenset(
+    {"priority", "run_at", "payload", "max_attempts", "max_retries", "timeout", "tags", "expires_at"}
+)
+
+
+class JobPage(list[Job[Any]]):
+    """A page of jobs; `next_cursor` continues the list, and is None at its end."""
+
+    def __init__(self, jobs: list[Job[Any]], next_cursor: str | None) -> None:
+        super().__init__(jobs)
+        self.next_cursor = next_cursor
+
+
+class Jobs(Operator):
+    """`harbor.jobs`"""
+
+    async def aget(self, id: object) -> Job[Any]:
+        """The job with this id, or JobNotFound."""
+        job_id = checked_id(id)
+        [record] = await self._driver.get([job_id])
+        if record is None:
+            raise not_found(job_id)
+        return Job(record, self._harbor)
+
+    get = synced(aget)
+
+    async def alist(
+        self,
+        *,
+        state: str | State | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        tag: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> JobPage:
+        """Jobs that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
+        where = job_filter(state=state, queue=queue, task=task, tag=tag)
+        page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
+        return JobPage([Job(record, self._harbor) for record in page.jobs], page.next_cursor)
+
+    list = synced(alist)
+
+    async def aupdate(self, /, id: object, **changes: Any) -> Job[Any]:
+        """Change a job that is neither running nor finished: priority, run_at, payload, limits, timeout, tags."""
+        refuse_unknown(changes, CHANGEABLE_OPTIONS)
+        update = _update(changes)
+        if not isinstance(update.payload, UnsetType):
+            await self._refuse_unfit_payload(id, update.payload)
+        await self._operate(update, id, "jobs.update()")
+        return await self.aget(id)
+
+    update = synced(aupdate)
+
+    async def acancel(self, id: object) -> Job[Any]:
+        """End a job that has not begun; ask a running one to end."""
+        answer = await self._operate(Cancel(), id, "jobs.cancel()")
+        job = await self.aget(id)
+        if answer.verdict is Verdict.DONE:  # a running one ends in its worker, which tells of it then
+            self._harbor._tell_cancelled(job.record)
+        return job
+
+    cancel = synced(acancel)
+
+    async def adelete(self, id: object) -> None:
+        """Remove a job that is not running, with its history."""
+        await self._operate(Delete(), id, "jobs.delete()")
+
+    delete = synced(adelete)
+
+    async def aretry(self, id: object, *, run_at: datetime | None = None, force: bool = False) -> Job[Any]:
+        """Begin a new run of a dead or cancelled job."""
+        return await self._harbor.dlq._requeue(id, requeue_operation(run_at), force, "jobs.retry()")
+
+    retry = synced(aretry)
+
+    async def arun_now(self, id: object) -> Job[Any]:
+        """Make a scheduled job ready."""
+        await self._operate(RunNow(), id, "jobs.run_now()")
+        return await self.aget(id)
+
+    run_now = synced(arun_now)
+
+    async def acancel_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
+        """Cancel every job that matches and is not finished; how many."""
+        return await self._operate_all(
+            Cancel(), asked_filter(filter, where), CANCELLABLE, "jobs.cancel_all()"
+        )
+
+    cancel_all = synced(acancel_all)
+
+    async def adelete_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
+        """Delete every job that matches and is not running; how many."""
+        return await self._operate_all(Delete(), asked_filter(filter, where), DELETABLE, "jobs.delete_all()")
+
+    delete_all = synced(adelete_all)
+
+    async def acounts(self, queue: str | None = None) -> dict[str, int]:
+        """How many jobs stand in each of the seven states."""
+        counts = await self._driver.counts(None if queue is None else checked_name("queue", queue))
+        return {str(state): count for state, count in counts.items()}
+
+    counts = synced(acounts)
+
+    async def ahistory(self, id: object, limit: int = 10) -> builtins.list[Attempt]:
+        """The job's attempts, newest first."""
+        job_id = checked_id(id)
+        attempts = await self._driver.history(job_id, checked_limit(limit))
+        if not attempts:
+            await self.aget(job_id)  # no attempt yet, or no such job?
+        return [Attempt(record) for record in attempts]
+
+    history = synced(ahistory)
+
+    async def _refuse_unfit_payload(self, id: object, payload: str) -> None:
+        """A payload that the task, if it is declared here, could not be called with."""
+        job = await self.aget(id)
+        task = self._harbor.tasks.get(job.task)
+        if task is not None:
+            task.plan.decode(payload)
+
+    async def _operate_all(
+        self, operation: Operation, where: JobFilter, allowed: frozenset[State], verb: str
+    ) -> int:
+        """Do it to every job that matches and allows it; how many that were."""
+        refuse_inside_transaction(self._harbor, verb)
+        await self._harbor._collect_all_expired()
+        done = 0
+        async for jobs in self._matching(where):
+            ids = [job.id for job in jobs if job.state in allowed]
+            answers = await self._driver.operate(operation, ids)
+            done += sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
+            if isinstance(operation, Cancel):
+                await self._tell_cancelled([a.job_id for a in answers if a.verdict is Verdict.DONE])
+        return done
+
+    async def _tell_cancelled(self, ids: builtins.list[str]) -> None:
+        if self._harbor.events.wanted("cancelled"):
+            for record in await self._driver.get(ids):
+                if record is not None:
+                    self._harbor._tell_cancelled(record)
+
+
+def _update(changes: Mapping[str, Any]) -> Update:
+    if not changes:
+        raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE_OPTIONS))}")
+    refuse_huge(dict(changes))
+    fields: dict[str, Any] = {}
+    for name, value in changes.items():
+        match name:
+            case "priority":
+                fields[name] = checked_priority(value)
+            case "run_at":
+                fields[name] = checked_instant(value, name)
+            case "expires_at":
+                fields[name] = None if value is None else checked_instant(value, name)
+            case "payload":
+                fields[name] = encode_payload(value)
+            case "timeout":
+                fields[name] = None if value is None else checked_timeout(value)
+            case "tags":
+                fields[name] = checked_tags(value)
+    if "max_attempts" in changes or "max_retries" in changes:
+        fields["max_attempts"] = resolve_max_attempts(changes.get("max_attempts"), changes.get("max_retries"))
+    return Update(**fields)

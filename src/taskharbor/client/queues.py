@@ -1,0 +1,69 @@
+"""`harbor.queues`: how the queues stand, and stopping and starting them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from taskharbor.client.facade import synced
+from taskharbor.client.operating import Operator
+from taskharbor.client.transaction import refuse_inside_transaction
+from taskharbor.clock import from_micros
+from taskharbor.codec import checked_name
+
+
+class Queue(Struct, frozen=True):
+    """A queue as it stands."""
+
+    name: str
+    paused: bool
+    ready: int
+    scheduled: int
+    running: int
+    oldest_ready_at: datetime | None
+    oldest_ready_age: timedelta | None
+
+    @property
+    def depth(self) -> int:
+        """Jobs that are ready to run."""
+        return self.ready
+
+
+class Queues(Operator):
+    """`harbor.queues`"""
+
+    async def alist(self) -> list[Queue]:
+        """Every queue that holds runnable or running jobs, or is paused."""
+        now = await self._driver.now()
+        return [
+            Queue(
+                q.name,
+                q.paused,
+                q.ready,
+                q.scheduled,
+                q.running,
+                None if q.oldest_ready_at is None else from_micros(q.oldest_ready_at),
+                None if q.oldest_ready_at is None else timedelta(microseconds=now - q.oldest_ready_at),
+            )
+            for q in await self._driver.queues()
+        ]
+
+    list = synced(alist)
+
+    async def apause(self, name: str) -> None:
+        """Stop this queue's jobs from being claimed; those claimed but not begun are handed back."""
+        await self._set_paused(name, True)
+
+    pause = synced(apause)
+
+    async def aresume(self, name: str) -> None:
+        """Let this queue's jobs be claimed again."""
+        await self._set_paused(name, False)
+
+    resume = synced(aresume)
+
+    async def _set_paused(self, name: str, paused: bool) -> None:
+        queue = checked_name("queue", name)
+        refuse_inside_transaction(self._harbor, "queues.pause()" if paused else "queues.resume()")
+        await self._driver.pause(queue, paused)

@@ -1,0 +1,17 @@
+"""What the commands repeat, so that showing their help imports nothing of the package, is what the package says."""
+
+from __future__ import annotations
+
+from taskharbor import State
+from taskharbor.cli import jobs, upkeep
+from taskharbor.client import filters
+from taskharbor.lifecycle import TERMINAL
+
+
+def test_the_states_are_the_packages():
+    assert set(jobs.STATES) == set(State)
+    assert set(upkeep.FINISHED) == TERMINAL
+
+
+def test_the_longest_page_is_the_packages():
+    assert jobs.PAGE_MAX == filters.PAGE_MAX

@@ -1,0 +1,175 @@
+"""Group commit under interrupts, what a read remembers, and a store that contradicts itself."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor, StoreError
+from taskharbor.calling import step_to_end
+from taskharbor.drivers.base import ClaimRequest, Transition
+from taskharbor.drivers.sqlite import SQLiteDriver, leases
+from taskharbor.drivers.sqlite.engine import Session, _Write
+from taskharbor.job import AttemptStatus, JobFilter, NewJob, State
+
+MINUTE = 60_000_000
+
+
+@pytest.fixture
+def driver(file: Path) -> Iterator[SQLiteDriver]:
+    driver = SQLiteDriver(str(file))
+    step_to_end(driver.open())
+    yield driver
+    step_to_end(driver.close())
+
+
+def job(number: int, **fields: Any) -> NewJob:
+    return NewJob(id=f"019b76da-a800-7000-8000-{number:012x}", task="t", **fields)
+
+
+# -- interrupts ----------------------------------------------------------------------------------
+
+
+class Interrupting(deque[Any]):
+    """Ctrl-C comes right after the first write was taken off, or right before."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        self.after, self.armed = after, True
+
+    def popleft(self) -> Any:
+        if not self.armed:
+            return super().popleft()
+        self.armed = False
+        if self.after:
+            super().popleft()
+        raise KeyboardInterrupt
+
+
+async def test_interrupted_writer_rings_for_those_whose_writes_it_took(driver: SQLiteDriver):
+    """A synchronous writer takes an asynchronous one's write, and is interrupted before it commits."""
+    engine = driver._engine
+    loop = asyncio.get_running_loop()
+    other: _Write[str] = _Write(lambda _: "done", None)
+    other.loop, other.future = loop, loop.create_future()
+    happened: list[str] = []
+
+    def interrupted(session: Session) -> None:
+        if happened:
+            return
+        happened.append("interrupted")
+        raise KeyboardInterrupt
+
+    def write() -> None:
+        engine._pending.append(other)  # its ring has been answered already: the thread found nothing to do
+        with pytest.raises(KeyboardInterrupt):
+            step_to_end(engine.write(interrupted))
+
+    await asyncio.to_thread(write)
+    assert await asyncio.wait_for(other.future, 5) == "done"
+    assert happened == ["interrupted"]
+    await asyncio.to_thread(lambda: step_to_end(engine.write(lambda _: None)))
+    assert not engine._pending
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_interrupt_while_a_write_is_taken_loses_none(driver: SQLiteDriver, after: bool):
+    engine = driver._engine
+    loop = asyncio.get_running_loop()
+    other: _Write[str] = _Write(lambda _: "done", None)
+    other.loop, other.future = loop, loop.create_future()
+    engine._pending = Interrupting(after)
+    engine._pending.append(other)
+
+    def write() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            step_to_end(engine.write(lambda _: None))
+
+    await asyncio.to_thread(write)
+    assert await asyncio.wait_for(other.future, 5) == "done"
+
+
+async def test_interrupt_while_answers_are_delivered_leaves_nobody_waiting(
+    driver: SQLiteDriver, monkeypatch: pytest.MonkeyPatch
+):
+    engine = driver._engine
+    loop = asyncio.get_running_loop()
+    other: _Write[str] = _Write(lambda _: "done", None)
+    other.loop, other.future = loop, loop.create_future()
+    deliver, calls = engine._deliver, threading.Semaphore(1)
+
+    def interrupted_once(batch: list[_Write[Any]]) -> None:
+        if calls.acquire(blocking=False):
+            raise KeyboardInterrupt
+        deliver(batch)
+
+    monkeypatch.setattr(engine, "_deliver", interrupted_once)
+
+    def write() -> None:
+        engine._pending.append(other)
+        with pytest.raises(KeyboardInterrupt):
+            step_to_end(engine.write(lambda _: None))
+
+    await asyncio.to_thread(write)
+    assert await asyncio.wait_for(other.future, 5) == "done"
+
+
+# -- what a read remembers -----------------------------------------------------------------------
+
+
+def test_list_reads_each_lease_once(driver: SQLiteDriver, monkeypatch: pytest.MonkeyPatch):
+    step_to_end(driver.enqueue([job(n) for n in range(60)]))
+    for n in range(3):
+        step_to_end(driver.claim(ClaimRequest(f"w/{n}", MINUTE, 20)))
+    decoded: list[int] = []
+    decode = leases._decode_entries
+
+    def counted(text: str) -> list[leases.Entry]:
+        decoded.append(len(text))
+        return decode(text)
+
+    monkeypatch.setattr(leases, "_decode_entries", counted)
+    for where in (JobFilter(task="nope"), JobFilter(state=State.RUNNING)):
+        decoded.clear()
+        step_to_end(driver.list(where))
+        assert len(decoded) == 3
+    decoded.clear()
+    assert all(step_to_end(driver.get([job(n).id for n in range(60)])))
+    assert len(decoded) == 3
+
+
+def test_job_that_an_older_lease_names_is_shown_under_its_own(driver: SQLiteDriver):
+    """Settled under one lease that lives on for another job, and claimed again under the next."""
+    step_to_end(driver.enqueue([job(1), job(2)]))
+    step_to_end(driver.claim(ClaimRequest("a/1", MINUTE, 2)))
+    back = Transition("a/1", job(1).id, 1, AttemptStatus.FAILED, State.READY, attempts=1, delay=0)
+    step_to_end(driver.settle([back]))
+    step_to_end(driver.claim(ClaimRequest("b/1", MINUTE, 1)))
+    first, second = step_to_end(driver.get([job(1).id, job(2).id]))
+    assert first is not None
+    assert second is not None
+    assert (first.worker, first.number, second.worker) == ("b", 2, "a")
+
+
+# -- a store that contradicts itself -------------------------------------------------------------
+
+
+def test_job_in_no_place_is_told_as_an_inconsistent_store(file: Path):
+    with Harbor(f"sqlite:///{file}") as harbor:
+        job_id = harbor.enqueue("t").id
+        assert {check.name: check.ok for check in step_to_end(harbor.driver.check())}["places"]
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("DELETE FROM taskharbor_ready")
+        with pytest.raises(StoreError, match=rf"inconsistent: job {job_id} .*taskharbor doctor"):
+            harbor.jobs.get(job_id)
+        [places] = [check for check in step_to_end(harbor.driver.check()) if check.name == "places"]
+        assert not places.ok
+        assert "1 jobs are in no place" in places.detail

@@ -1,0 +1,196 @@
+"""News of one SQLite file: many wait at little cost, nobody is held up, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from taskharbor.calling import step_to_end
+from taskharbor.drivers.sqlite import SQLiteDriver, watch
+from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.job import NewJob
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
+LONG_SECONDS = 60.0
+
+
+@pytest.fixture
+async def driver(file: Path) -> AsyncIterator[SQLiteDriver]:
+    driver = SQLiteDriver(str(file))
+    await driver.open()
+    yield driver
+    await driver.close()
+
+
+@pytest.fixture
+def blinks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Every pause that was made on the spot."""
+    made: list[float] = []
+    sleep = time.sleep
+
+    def pause(seconds: float) -> None:
+        made.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", pause)
+    return made
+
+
+def inotify_descriptors() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder's own descriptor is gone by now
+            found += "inotify" in os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
+def job(number: int) -> NewJob:
+    return NewJob(id=f"019b76da-a800-7000-8000-{number:012x}", task="t")
+
+
+async def waiting(
+    driver: SQLiteDriver, count: int, seconds: float = LONG_SECONDS
+) -> list[asyncio.Task[None]]:
+    news = driver.news()
+    waiters = [asyncio.create_task(driver.wait(news, seconds)) for _ in range(count)]
+    await asyncio.sleep(0)
+    return waiters
+
+
+async def test_long_read_does_not_hold_up_the_news(driver: SQLiteDriver):
+    reading, go_on = threading.Event(), threading.Event()
+
+    def read(session: Session) -> None:
+        reading.set()
+        assert go_on.wait(10)
+
+    long_read = asyncio.create_task(driver._engine.read(read))
+    await asyncio.to_thread(reading.wait, 10)
+    answer = asyncio.create_task(asyncio.to_thread(driver.news))
+    done, _ = await asyncio.wait([answer], timeout=5)
+    go_on.set()
+    await long_read
+    assert done
+
+
+@linux
+async def test_many_that_wait_on_one_loop_share_one_descriptor(driver: SQLiteDriver, blinks: list[float]):
+    before = inotify_descriptors()
+    waiters = await waiting(driver, 400)
+    assert inotify_descriptors() - before <= 1
+    await driver.enqueue([job(1)])
+    await asyncio.wait_for(asyncio.gather(*waiters), 10)
+    # One of them looks for all: about as many as a commit takes tenths of milliseconds, not four hundred times that.
+    assert len(blinks) < 200
+
+
+async def test_news_between_looking_and_waiting_are_not_missed(driver: SQLiteDriver):
+    news = driver.news()
+    await driver.enqueue([job(1)])
+    await asyncio.wait_for(driver.wait(news, LONG_SECONDS), 5)
+
+
+async def test_those_with_older_news_and_those_with_none_wait_together(driver: SQLiteDriver):
+    old = driver.news()
+    await driver.enqueue([job(1)])
+    [current] = await waiting(driver, 1)
+    await asyncio.wait_for(driver.wait(old, LONG_SECONDS), 5)
+    assert not current.done()
+    await driver.enqueue([job(2)])
+    await asyncio.wait_for(current, 5)
+
+
+async def test_each_gives_up_at_its_own_time(driver: SQLiteDriver):
+    patient = (await waiting(driver, 1))[0]
+    await asyncio.wait_for(driver.wait(driver.news(), 0.01), 5)
+    assert not patient.done()
+    await driver.enqueue([job(1)])
+    await asyncio.wait_for(patient, 5)
+
+
+async def test_cancelled_wait_disturbs_nobody_and_leaves_nothing_behind(driver: SQLiteDriver):
+    first, second = await waiting(driver, 2)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await driver.enqueue([job(1)])
+    await asyncio.wait_for(second, 5)
+    [loop_watch] = driver._watch._by_loop.values()
+    assert (loop_watch._waiting, loop_watch._next_look, loop_watch._log) == ({}, None, None)
+
+
+async def test_closing_leaves_nobody_waiting(driver: SQLiteDriver):
+    waiters = await waiting(driver, 3)
+    in_thread = asyncio.create_task(
+        asyncio.to_thread(lambda: step_to_end(driver.wait(driver.news(), LONG_SECONDS)))
+    )
+    await asyncio.sleep(0.1)
+    before = inotify_descriptors() if sys.platform.startswith("linux") else 0
+    await driver.close()
+    await asyncio.wait_for(asyncio.gather(*waiters, in_thread), 5)
+    assert driver._engine._writer is None, "nobody has opened it again"
+    assert before == 0 or inotify_descriptors() < before
+
+
+def test_loop_that_was_closed_under_its_waiters_is_forgotten(file: Path):
+    driver = SQLiteDriver(str(file))
+
+    async def leave_waiting() -> None:
+        await waiting(driver, 1)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    loop.run_until_complete(leave_waiting())
+    pending = asyncio.all_tasks(loop)
+    loop.close()
+
+    async def wait_shortly() -> None:
+        await driver.wait(driver.news(), 0.01)
+        await driver.close()
+
+    asyncio.run(wait_shortly())
+    assert driver._watch._by_loop == {}
+    del pending
+
+
+@linux
+def test_synchronous_waits_hold_few_descriptors(file: Path):
+    driver = SQLiteDriver(str(file))
+    before = inotify_descriptors()
+    news = driver.news()
+    threads = [
+        threading.Thread(target=lambda: step_to_end(driver.wait(news, LONG_SECONDS))) for _ in range(30)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    held = inotify_descriptors() - before
+    step_to_end(driver.enqueue([job(1)]))
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert held <= watch.DESCRIPTORS_MAX
+    step_to_end(driver.close())
+    assert inotify_descriptors() == before
+
+
+@linux
+async def test_wait_outlasts_a_log_that_is_replaced(driver: SQLiteDriver, file: Path):
+    """The last connection to close removes the log; a watch of the old one would tell nothing."""
+    [waiter] = await waiting(driver, 1)
+    await asyncio.sleep(0.01)
+    driver._engine.close()
+    await asyncio.wait_for(waiter, 5)  # the new connection's number is another one: that is news
+    [waiter] = await waiting(driver, 1)
+    other = SQLiteDriver(str(file))
+    await other.enqueue([job(1)])
+    await asyncio.wait_for(waiter, 5)
+    await other.close()
