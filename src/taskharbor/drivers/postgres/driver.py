@@ -1,0 +1,265 @@
+"""The PostgreSQL driver: many workers on many machines, one database."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Sequence
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from taskharbor.clock import Clock, SystemClock
+from taskharbor.codec import shorten
+from taskharbor.drivers.base import (
+    Answer,
+    Check,
+    Claim,
+    ClaimRequest,
+    Driver,
+    Enqueued,
+    ExpiredLease,
+    Extension,
+    Heartbeat,
+    LeaseRecord,
+    Note,
+    Operated,
+    Operation,
+    Page,
+    Settled,
+    Transition,
+)
+from taskharbor.drivers.postgres import enqueue, leases, operate, reads, schema, settle, sql
+from taskharbor.drivers.postgres.connections import Connections, Lane, Work
+from taskharbor.drivers.postgres.explain import address_of
+from taskharbor.drivers.postgres.gathering import Gathering
+from taskharbor.drivers.postgres.news import News
+from taskharbor.errors import ConfigurationError, StoreUnavailable
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+
+T = TypeVar("T")
+
+OPERATED_AT_ONCE = 200  # jobs changed in one transaction
+OPERATE_ROUNDS_MAX = 100
+FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
+
+
+class PostgresDriver(Driver):
+    """Jobs in one schema of a PostgreSQL database, version 13 or newer.
+
+    The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
+    pooler that lends connections for one transaction at a time: no session state, and news by polling alone.
+    """
+
+    inline = False
+
+    def __init__(
+        self, dsn: str, *, schema: str = "taskharbor", listen: bool = True, clock: Clock | None = None
+    ) -> None:
+        self.dsn = dsn
+        self.schema = schema
+        self.clock = clock or SystemClock()
+        self._decides = clock  # None: the server's
+        self._sql = sql.statements(schema)
+        self._connections = Connections(dsn, schema, self._sql, pooler=not listen)
+        self._news = News(self._connections, listen=listen, clock=self.clock)
+        self._gathering = Gathering(self._store_plain)
+        self._covered = settle.Covered()
+        self._checked = False
+        self._settles = 0
+
+    @classmethod
+    def from_url(cls, url: str, clock: Clock | None = None) -> PostgresDriver:
+        """postgresql://user@host:5432/database?schema=taskharbor&listen=on, and whatever else asyncpg takes."""
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        listen = options.pop("listen", "on")
+        if listen not in ("on", "off"):
+            raise ConfigurationError(f"?listen= is on or off, not {shorten(listen)}, in {address_of(url)}")
+        name = options.pop("schema", "taskharbor")
+        dsn = urlunsplit(parts._replace(query=urlencode(options)))
+        return cls(dsn, schema=name, listen=listen == "on", clock=clock)
+
+    def __repr__(self) -> str:
+        return f"PostgresDriver({address_of(self.dsn)!r}, schema={self.schema!r})"
+
+    def _time(self, now: int | None) -> int | None:
+        """The time that was given, or None for the server's."""
+        return now if now is not None or self._decides is None else self._decides.now()
+
+    async def _run(self, lane: Lane, work: Work[T], now: int | None = None) -> T:
+        if not self._checked:
+            await self.open()
+        return await self._connections.run(lane, work, self._time(now))
+
+    async def _transact(self, lane: Lane, work: Work[T], now: int | None = None) -> T:
+        if not self._checked:
+            await self.open()
+        return await self._connections.transact(lane, work, self._time(now))
+
+    # -- life --
+
+    async def open(self) -> None:
+        if not self._checked:
+            await self._connections.run(Lane.REST, lambda s: schema.ensure(s, self.dsn, self.schema))
+            self._checked = True
+
+    async def close(self) -> None:
+        await self._news.close()
+        await self._connections.close()
+        self._checked = False
+
+    async def migrate(self) -> list[str]:
+        async with self._connections.dedicated() as connection:
+            applied = await schema.migrate(connection, self._sql, self.dsn, self.schema)
+        self._checked = False
+        return applied
+
+    async def check(self) -> list[Check]:
+        local = SystemClock().now()
+        return await self._connections.run(
+            Lane.REST, lambda s: schema.checks(s, self.dsn, self.schema, local)
+        )
+
+    async def now(self) -> int:
+        return await self._connections.run(Lane.REST, lambda s: s.now(), self._time(None))
+
+    # -- the hot path --
+
+    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
+        if not jobs:
+            return []
+        try:
+            if all(map(enqueue.is_plain, jobs)):
+                answers = await self._gathering.store(jobs, now)
+            else:
+                answers = await self._store_each(jobs, now)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
+        self._news.tell(urgent=True)
+        return answers
+
+    async def _store_plain(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
+        stored = await self._run(Lane.REST, lambda s: enqueue.enqueue_plain(s, jobs), now)
+        return await self._store_each(jobs, now) if stored is None else stored
+
+    async def _store_each(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
+        return await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)
+
+    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
+        claim = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request), now)
+        self._covered.remember(request.token, claim)
+        return claim
+
+    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
+        # A mark of at_most_once belongs into the same transaction as the proof that the lease is live.
+        run = self._transact if any(each.at_most_once for each in extensions) else self._run
+        return await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now)
+
+    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
+        return await self._run(Lane.REST, lambda s: leases.take_expired(s, token, lease), now)
+
+    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+        if not transitions:
+            return []
+        answers: list[Settled] | None = None
+        plain = settle.plain_successes(self._covered, transitions)
+        if plain is not None:
+            successes = plain
+            answers = await self._run(Lane.SETTLE, lambda s: settle.settle_plainly(s, successes), now)
+        if answers is None:
+            answers = await self._transact(Lane.SETTLE, lambda s: settle.settle(s, transitions), now)
+        self._news.tell(urgent=False)
+        await self._fold_now_and_then()
+        return answers
+
+    async def _fold_now_and_then(self) -> None:
+        self._settles += 1
+        if self._settles % FOLD_EVERY == 0:
+            await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"))
+
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+        if not notes:
+            return []
+        return await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now)
+
+    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+        await self._transact(Lane.REST, lambda s: leases.outlive(s, token, jobs))
+
+    def news(self) -> int:
+        return self._news.count()
+
+    async def wait(self, news: int, seconds: float) -> None:
+        await self._news.wait(news, seconds)
+
+    # -- reads --
+
+    async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
+        return await self._run(Lane.REST, lambda s: reads.get(s, ids), now)
+
+    async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
+        return await self._run(Lane.REST, lambda s: reads.counts(s, queue), now)
+
+    async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit))
+
+    async def steps(self, job_id: str) -> dict[str, str]:
+        return await self._run(Lane.REST, lambda s: reads.steps(s, job_id))
+
+    async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
+        return await self._run(Lane.REST, reads.queues, now)
+
+    async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
+        return await self._run(Lane.REST, reads.lease_records, now)
+
+    # -- operators --
+
+    async def operate(
+        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+    ) -> list[Operated]:
+        answers: dict[int, Operated] = {}
+        for chunk in operate.rounds(operation, ids, OPERATED_AT_ONCE):
+            await self._operate(operation, ids, chunk, answers, now)
+        if ids:
+            self._news.tell(urgent=True)
+        return [answers[position] for position in range(len(ids))]
+
+    async def _operate(
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        chunk: list[int],
+        answers: dict[int, Operated],
+        now: int | None,
+    ) -> None:
+        """Until each has an answer: one that moved while we looked is looked for again, in a new transaction."""
+        left = chunk
+        for _ in range(OPERATE_ROUNDS_MAX):
+            wanted = [ids[position] for position in left]
+            done = await self._transact(Lane.REST, lambda s, w=wanted: operate.operate(s, operation, w), now)  # type: ignore[misc]
+            answers.update({position: done[ids[position]] for position in left if ids[position] in done})
+            left = [position for position in left if position not in answers]
+            if not left:
+                return
+            await asyncio.sleep(0)
+        raise StoreUnavailable(f"{len(left)} jobs moved faster than they could be changed; try again")
+
+    async def pause(self, queue: str, paused: bool) -> None:
+        await self._run(Lane.REST, lambda s: s.do("pause" if paused else "resume", queue))
+        self._news.tell(urgent=True)
+
+    async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
+        expired = await self._run(Lane.REST, lambda s: operate.expire(s, limit), now)
+        if expired:
+            self._news.tell(urgent=False)
+        return expired
+
+    async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
+        operate.check_prunable(before)
+        return await self._transact(Lane.REST, lambda s: operate.prune(s, before, limit), now)
+
+    # The last one, because from here on `list` in this class means the verb.
+
+    async def list(
+        self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None
+    ) -> Page:
+        return await self._run(Lane.REST, lambda s: reads.list_jobs(s, where, cursor, limit), now)

@@ -1,0 +1,259 @@
+"""Storing new jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import asyncpg
+from msgspec import Struct
+
+from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.postgres import places
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.places import Found, encoded_options
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import NewJob, State
+
+RACES_MAX = 50  # how often others may be quicker before something must be wrong
+
+
+def is_plain(job: NewJob) -> bool:
+    return not job.depends_on and not job.options.tags
+
+
+# -- the fast path -------------------------------------------------------------------------------
+
+
+async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
+    """All at once, when each must be new; None, with nothing stored, if one is not."""
+    ordered = _in_lock_order(jobs)
+    session.expect(len(jobs))
+    try:
+        now = await session.value(
+            "enqueue",
+            [job.id for job in ordered],
+            [job.queue for job in ordered],
+            [job.task for job in ordered],
+            [job.payload for job in ordered],
+            [job.priority for job in ordered],
+            [job.run_at for job in ordered],
+            [job.delay for job in ordered],
+            [job.expires_at for job in ordered],
+            [job.idempotency_key for job in ordered],
+            [job.delivery for job in ordered],
+            [encoded_options(job.options) for job in ordered],
+            session.given_now,
+        )
+    except asyncpg.UniqueViolationError:
+        return None
+    return [_fresh_answer(job, now) for job in jobs]
+
+
+def _in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+    """Inserting a key that somebody else is inserting waits for that one: two batches must not wait crosswise."""
+    if all(job.idempotency_key is None for job in jobs):
+        return jobs
+    return sorted(jobs, key=lambda job: (job.queue, job.idempotency_key or "", job.id))
+
+
+def _fresh_answer(job: NewJob, now: int) -> Enqueued:
+    run_at = _run_at(job, now)
+    return Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
+
+
+def _run_at(job: NewJob, now: int) -> int:
+    if job.delay is not None:
+        return now + job.delay
+    return now if job.run_at is None else job.run_at
+
+
+# -- one by one ----------------------------------------------------------------------------------
+
+
+class _Batch(Struct):
+    """Which job each of those given stands for."""
+
+    fresh: list[NewJob]
+    answers: list[tuple[str, bool]]  # (id, existed)
+    standing: dict[str, str]  # the id given → the id of the job that stands for it
+
+
+async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """Inside a transaction: what exists stands for what was given, the rest is stored."""
+    session.expect(len(jobs))
+    for _ in range(RACES_MAX):
+        batch = await _resolve(session, jobs)
+        members = await _hold_members(session, batch)
+        now = await session.now()
+        savepoint = session.connection.transaction()
+        await savepoint.start()
+        if await _insert_jobs(session, batch.fresh, now):
+            waiting = await _place(session, batch, members, now)
+            await savepoint.commit()
+            break
+        await savepoint.rollback()  # somebody has stored one of them since we looked: look again
+    else:
+        raise AssertionError("others were quicker every time")
+    existing = await places.find(session, [job_id for job_id, existed in batch.answers if existed])
+    fresh = {job.id: _fresh_answer(job, now) for job in batch.fresh}
+    answers = []
+    for job_id, existed in batch.answers:
+        if job_id in fresh and not existed:
+            answer = fresh[job_id]
+            state = State.WAITING if job_id in waiting else answer.state
+            answers.append(Enqueued(job_id, False, state, answer.run_at, now))
+        else:
+            answers.append(_existing_answer(existing[job_id]))
+    return answers
+
+
+def _existing_answer(found: Found) -> Enqueued:
+    return Enqueued(found.id, True, found.place.state, found.place.run_at, found.row["enqueued_at"])
+
+
+async def _resolve(session: Session, jobs: Sequence[NewJob]) -> _Batch:
+    known_ids = {row["id"] for row in await session.rows("known_ids", [job.id for job in jobs])}
+    keyed = [job for job in jobs if job.idempotency_key is not None]
+    keys: dict[tuple[str, str | None], str] = {}
+    if keyed:
+        rows = await session.rows("known_keys", [j.queue for j in keyed], [j.idempotency_key for j in keyed])
+        for row in rows:
+            job = keyed[row["position"] - 1]
+            keys[job.queue, job.idempotency_key] = row["id"]
+    batch = _Batch([], [], {})
+    for job in jobs:
+        key = (job.queue, job.idempotency_key)
+        existing = job.id if job.id in known_ids else None
+        if existing is None and job.idempotency_key is not None:
+            existing = keys.get(key)
+        if existing is None:
+            batch.fresh.append(job)
+            known_ids.add(job.id)  # a later one is compared with what the batch has stored so far
+            if job.idempotency_key is not None:
+                keys[key] = job.id
+            batch.standing[job.id] = job.id
+        else:
+            batch.standing.setdefault(job.id, existing)
+        batch.answers.append((existing or job.id, existing is not None))
+    return batch
+
+
+async def _insert_jobs(session: Session, fresh: Sequence[NewJob], now: int) -> bool:
+    """Whether all of them were new."""
+    if not fresh:
+        return True
+    ordered = _in_lock_order(fresh)
+    stored = await session.rows(
+        "insert_jobs",
+        [job.id for job in ordered],
+        [job.queue for job in ordered],
+        [job.task for job in ordered],
+        [job.payload for job in ordered],
+        [job.priority for job in ordered],
+        [_run_at(job, now) for job in ordered],
+        [job.expires_at for job in ordered],
+        [job.idempotency_key for job in ordered],
+        [job.delivery for job in ordered],
+        [encoded_options(job.options) for job in ordered],
+        now,
+    )
+    return len(stored) == len(fresh)
+
+
+async def _place(session: Session, batch: _Batch, members: dict[str, Found], now: int) -> set[str]:
+    """Into the order, or, if some that a job depends on have not succeeded, to those that wait: which ones."""
+    dependencies: list[tuple[str, int, str, bool]] = []
+    waiting: list[NewJob] = []
+    ready: list[NewJob] = []
+    for job in batch.fresh:
+        satisfied = True
+        for position, given in enumerate(job.depends_on):
+            member = batch.standing.get(given, given)
+            done = member in members and members[member].place.state is State.SUCCEEDED
+            dependencies.append((job.id, position, member, done))
+            satisfied = satisfied and done
+        (ready if satisfied else waiting).append(job)
+    if dependencies:
+        await session.do("insert_dependencies", *columns(dependencies))
+    if waiting:
+        rows = [(job.id, 0, 0, 1, job.expires_at, job.delivery) for job in waiting]
+        await session.do("insert_waiting", *columns(rows))
+    if ready:
+        placed = [
+            (job.id, _run_at(job, now), 0, 0, 1, None, job.expires_at, job.delivery, False) for job in ready
+        ]
+        await session.do("insert_ready", *columns(placed))
+    tags = sorted({(tag, job.id) for job in batch.fresh for tag in job.options.tags})
+    if tags:
+        await session.do("insert_tags", *columns(tags))
+    return {job.id for job in waiting}
+
+
+def columns(rows: Sequence[tuple[object, ...]]) -> Iterable[list[object]]:
+    """Rows as the arrays that `unnest` takes."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+# -- whom a job depends on -----------------------------------------------------------------------
+
+
+async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found]:
+    """The stored jobs that fresh ones depend on, kept where they are until this transaction ends.
+
+    A member that is settled between our looking and our commit would look for its dependants before they
+    can be seen, and they would wait for ever. So whatever its next step is, it must wait for us: the row
+    that the step would change is locked, and then looked at again, in a new snapshot.
+    """
+    fresh = {job.id for job in batch.fresh}
+    wanted = sorted({batch.standing.get(m, m) for job in batch.fresh for m in job.depends_on} - fresh)
+    if not wanted:
+        return {}
+    held: dict[str, tuple[object, ...]] = {}
+    for _ in range(RACES_MAX):
+        members = await places.find(session, wanted)
+        _refuse_unknown(batch, members, fresh)
+        spots = {job_id: _spot(found) for job_id, found in members.items()}
+        if spots == held:
+            return members
+        await _lock_spots(session, members)
+        held = spots
+    raise AssertionError("members were moved every time we looked")
+
+
+def _refuse_unknown(batch: _Batch, members: dict[str, Found], fresh: set[str]) -> None:
+    for job in batch.fresh:
+        for given in job.depends_on:
+            member = batch.standing.get(given, given)
+            if member not in members and member not in fresh:
+                raise ConfigurationError(
+                    f"job {job.id} depends on {member}, which is neither stored nor enqueued with it; "
+                    "enqueue that one first, or both in one call"
+                )
+
+
+def _spot(found: Found) -> tuple[object, ...]:
+    """The row that the job's next step would change."""
+    place = found.place
+    # Which of these two it is, is a matter of time.
+    state = State.READY if place.state is State.SCHEDULED else place.state
+    return (state, place.token, place.number, place.run_at, place.suspect, found.row["priority"])
+
+
+async def _lock_spots(session: Session, members: dict[str, Found]) -> None:
+    """In the order in which everybody locks: leases by token, jobs by id, and then their places."""
+    tokens = sorted({found.place.token for found in members.values() if found.place.token is not None})
+    if tokens:
+        await session.rows("share_leases", tokens)
+    await session.rows("share_jobs", sorted(members))
+    ready = [found for found in members.values() if found.place.state in (State.READY, State.SCHEDULED)]
+    if ready:
+        keys = [(f.place.suspect, f.row["queue"], -f.row["priority"], f.place.run_at, f.id) for f in ready]
+        await session.rows("share_ready", *columns(keys))
+    await _lock_rows(session, "share_waiting", members, {State.WAITING})
+    await _lock_rows(session, "share_ended", members, {State.DEAD, State.CANCELLED})
+
+
+async def _lock_rows(session: Session, statement: str, members: dict[str, Found], states: set[State]) -> None:
+    ids = [job_id for job_id, found in members.items() if found.place.state in states]
+    if ids:
+        await session.rows(statement, ids)

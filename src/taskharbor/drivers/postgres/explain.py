@@ -1,0 +1,101 @@
+"""What a person, or a worker that may try again, should know about an error of the server or the network."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+import asyncpg
+from asyncpg import exceptions
+
+from taskharbor.errors import PayloadError, SchemaError, StoreError, StoreUnavailable, TaskHarborError
+
+# Errors after which the same transaction may well succeed: somebody else's locks were in the way.
+COLLISIONS = (
+    exceptions.DeadlockDetectedError,
+    exceptions.SerializationError,
+    # Two callers with one token, or one key, at the same instant: the second one finds the first one's row.
+    exceptions.UniqueViolationError,
+)
+
+_AWAY = (
+    OSError,
+    asyncio.TimeoutError,
+    exceptions.PostgresConnectionError,
+    exceptions.InterfaceError,
+    exceptions.InternalClientError,
+    exceptions.OperatorInterventionError,  # shutdown, crash, starting up, a cancelled statement
+    exceptions.InsufficientResourcesError,  # disk, memory, connections
+    exceptions.ObjectNotInPrerequisiteStateError,  # a lock that was not to be had
+    exceptions.ReadOnlySQLTransactionError,  # a standby, after a failover
+    exceptions.DeadlockDetectedError,
+    exceptions.SerializationError,
+    exceptions.PostgresSystemError,
+)
+
+# What the content of a row, and nothing else, is to blame for.
+_CONTENT = (
+    exceptions.DataError,
+    exceptions.ProgramLimitExceededError,
+    exceptions.IntegrityConstraintViolationError,
+)
+
+
+def address_of(dsn: str) -> str:
+    """The server and the database, without the password."""
+    parts = urlsplit(dsn)
+    host = parts.hostname or "localhost"
+    port = f":{parts.port}" if parts.port else ""
+    return f"postgresql://{host}{port}{parts.path}"
+
+
+def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
+    """The error as one of ours; itself where it is one already, or nothing is known about it."""
+    if isinstance(error, TaskHarborError) or not isinstance(error, Exception):
+        return error
+    where = address_of(dsn)
+    if isinstance(error, exceptions.InvalidAuthorizationSpecificationError):
+        user = urlsplit(dsn).username or "the current user"
+        return StoreError(
+            f"{where} does not let {user} in ({_text(error)}). Check the user name and the password in the URL, "
+            "and the server's pg_hba.conf"
+        )
+    if isinstance(error, exceptions.InvalidCatalogNameError):
+        return StoreError(f"{where}: {_text(error)}. Create it (createdb), or name another one in the URL")
+    if isinstance(
+        error,
+        exceptions.UndefinedTableError
+        | exceptions.InvalidSchemaNameError
+        | exceptions.UndefinedFunctionError,
+    ):
+        return missing_schema(dsn, schema)
+    if isinstance(error, exceptions.InsufficientPrivilegeError):
+        return StoreError(
+            f"{where}: {_text(error)}. The user lacks a privilege in the schema {schema}; grant it"
+        )
+    # Before the classes above it: a client-side DataError is an InterfaceError as well.
+    if isinstance(error, _CONTENT):
+        return PayloadError(f"PostgreSQL cannot keep this: {_text(error)}. Nothing was changed by it")
+    if isinstance(error, exceptions.CannotConnectNowError):
+        return StoreUnavailable(f"{where} is starting up or shutting down ({_text(error)})")
+    if isinstance(error, ConnectionRefusedError):
+        return StoreUnavailable(
+            f"no PostgreSQL server answers at {where}; is it running, and is the address right?"
+        )
+    if isinstance(error, _AWAY):
+        return StoreUnavailable(f"{where} cannot be used at the moment: {_text(error)}")
+    if isinstance(error, asyncpg.PostgresError):
+        return StoreError(f"{where} refused the operation: {_text(error)}")
+    return error
+
+
+def missing_schema(dsn: str, schema: str) -> SchemaError:
+    return SchemaError(
+        f"{address_of(dsn)} has no TaskHarbor tables in the schema {schema}; "
+        "run `taskharbor migrate` once (or Harbor(…).migrate()); nothing was changed"
+    )
+
+
+def _text(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,133 @@
+"""Leases and what they cover: claiming, extending, collecting, outliving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from taskharbor.drivers.base import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ExpiredLease,
+    Extended,
+    Extension,
+    Heartbeat,
+    worker_of,
+)
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.places import is_id
+from taskharbor.drivers.postgres.reads import still_running
+from taskharbor.job import Delivery
+
+_encode = msgspec.json.Encoder().encode
+_DELIVERIES: dict[object, Delivery | None] = {None: None} | {str(each): each for each in Delivery}
+LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
+
+
+async def claim(session: Session, request: ClaimRequest) -> Claim:
+    token = request.token
+    header, *rows = await session.rows(
+        "claim", token, worker_of(token), request.lease, min(request.limit, LIMIT_MAX),
+        None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
+        request.suspects, request.supervised, session.given_now,
+    )  # fmt: skip
+    now, expires_at, next_due, suspects_waiting, repeated, *_ = header
+    if repeated:
+        return await _claimed_before(session, request)
+    return Claim(now, expires_at, [_claimed(row[5:]) for row in rows], next_due, suspects_waiting)
+
+
+async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:
+    """The answer to this very claim was lost: the same jobs, as far as they are not settled."""
+    lease = await session.row("lease", request.token, session.given_now)
+    if lease is None:  # settled by whoever else knows the token, a moment ago
+        now = await session.now()
+        return Claim(now, now + request.lease, [])
+    jobs = await unsettled(session, request.token)
+    return Claim(lease["now"], lease["expires_at"], jobs)
+
+
+async def unsettled(session: Session, token: str) -> list[Claimed]:
+    return [_claimed(tuple(row)) for row in await session.rows("unsettled", token)]
+
+
+def _claimed(row: Sequence[object]) -> Claimed:
+    (
+        id_, task, payload, queue, priority, number, attempts, first_number, run_at, enqueued_at, due_at,
+        expires_at, delivery, options, version,
+    ) = row  # fmt: skip
+    return Claimed(
+        id_, task, payload, queue, priority, number, attempts, first_number, run_at, enqueued_at, due_at,  # type: ignore[arg-type]
+        expires_at, _DELIVERIES[delivery], options, version,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+# -- heartbeat -----------------------------------------------------------------------------------
+
+
+async def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat:
+    rows = await session.rows(
+        "extend",
+        [each.token for each in extensions],
+        [each.lease for each in extensions],
+        [_encode(dict(each.running)).decode() for each in extensions],
+        session.given_now,
+    )
+    answers = []
+    marked: list[tuple[str, str]] = []  # (token, job id)
+    for extension, row in zip(extensions, rows, strict=True):
+        if not row["known"]:
+            answers.append(Extended(extension.token, Answer.NOT_RUNNING))
+        elif not row["live"]:
+            answers.append(Extended(extension.token, Answer.LEASE_EXPIRED))
+        else:
+            marked += [(extension.token, job_id) for job_id in extension.at_most_once if is_id(job_id)]
+            answers.append(Extended(extension.token, Answer.DONE, row["extended_to"], tuple(row["cancels"])))
+    if marked:
+        await _mark_at_most_once(session, marked)
+    paused = frozenset(row["queue"] for row in await session.rows("paused_queues"))
+    return Heartbeat(rows[0]["now"] if rows else await session.now(), answers, paused)
+
+
+async def _mark_at_most_once(session: Session, marked: Sequence[tuple[str, str]]) -> None:
+    """In the leases, for whoever collects them, and in the jobs, for whoever reads them once they succeeded.
+
+    The leases are locked; the jobs are next, by id, as everybody locks them.
+    """
+    await session.rows("lock_jobs", sorted({job_id for _, job_id in marked}))
+    for token in dict.fromkeys(token for token, _ in marked):
+        ids = [job_id for holder, job_id in marked if holder == token]
+        await session.do("mark_jobs_at_most_once", token, ids)
+        await session.do("mark_at_most_once", token, ids)
+
+
+# -- collecting ----------------------------------------------------------------------------------
+
+
+async def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | None:
+    row = await session.row("take_expired", token, duration, session.given_now)
+    if row is None:
+        return None
+    jobs = await unsettled(session, token)
+    return ExpiredLease(
+        token=token,
+        now=row["now"],
+        expires_at=row["expires_at"],
+        worker=row["worker"],
+        alone=row["alone"],
+        supervised=row["supervised"],
+        outlived=row["outlived"],
+        jobs=jobs,
+        running=still_running(row["running"], [job.id for job in jobs]),
+        expired_at=row["expires_at"] if row["expired_at"] is None else row["expired_at"],
+    )
+
+
+async def outlive(session: Session, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+    await session.do("outlive_lease", token)
+    known = sorted((job_id, number) for job_id, number in jobs if is_id(job_id))
+    if known:
+        await session.do("outlive_attempts", [job_id for job_id, _ in known], [number for _, number in known])

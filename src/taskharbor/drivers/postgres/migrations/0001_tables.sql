@@ -1,0 +1,178 @@
+-- The append-only shape: a job is written once, claiming deletes from `ready`, finishing inserts into
+-- `attempts`. A job's state follows from where it is found, and it is found in exactly one place.
+--
+-- {schema} is the only thing ever substituted in these files. Text is compared by its bytes (COLLATE "C"):
+-- the order must be the same on every server, and such comparisons are the cheap ones.
+
+-- What was enqueued. The hot path never updates it; operators may.
+CREATE TABLE {schema}.jobs (
+    id              uuid PRIMARY KEY,
+    queue           text COLLATE "C" NOT NULL,
+    task            text COLLATE "C" NOT NULL,
+    payload         text NOT NULL,
+    priority        smallint NOT NULL,
+    run_at          timestamptz NOT NULL,
+    enqueued_at     timestamptz NOT NULL,
+    expires_at      timestamptz,
+    idempotency_key text COLLATE "C",
+    delivery        text COLLATE "C",
+    options         text,                -- JSON; NULL for the defaults
+    version         integer NOT NULL DEFAULT 1
+);
+
+-- (queue, idempotency key) names one job for as long as it is kept. Partial: a job without a key pays nothing.
+CREATE UNIQUE INDEX jobs_key ON {schema}.jobs (queue, idempotency_key) WHERE idempotency_key IS NOT NULL;
+
+-- Scheduled and ready jobs in claim order; the primary key is the only index a claim needs.
+-- rank is the negated priority, so that a forward scan meets the highest priority first.
+CREATE TABLE {schema}.ready (
+    suspect      boolean NOT NULL,       -- executed alone, found only by those who ask for suspects
+    queue        text COLLATE "C" NOT NULL,
+    rank         smallint NOT NULL,
+    run_at       timestamptz NOT NULL,
+    id           uuid NOT NULL,
+    number       integer NOT NULL,       -- of the latest attempt
+    attempts     integer NOT NULL,       -- failures in this run
+    first_number integer NOT NULL,       -- of this run's first attempt
+    due_at       timestamptz,
+    expires_at   timestamptz,            -- NULL once the run has begun
+    delivery     text COLLATE "C",
+    PRIMARY KEY (suspect, queue, rank, run_at, id)
+);
+
+-- Finds what must be cancelled because it was not begun in time; a job without an expiry pays nothing.
+CREATE INDEX ready_expiry ON {schema}.ready (expires_at, id) WHERE expires_at IS NOT NULL;
+
+-- One row for each claimed batch, small, because heartbeats and settles update it. Whoever holds its lock
+-- decides about all of its jobs. No index on a column that changes: the updates stay in their page.
+CREATE TABLE {schema}.leases (
+    token      text COLLATE "C" PRIMARY KEY,
+    origin     text COLLATE "C" NOT NULL, -- the token it was claimed under, before anybody collected it
+    worker     text NOT NULL,
+    expires_at timestamptz NOT NULL,
+    expired_at timestamptz,               -- the expiry it had when it was first collected
+    alone      boolean NOT NULL,
+    supervised boolean NOT NULL,
+    outlived   boolean NOT NULL DEFAULT false,
+    open       integer NOT NULL,          -- jobs not settled yet; the lease goes with the last one
+    struck     integer NOT NULL DEFAULT 0, -- jobs taken out of it because they were deleted
+    cancels    uuid[] NOT NULL DEFAULT '{}', -- unsettled jobs that somebody asked to end
+    running    text NOT NULL DEFAULT '{}'  -- JSON: job id → started at, as the last heartbeat told
+) WITH (fillfactor = 50);
+
+-- What each lease covers: written at the claim, apart from the row that changes all the time.
+CREATE TABLE {schema}.claims (
+    token         text COLLATE "C" PRIMARY KEY,
+    ids           uuid[] NOT NULL,
+    numbers       integer[] NOT NULL,
+    attempts      integer[] NOT NULL,
+    first_numbers integer[] NOT NULL,
+    run_ats       timestamptz[] NOT NULL,
+    queues        text[] NOT NULL,
+    due_ats       timestamptz[] NOT NULL,
+    expires_ats   timestamptz[] NOT NULL,
+    deliveries    text[] NOT NULL
+);
+ALTER TABLE {schema}.claims ALTER ids SET STORAGE EXTERNAL;  -- random bytes: compressing them is in vain
+
+-- One row of history for each attempt. Its key is the fence: a collector and a late finisher collide on it.
+CREATE TABLE {schema}.attempts (
+    job_id      uuid NOT NULL,
+    number      integer NOT NULL,
+    retry_count integer NOT NULL,
+    attempts    integer NOT NULL,        -- failures in the run after this attempt
+    started_at  timestamptz,
+    finished_at timestamptz NOT NULL,
+    next_at     timestamptz,             -- where the job went on: the key of its ready row can be computed
+    outlived    boolean NOT NULL DEFAULT false,
+    status      text COLLATE "C" NOT NULL,
+    token       text COLLATE "C" NOT NULL,
+    worker      text,                    -- NULL: the token's
+    result      text,
+    error       text,
+    traceback   text,
+    detail      text,
+    PRIMARY KEY (job_id, number)
+);
+
+-- Pruning by age; it grows at its right edge only.
+CREATE INDEX attempts_succeeded ON {schema}.attempts (finished_at, job_id)
+    WHERE status = 'succeeded' AND next_at IS NULL;
+
+-- Dead and cancelled jobs. (A succeeded one is known by its attempt row.)
+CREATE TABLE {schema}.ended (
+    job_id      uuid PRIMARY KEY,
+    state       text COLLATE "C" NOT NULL,
+    reason      text COLLATE "C" NOT NULL,
+    finished_at timestamptz NOT NULL,
+    number      integer NOT NULL,
+    attempts    integer NOT NULL,
+    delivery    text COLLATE "C"
+);
+CREATE INDEX ended_state ON {schema}.ended (state, job_id);
+CREATE INDEX ended_age ON {schema}.ended (state, finished_at, job_id);
+
+-- Jobs that wait for others, and for whom: rows, not counters, so that nothing can be counted twice.
+CREATE TABLE {schema}.waiting (
+    job_id       uuid PRIMARY KEY,
+    number       integer NOT NULL,
+    attempts     integer NOT NULL,
+    first_number integer NOT NULL,
+    expires_at   timestamptz,
+    delivery     text COLLATE "C"
+);
+CREATE INDEX waiting_expiry ON {schema}.waiting (expires_at, job_id) WHERE expires_at IS NOT NULL;
+CREATE TABLE {schema}.dependencies (
+    job_id    uuid NOT NULL,
+    position  integer NOT NULL,          -- in the order given: a finalizer gets its results so
+    member_id uuid NOT NULL,
+    done      boolean NOT NULL,
+    PRIMARY KEY (job_id, position)
+);
+CREATE INDEX dependencies_member ON {schema}.dependencies (member_id, job_id);
+-- Empty unless somebody depends on an unfinished job: what every settle has to know.
+CREATE INDEX dependencies_open ON {schema}.dependencies (member_id) WHERE NOT done;
+
+CREATE TABLE {schema}.steps (
+    job_id uuid NOT NULL,
+    name   text COLLATE "C" NOT NULL,
+    result text NOT NULL,
+    number integer NOT NULL,             -- of the attempt that stored it
+    PRIMARY KEY (job_id, name)
+);
+CREATE TABLE {schema}.progress (
+    job_id   uuid PRIMARY KEY,
+    fraction double precision NOT NULL,
+    message  text NOT NULL
+) WITH (fillfactor = 70);
+CREATE TABLE {schema}.tags (
+    tag    text COLLATE "C" NOT NULL,
+    job_id uuid NOT NULL,
+    PRIMARY KEY (tag, job_id)
+);
+CREATE TABLE {schema}.paused (queue text COLLATE "C" PRIMARY KEY);
+
+-- How many jobs stand in each terminal state: counting them would be a scan. One row for each change, summed
+-- when read and folded now and then; one row for each sum would make every settle wait for every other.
+CREATE TABLE {schema}.tallies (
+    queue text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL,
+    jobs  bigint NOT NULL
+);
+
+-- Tables that turn over must be vacuumed long before the default fifth of them is dead.
+ALTER TABLE {schema}.ready SET (
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.1
+);
+ALTER TABLE {schema}.leases SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE {schema}.claims SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0,
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 2000,
+    toast.autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE {schema}.tallies SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0
+);

@@ -1,0 +1,244 @@
+"""Learning of other processes' doings: LISTEN and NOTIFY, coalesced, with polling as the net.
+
+A notification in every transaction would make every commit wait for a lock that the whole server shares. So
+nobody notifies inside a transaction: after a commit a task of the loop does, at most every few milliseconds
+for all that happened meanwhile. A notification may be lost with its sender; whoever waits looks by itself from
+time to time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import random
+import threading
+import weakref
+from typing import Any
+
+import asyncpg
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.postgres.connections import Connections, Lane
+from taskharbor.errors import TaskHarborError
+
+logger = logging.getLogger("taskharbor.postgres")
+
+URGENT_SECONDS = 0.005  # new work is announced at most so often …
+USUAL_SECONDS = 0.05  # … and everything else so often
+NET_SECONDS = 10.0  # who listens looks by itself at least so often, in case a notification was lost
+POLL_SECONDS = 1.0  # who does not listen, so often
+PROBE_SECONDS = 15.0  # a listener asks so often whether its connection still leads anywhere
+RECONNECT_SECONDS_MAX = 5.0
+STOP_SECONDS = 1.0
+
+
+def channel_of(schema: str) -> str:
+    """A channel's name has at most 63 bytes, a schema's too."""
+    name = f"taskharbor_{schema}"
+    return name if len(name) <= 63 else f"taskharbor_{hashlib.sha256(schema.encode()).hexdigest()[:32]}"
+
+
+class News:
+    """A number that rises with everything that is heard, and those who wait for it to."""
+
+    def __init__(self, connections: Connections, *, listen: bool, clock: Clock) -> None:
+        self._connections = connections
+        self._listen = listen
+        self._clock = clock
+        self._channel = channel_of(connections.schema)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._name = f"{self._pid}-{os.urandom(6).hex()}"  # so that nobody listens to himself
+        self._lock = threading.Lock()
+        self._count = 0
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def _check_fork(self) -> None:
+        if self._pid != os.getpid():
+            count = self._count
+            self._reset()
+            self._count = count + 1
+
+    # -- what is heard --
+
+    def count(self) -> int:
+        self._check_fork()
+        return self._count
+
+    def post(self) -> None:
+        """There is news: wake everybody in this process, whatever loop they wait in."""
+        with self._lock:
+            self._count += 1
+            sleepers, self._sleepers = self._sleepers, set()
+        for sleeper in sleepers:
+            try:
+                sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
+            except RuntimeError:  # its loop has been closed: nobody waits there any more
+                continue
+
+    async def wait(self, seen: int, seconds: float) -> None:
+        self._check_fork()
+        loop = asyncio.get_running_loop()
+        hears = self._listen and self._of_loop(loop).listen()
+        sleeper: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            if self._count != seen:
+                return
+            self._sleepers.add(sleeper)
+        # The caller's time is by the clock that was injected, the net in real time: others live in real time.
+        timer = self._clock.call_later(seconds, lambda: _wake(sleeper))
+        net_seconds = (NET_SECONDS if hears else POLL_SECONDS) * random.uniform(0.75, 1.25)
+        net = loop.call_later(net_seconds, self.post)
+        try:
+            await sleeper
+        finally:
+            timer.cancel()
+            net.cancel()
+            with self._lock:
+                self._sleepers.discard(sleeper)
+
+    # -- what is told --
+
+    def tell(self, *, urgent: bool) -> None:
+        """Something was committed: this process knows at once, the others in a moment."""
+        self._check_fork()
+        self.post()
+        self._of_loop(asyncio.get_running_loop()).announce(URGENT_SECONDS if urgent else USUAL_SECONDS)
+
+    def _of_loop(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
+        mine = self._loops.get(loop)
+        if mine is None:
+            mine = _OfLoop(self, self._connections, self._channel, self._name)
+            with self._lock:
+                self._loops[loop] = mine
+        return mine
+
+    async def close(self) -> None:
+        """Nobody is left waiting, and no task is left behind on this loop or another one that runs."""
+        self._check_fork()
+        with self._lock:
+            loops = list(self._loops.items())
+            self._loops = weakref.WeakKeyDictionary()
+        here = asyncio.get_running_loop()
+        for loop, mine in loops:
+            if loop is here:
+                await mine.stop()
+            elif loop.is_running():
+                stopping = asyncio.run_coroutine_threadsafe(mine.stop(), loop)
+                await asyncio.wait([asyncio.wrap_future(stopping)], timeout=3)
+        self.post()
+
+
+class _OfLoop:
+    """The listener and the announcer of one loop."""
+
+    def __init__(self, news: News, connections: Connections, channel: str, name: str) -> None:
+        self._news = news
+        self._connections = connections
+        self._channel = channel
+        self._name = name
+        self._listener: asyncio.Task[None] | None = None
+        self._listening = False
+        self._announcer: asyncio.Task[None] | None = None
+        self._announce_at: float | None = None
+        self._announced_at = float("-inf")
+
+    # -- telling --
+
+    def announce(self, every_seconds: float) -> None:
+        """Notify the others, not sooner after the last time than `every_seconds`."""
+        loop = asyncio.get_running_loop()
+        due = max(loop.time(), self._announced_at + every_seconds)
+        if self._announce_at is not None and self._announce_at <= due:
+            return
+        self._announce_at = due
+        if self._announcer is None or self._announcer.done():
+            self._announcer = loop.create_task(self._announce(), name="taskharbor-announce")
+
+    async def _announce(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._announce_at is not None:
+            pause = self._announce_at - loop.time()
+            if pause > 0:
+                await asyncio.sleep(pause)
+            else:
+                await self._notify()
+
+    async def _notify(self) -> None:
+        self._announced_at = asyncio.get_running_loop().time()
+        self._announce_at = None  # from here on, what is committed needs another one
+        try:
+            await self._connections.run(Lane.REST, lambda s: s.row("notify", self._channel, self._name))
+        except TaskHarborError as error:
+            # The store is away: whoever waits looks by himself.
+            logger.debug("a notification was not sent: %s", error)
+
+    # -- hearing --
+
+    def listen(self) -> bool:
+        """Have a listener; whether it hears already."""
+        if self._listener is None or self._listener.done():
+            task = asyncio.get_running_loop().create_task(self._listen_for_ever(), name="taskharbor-listen")
+            self._listener = task
+        return self._listening
+
+    async def _listen_for_ever(self) -> None:
+        pause = 0.05
+        while True:
+            try:
+                async with self._connections.dedicated() as connection:
+                    await self._listen_on(connection)
+            except TaskHarborError as error:
+                logger.debug("the listener was lost: %s", error)
+            if self._listening:
+                self._listening = False
+                pause = 0.05
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, RECONNECT_SECONDS_MAX)
+
+    async def _listen_on(self, connection: asyncpg.Connection) -> None:
+        lost = asyncio.Event()
+        connection.add_termination_listener(lambda _: lost.set())
+        await connection.add_listener(self._channel, self._hear)
+        self._listening = True
+        self._news.post()  # whatever happened before this moment has not been heard
+        while not lost.is_set():
+            try:
+                await asyncio.wait_for(lost.wait(), PROBE_SECONDS)
+            except TimeoutError:
+                await connection.execute("SELECT 1")
+
+    def _hear(self, _connection: Any, _pid: int, _channel: str, sender: object) -> None:
+        if sender != self._name:
+            self._news.post()
+
+    async def stop(self) -> None:
+        announcer, self._announcer = self._announcer, None
+        listener, self._listener = self._listener, None
+        unsent = self._announce_at is not None
+        if announcer is not None and not unsent:
+            await asyncio.wait([announcer], timeout=STOP_SECONDS)  # it is sending the last one
+        tasks = [task for task in (listener, announcer) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if unsent:
+            # A producer that enqueues and ends at once: the workers shall not have to find it by polling.
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._notify()
+            except TimeoutError:
+                logger.debug("a notification was not sent before closing")
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

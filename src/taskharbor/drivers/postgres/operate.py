@@ -1,0 +1,332 @@
+"""What operators do to jobs, and what age does.
+
+Whoever changes a job that is not running holds the lock of its `jobs` row, and rewrites the row of its place:
+a claim, which takes no such lock, takes the place's row instead, so that one of the two finds it gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import UNSET, structs
+
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    Discard,
+    Operated,
+    Operation,
+    Requeue,
+    RunNow,
+    Update,
+    Verdict,
+)
+from taskharbor.drivers.postgres import places
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.enqueue import columns
+from taskharbor.drivers.postgres.places import Found, Place, encoded_options
+from taskharbor.drivers.postgres.settle import add_tallies
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import Reason, State
+from taskharbor.lifecycle import (
+    CANCELLABLE,
+    CHANGEABLE,
+    DELETABLE,
+    DISCARDABLE,
+    REQUEUEABLE,
+    RUNNABLE_NOW,
+    TERMINAL,
+)
+
+ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
+    Cancel: CANCELLABLE,
+    Discard: DISCARDABLE,
+    Delete: DELETABLE,
+    RunNow: RUNNABLE_NOW,
+    Requeue: REQUEUEABLE,
+    Update: CHANGEABLE,
+}
+
+
+def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int]]:
+    """The positions in `ids` that are done together, in one transaction each.
+
+    An id that is given twice is done twice, one after the other. The order between jobs counts only for
+    deleting, since a job goes only after those that depend on it; everything else is done in the order of
+    locking, which keeps two operators from waiting for each other.
+    """
+    positions = list(range(len(ids)))
+    if not isinstance(operation, Delete):
+        positions.sort(key=lambda position: ids[position])
+    chunks: list[list[int]] = []
+    met: set[str] = set()
+    for position in positions:
+        if not chunks or ids[position] in met or len(chunks[-1]) == size:
+            chunks.append([])
+            met = set()
+        chunks[-1].append(position)
+        met.add(ids[position])
+    return chunks
+
+
+async def operate(session: Session, operation: Operation, ids: Sequence[str]) -> dict[str, Operated]:
+    """Inside a transaction, to distinct ids; the ones that moved while we looked are missing from the answer."""
+    return await _Operating(session, operation).operate(ids)
+
+
+class _Operating:
+    def __init__(self, session: Session, operation: Operation) -> None:
+        self._session = session
+        self._operation = operation
+        self._now = 0
+        self._locked: set[str] = set()  # tokens
+        self._tally: Counter[tuple[str, str]] = Counter()
+
+    async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
+        session = self._session
+        await self._lock(ids)
+        self._now = await session.now()
+        found = await places.find(Session(session.connection, session.sql, self._now), ids)
+        answers: dict[str, Operated] = {}
+        for job_id in ids:
+            if job_id not in found:
+                answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
+                continue
+            state = found[job_id].place.state
+            verdict: Verdict | None = Verdict.CONFLICT
+            if state in ALLOWED_IN[type(self._operation)]:
+                verdict = await self._do(found[job_id])
+            if verdict is not None:
+                answers[job_id] = Operated(job_id, verdict, state)
+        await add_tallies(session, self._tally)
+        return answers
+
+    async def _lock(self, ids: Sequence[str]) -> None:
+        """Leases by token, then jobs by id. Only cancelling and deleting write to a lease."""
+        session = self._session
+        known = sorted({job_id for job_id in ids if places.is_id(job_id)})
+        if not known:
+            return
+        if isinstance(self._operation, Cancel | Delete):
+            tokens = [row["token"] for row in await session.rows("leases_naming", known)]
+            if tokens:
+                self._locked = {row["token"] for row in await session.rows("lock_leases", sorted(tokens))}
+        await session.rows("lock_jobs", known)
+
+    async def _do(self, job: Found) -> Verdict | None:
+        """None, with nothing done, if the job is no longer where it was found."""
+        match self._operation:
+            case Cancel():
+                return await self._cancel(job)
+            case Discard():
+                return await self._discard(job)
+            case Delete():
+                return await self._delete(job)
+            case RunNow():
+                return await self._run_now(job)
+            case Requeue() as requeue:
+                return await self._requeue(job, requeue)
+            case Update() as update:
+                return await self._update(job, update)
+
+    async def _cancel(self, job: Found) -> Verdict | None:
+        place = job.place
+        if place.token is not None:
+            if place.token not in self._locked:
+                return None  # claimed between our locking and our looking
+            await self._session.do("request_cancel", place.token, job.id)
+            return Verdict.REQUESTED
+        if not await self._leave_place(job):
+            return None
+        row = (job.id, State.CANCELLED, Reason.CANCELLED, place.number, place.attempts, place.delivery)
+        await self._session.do("insert_ended", *columns([row]), self._now)
+        self._tally[job.row["queue"], State.CANCELLED] += 1
+        return Verdict.DONE
+
+    async def _discard(self, job: Found) -> Verdict | None:
+        if not await self._session.value("discard", job.id, self._now):
+            return None
+        self._tally[job.row["queue"], State.DEAD] -= 1
+        self._tally[job.row["queue"], State.CANCELLED] += 1
+        return Verdict.DONE
+
+    async def _delete(self, job: Found) -> Verdict | None:
+        session = self._session
+        if await session.rows("needed", [job.id]):
+            return Verdict.CONFLICT
+        naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
+        if not naming <= self._locked or not await self._leave_place(job):
+            return None
+        await erase(session, [job], naming)
+        if job.place.state in TERMINAL:
+            self._tally[job.row["queue"], job.place.state] -= 1
+        return Verdict.DONE
+
+    async def _run_now(self, job: Found) -> Verdict | None:
+        if not await self._leave_place(job):
+            return None
+        await self._session.do("set_run_at", job.id, self._now, job.row["expires_at"])
+        await self._enter(job, structs.replace(job.place, run_at=self._now))
+        return Verdict.DONE
+
+    async def _requeue(self, job: Found, requeue: Requeue) -> Verdict | None:
+        """A new run: the attempt number goes on, the failures begin anew."""
+        session, place, now = self._session, job.place, self._now
+        if not await session.value("take_ended", job.id):
+            return None
+        run_at = now if requeue.run_at is None else requeue.run_at
+        stored = job.row["expires_at"]
+        expires_at = stored if stored is None or stored > now else None
+        await session.do("set_run_at", job.id, run_at, expires_at)
+        await session.do("delete_progress", [job.id])
+        self._tally[job.row["queue"], place.state] -= 1
+        new = structs.replace(
+            place,
+            run_at=run_at,
+            attempts=0 if requeue.reset_attempts else place.attempts,
+            first_number=place.number + 1,
+            expires_at=expires_at,
+        )
+        # Under the lock of its row, which a settle of its members needs as well: it cannot miss the last one.
+        if await session.value("waits_for_somebody", job.id):
+            await session.do("move_latest_attempt", job.id, run_at)
+            row = (job.id, new.number, new.attempts, new.first_number, new.expires_at, new.delivery)
+            await session.do("insert_waiting", *columns([row]))
+        else:
+            await self._enter(job, new)
+        return Verdict.DONE
+
+    async def _update(self, job: Found, update: Update) -> Verdict | None:
+        session, row = self._session, job.row
+        new_place = await self._updated_place(job, update)
+        if job.place.state is State.WAITING:
+            if not await session.value("update_waiting", job.id, new_place.expires_at):
+                return None
+        elif not await self._leave_place(job):
+            return None
+        options = structs.replace(job.options, **_given(update, "max_attempts", "timeout", "tags"))
+        changed = {name: row[name] for name in ("priority", "run_at", "payload", "expires_at")}
+        changed |= _given(update, *changed)
+        await session.do("update_job", job.id, *changed.values(), encoded_options(options))
+        if update.tags is not UNSET:
+            await delete_tags(session, [job])
+            tags = [(tag, job.id) for tag in sorted(set(update.tags))]
+            if tags:
+                await session.do("insert_tags", *columns(tags))
+        if job.place.state is State.WAITING:
+            await session.do("move_latest_attempt", job.id, new_place.run_at)
+        else:
+            await self._enter(job, new_place)
+        return Verdict.DONE
+
+    async def _updated_place(self, job: Found, update: Update) -> Place:
+        place = job.place
+        if update.run_at is not UNSET:
+            place = structs.replace(place, run_at=update.run_at)
+        # An expiry concerns only the first begin of a run.
+        if update.expires_at is not UNSET and not await self._session.value(
+            "run_has_begun", job.id, place.first_number
+        ):
+            place = structs.replace(place, expires_at=update.expires_at)
+        return place
+
+    # -- moving --
+
+    async def _leave_place(self, job: Found) -> bool:
+        """Take a job that is not running out of wherever it is; whether it was still there."""
+        place = job.place
+        if place.state is State.WAITING:
+            return bool(await self._session.value("take_waiting", job.id))
+        if place.state in (State.READY, State.SCHEDULED):
+            key = (place.suspect, job.row["queue"], -job.row["priority"], place.run_at, job.id)
+            return bool(await self._session.value("take_ready", *key))
+        return True  # ended: nobody but an operator, who would hold the lock we hold, takes it from there
+
+    async def _enter(self, job: Found, to: Place) -> None:
+        """Into the order, under the key that can be computed again."""
+        await self._session.do("move_latest_attempt", job.id, to.run_at)
+        row = (
+            job.id, to.run_at, to.number, to.attempts, to.first_number, to.due_at, to.expires_at, to.delivery,
+            to.suspect,
+        )  # fmt: skip
+        await self._session.do("insert_ready", *columns([row]))
+
+
+def _given(update: Update, *names: str) -> dict[str, object]:
+    return {name: value for name in names if (value := getattr(update, name)) is not UNSET}
+
+
+# -- erasing ---------------------------------------------------------------------------------------
+
+
+async def erase(session: Session, jobs: Sequence[Found], naming: set[str]) -> None:
+    """Remove jobs that are in no place any more, out of the leases that still name them first."""
+    ids = sorted(job.id for job in jobs)
+    if naming:
+        await session.do("strike", sorted(naming), ids)
+        await session.do("mark_struck", sorted(naming))
+    await delete_tags(session, jobs)
+    await session.do("erase", ids)
+
+
+async def delete_tags(session: Session, jobs: Sequence[Found]) -> None:
+    tags = sorted({(tag, job.id) for job in jobs for tag in job.options.tags})
+    if tags:
+        await session.do("delete_tags", *columns(tags))
+
+
+# -- age -------------------------------------------------------------------------------------------
+
+
+async def expire(session: Session, limit: int) -> list[str]:
+    """Cancel what was not begun by its expires_at."""
+    overdue = await session.rows("overdue", session.given_now, max(limit, 0))
+    if not overdue:
+        return []
+    ids = [row["id"] for row in overdue]
+    expired = {row["id"] for row in await session.rows("expire", ids, overdue[0]["now"])}
+    return [job_id for job_id in ids if job_id in expired]
+
+
+def check_prunable(before: dict[State, int]) -> None:
+    if not before.keys() <= TERMINAL:
+        raise ConfigurationError(
+            f"only succeeded, dead and cancelled jobs can be pruned, not {', '.join(sorted(before.keys() - TERMINAL))}"
+        )
+
+
+async def prune(session: Session, before: dict[State, int], limit: int) -> int:
+    """Small batches that wait for nobody, and that nobody but an operator of the same jobs waits for."""
+    bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
+    candidates = [row["id"] for row in await session.rows("prunable", *bounds, max(limit, 0))]
+    if not candidates:
+        return 0
+    naming = sorted({row["token"] for row in await session.rows("leases_naming", candidates)})
+    locked = {row["token"] for row in await session.rows("lock_leases", naming)} if naming else set()
+    held = [row["id"] for row in await session.rows("try_lock_jobs", candidates)]
+    # Looked at again under their locks: somebody may have requeued one, or made another depend on it.
+    found = await places.find(session, held)
+    needed = {row["id"] for row in await session.rows("needed", held)}
+    doomed = [
+        job
+        for job in found.values()
+        if job.id not in needed
+        and job.place.state in before
+        and job.place.finished_at is not None
+        and job.place.finished_at < before[job.place.state]
+    ]
+    named_by = {row["token"] for row in await session.rows("leases_naming", [job.id for job in doomed])}
+    if not named_by <= locked:
+        return 0  # settled under a new lease while we looked; the next round will find them
+    if doomed:
+        await erase(session, doomed, named_by)
+        await add_tallies(session, Counter(_less(doomed)))
+    return len(doomed)
+
+
+def _less(doomed: Sequence[Found]) -> dict[tuple[str, str], int]:
+    tally: Counter[tuple[str, str]] = Counter()
+    for job in doomed:
+        tally[job.row["queue"], str(job.place.state)] -= 1
+    return dict(tally)

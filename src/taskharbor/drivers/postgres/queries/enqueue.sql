@@ -1,0 +1,89 @@
+-- name: enqueue
+-- Jobs that depend on nobody and have no tags, nearly all there are: one statement, one round trip. An id or a
+-- key that exists already is a unique violation, and nothing is stored: then each is looked at by itself.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($12::timestamptz, clock_timestamp()) AS now
+), given AS MATERIALIZED (
+    SELECT g.*, coalesce(clock.now + g.delay * interval '1 microsecond', g.run_at, clock.now) AS place, clock.now
+    FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
+                $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::text[])
+        AS g (id, queue, task, payload, priority, run_at, delay, expires_at, idempotency_key, delivery, options)
+    CROSS JOIN clock
+), stored AS (
+    INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
+                               idempotency_key, delivery, options)
+    SELECT id, queue, task, payload, priority, place, now, expires_at, idempotency_key, delivery, options FROM given
+), placed AS (
+    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
+    SELECT false, queue, -priority, place, id, 0, 0, 1, expires_at, delivery FROM given
+)
+SELECT now FROM clock
+
+-- name: known_ids
+SELECT id::text FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[])
+
+-- name: known_keys
+SELECT k.position, j.id::text AS id
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (queue, key, position)
+CROSS JOIN LATERAL (
+    SELECT jobs.id FROM {schema}.jobs
+    WHERE jobs.queue = k.queue AND jobs.idempotency_key = k.key AND jobs.idempotency_key IS NOT NULL LIMIT 1
+) AS j
+
+-- name: insert_jobs
+-- Conflicts on the id and on (queue, key) alike, also with what others have not committed yet.
+INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
+                           idempotency_key, delivery, options)
+SELECT g.id, g.queue, g.task, g.payload, g.priority, g.run_at, $11, g.expires_at, g.idempotency_key, g.delivery,
+       g.options
+FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
+            $7::timestamptz[], $8::text[], $9::text[], $10::text[])
+    AS g (id, queue, task, payload, priority, run_at, expires_at, idempotency_key, delivery, options)
+ON CONFLICT DO NOTHING
+RETURNING id::text
+
+-- name: insert_ready
+-- A queue and a priority are the job's own.
+INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at,
+                            delivery)
+SELECT g.suspect, j.queue, -j.priority, g.run_at, g.id, g.number, g.attempts, g.first_number, g.due_at,
+       g.expires_at, g.delivery
+FROM unnest($1::text[]::uuid[], $2::timestamptz[], $3::integer[], $4::integer[], $5::integer[], $6::timestamptz[],
+            $7::timestamptz[], $8::text[], $9::boolean[])
+    AS g (id, run_at, number, attempts, first_number, due_at, expires_at, delivery, suspect)
+CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = g.id LIMIT 1) AS j
+
+-- name: insert_waiting
+INSERT INTO {schema}.waiting (job_id, number, attempts, first_number, expires_at, delivery)
+SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::timestamptz[], $6::text[])
+
+-- name: insert_dependencies
+INSERT INTO {schema}.dependencies (job_id, position, member_id, done)
+SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[]::uuid[], $4::boolean[])
+
+-- name: insert_tags
+INSERT INTO {schema}.tags (tag, job_id) SELECT * FROM unnest($1::text[], $2::text[]::uuid[]) ON CONFLICT DO NOTHING
+
+-- name: share_leases
+-- Until the end of this transaction nobody settles under these leases.
+SELECT token FROM {schema}.leases WHERE token = ANY ($1::text[]) ORDER BY token FOR SHARE
+
+-- name: share_jobs
+-- … deletes these jobs, …
+SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR KEY SHARE
+
+-- name: share_ready
+-- … claims them, …
+SELECT r.id FROM unnest($1::boolean[], $2::text[], $3::smallint[], $4::timestamptz[], $5::text[]::uuid[])
+    AS k (suspect, queue, rank, run_at, id)
+JOIN {schema}.ready AS r ON r.suspect = k.suspect AND r.queue = k.queue AND r.rank = k.rank
+    AND r.run_at = k.run_at AND r.id = k.id
+ORDER BY r.id FOR KEY SHARE OF r
+
+-- name: share_waiting
+-- … releases them …
+SELECT job_id FROM {schema}.waiting WHERE job_id = ANY ($1::text[]::uuid[]) ORDER BY job_id FOR KEY SHARE
+
+-- name: share_ended
+-- … or requeues them.
+SELECT job_id FROM {schema}.ended WHERE job_id = ANY ($1::text[]::uuid[]) ORDER BY job_id FOR KEY SHARE

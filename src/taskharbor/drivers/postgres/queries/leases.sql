@@ -1,0 +1,83 @@
+-- name: claim
+SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6, $7, $8, $9)
+
+-- name: lease
+SELECT coalesce($2::timestamptz, clock_timestamp()) AS now, l.expires_at FROM {schema}.leases AS l WHERE l.token = $1
+
+-- name: unsettled
+-- What a lease covers and has no attempt row yet, in the order it was claimed; the columns are those of Claimed.
+SELECT e.id::text AS id, j.task, j.payload, e.queue, j.priority::integer AS priority, e.number, e.attempts,
+       e.first_number, e.run_at, j.enqueued_at, e.due_at, e.expires_at, e.delivery, j.options, j.version
+FROM {schema}.claims AS c
+CROSS JOIN LATERAL unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
+                          c.expires_ats, c.deliveries) WITH ORDINALITY
+    AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery, position)
+CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j
+WHERE c.token = $1
+  AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = e.id AND a.number = e.number)
+ORDER BY e.position
+
+-- name: extend
+-- The time is read when the locks are held; expiry is judged by the row as it is then, not as the snapshot has it.
+WITH locked AS MATERIALIZED (
+    SELECT token, expires_at, cancels FROM {schema}.leases WHERE token = ANY ($1::text[])
+    ORDER BY token FOR NO KEY UPDATE
+), clock AS MATERIALIZED (
+    SELECT coalesce($4::timestamptz, clock_timestamp()) AS now FROM (SELECT count(*) FROM locked) AS held
+), asked AS (
+    SELECT a.*, k.expires_at, k.cancels, clock.now, clock.now + a.lease * interval '1 microsecond' AS extended_to
+    FROM unnest($1::text[], $2::bigint[], $3::text[]) WITH ORDINALITY AS a (token, lease, running, position)
+    CROSS JOIN clock LEFT JOIN locked AS k ON k.token = a.token
+), extended AS (
+    UPDATE {schema}.leases SET expires_at = asked.extended_to, running = asked.running
+    FROM asked WHERE leases.token = asked.token AND asked.expires_at > asked.now
+)
+SELECT token, now, expires_at IS NOT NULL AS known, expires_at > now AS live, extended_to,
+       ARRAY(SELECT c::text FROM unnest(cancels) AS c ORDER BY c) AS cancels
+FROM asked ORDER BY position
+
+-- name: mark_at_most_once
+UPDATE {schema}.claims SET deliveries = ARRAY(
+    SELECT CASE WHEN e.id = ANY ($2::text[]::uuid[]) THEN 'at_most_once' ELSE e.delivery END
+    FROM unnest(ids, deliveries) WITH ORDINALITY AS e (id, delivery, position) ORDER BY e.position
+)
+WHERE token = $1
+
+-- name: mark_jobs_at_most_once
+-- Only what the lease covers and has not settled: the end of an attempt cannot be marked any more.
+UPDATE {schema}.jobs AS j SET delivery = 'at_most_once'
+FROM {schema}.claims AS c CROSS JOIN LATERAL unnest(c.ids, c.numbers) AS e (id, number)
+WHERE c.token = $1 AND e.id = ANY ($2::text[]::uuid[]) AND j.id = e.id
+  AND j.delivery IS DISTINCT FROM 'at_most_once'
+  AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = e.id AND a.number = e.number)
+
+-- name: take_expired
+-- The lease that expired first gets the collector's token; from here on the old one proves nothing. One that
+-- somebody is settling or extending at this instant is not dead. A lease that has this token already was
+-- collected by this very call, whose answer was lost.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
+), again AS MATERIALIZED (
+    SELECT l.* FROM {schema}.leases AS l WHERE l.token = $1
+), expired AS MATERIALIZED (
+    SELECT l.token FROM {schema}.leases AS l CROSS JOIN clock
+    WHERE l.expires_at <= clock.now AND NOT EXISTS (SELECT FROM again)
+    ORDER BY l.expires_at, l.token LIMIT 1 FOR UPDATE OF l SKIP LOCKED
+), taken AS (
+    UPDATE {schema}.leases AS l SET token = $1, expires_at = clock.now + $2::bigint * interval '1 microsecond',
+        expired_at = coalesce(l.expired_at, l.expires_at)
+    FROM expired CROSS JOIN clock WHERE l.token = expired.token
+    RETURNING l.*
+), entries AS (
+    UPDATE {schema}.claims AS c SET token = $1 FROM expired WHERE c.token = expired.token
+)
+SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.outlived, l.running
+FROM clock CROSS JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l
+
+-- name: outlive_lease
+UPDATE {schema}.leases SET outlived = true WHERE origin = $1
+
+-- name: outlive_attempts
+UPDATE {schema}.attempts AS a SET outlived = true
+FROM unnest($1::text[]::uuid[], $2::integer[]) AS o (id, number)
+WHERE a.job_id = o.id AND a.number = o.number AND a.status = 'lost'

@@ -1,0 +1,45 @@
+-- name: now
+SELECT clock_timestamp()
+
+-- name: schema_exists
+SELECT to_regclass('{schema}.schema_versions') IS NOT NULL
+
+-- name: schema_version
+SELECT version, serves FROM {schema}.schema_versions ORDER BY version DESC LIMIT 1
+
+-- name: create_schema
+CREATE SCHEMA IF NOT EXISTS {schema}
+
+-- name: create_versions
+-- `serves` is the oldest version of the schema whose code still works with this one: older workers go on
+-- while newer ones roll in.
+CREATE TABLE IF NOT EXISTS {schema}.schema_versions (
+    version    integer PRIMARY KEY,
+    name       text NOT NULL,
+    serves     integer NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+
+-- name: record_version
+INSERT INTO {schema}.schema_versions (version, name, serves) VALUES ($1, $2, $3)
+
+-- name: lock_migrations
+-- One process at a time; the key stands for the schema's name. It goes with the transaction.
+SELECT pg_advisory_xact_lock(hashtext('taskharbor migrate'), hashtext($1))
+
+-- name: notify
+-- Nothing is lost with a notification: it need not wait for the disk.
+SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)
+
+-- name: settings
+SELECT current_setting('server_version_num')::integer AS version, current_setting('fsync') AS fsync,
+       current_setting('full_page_writes') AS full_page_writes,
+       current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS standby
+
+-- name: health
+SELECT (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = $1
+          AND relname IN ('ready', 'leases', 'claims')) AS dead_rows,
+       (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')
+           AS oldest_transaction,
+       (SELECT count(*) FROM {schema}.ready WHERE run_at <= clock_timestamp()) AS depth

@@ -1,0 +1,124 @@
+-- name: settle_successes
+SELECT {schema}.settle_successes($1, $2, $3::text[]::uuid[], $4, $5, $6, $7, $8, $9, $10, $11, $12)
+
+-- name: lock_leases
+-- In this order, so that no two wait for each other. The rows are those that are current once the lock is held.
+SELECT token, expires_at, ARRAY(SELECT c::text FROM unnest(cancels) AS c) AS cancels
+FROM {schema}.leases WHERE token = ANY ($1::text[]) ORDER BY token FOR NO KEY UPDATE
+
+-- name: hold_leases
+-- For progress and steps: these may be stored side by side, but not beside a settle.
+SELECT token, expires_at, ARRAY(SELECT c::text FROM unnest(cancels) AS c) AS cancels
+FROM {schema}.leases WHERE token = ANY ($1::text[]) ORDER BY token FOR SHARE
+
+-- name: entries
+-- What these leases say of these jobs.
+SELECT c.token, e.id::text AS id, e.number, e.attempts, e.first_number, e.run_at, e.queue, e.due_at, e.expires_at,
+       e.delivery
+FROM {schema}.claims AS c
+CROSS JOIN LATERAL unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
+                          c.expires_ats, c.deliveries)
+    AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery)
+WHERE c.token = ANY ($1::text[]) AND e.id = ANY ($2::text[]::uuid[])
+
+-- name: recorded
+SELECT a.job_id::text AS id, a.number, a.token, a.status
+FROM unnest($1::text[]::uuid[], $2::integer[]) AS s (id, number)
+CROSS JOIN LATERAL (
+    SELECT * FROM {schema}.attempts WHERE attempts.job_id = s.id AND attempts.number = s.number LIMIT 1
+) AS a
+
+-- name: covered
+-- Which of these jobs any lease holds, expired or not: what tells a mismatch from a job that is not running.
+SELECT DISTINCT e.id::text AS id
+FROM {schema}.claims AS c CROSS JOIN LATERAL unnest(c.ids, c.numbers) AS e (id, number)
+WHERE c.ids && $1::text[]::uuid[] AND e.id = ANY ($1::text[]::uuid[])
+  AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = e.id AND a.number = e.number)
+
+-- name: versions
+-- A schedule's version must not change between this look and the settle that relies on it.
+SELECT id::text, version FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR SHARE
+
+-- name: insert_attempts
+INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
+                               next_at, result, error, traceback, detail, outlived)
+SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $15, s.next_at, s.result,
+       s.error, s.traceback, s.detail, s.outlived
+FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::text[],
+            $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[])
+    AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,
+          detail, outlived)
+
+-- name: insert_ended
+INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
+SELECT s.id, s.state, s.reason, $7, s.number, s.attempts, s.delivery
+FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[])
+    AS s (id, state, reason, number, attempts, delivery)
+
+-- name: close_leases
+-- Count jobs off their leases, and off those asked to end.
+UPDATE {schema}.leases AS l SET open = l.open - t.settled,
+    cancels = ARRAY(SELECT c FROM unnest(l.cancels) AS c WHERE c <> ALL ($3::text[]::uuid[]))
+FROM unnest($1::text[], $2::integer[]) AS t (token, settled) WHERE l.token = t.token
+
+-- name: delete_closed
+-- A lease goes with the last of its jobs.
+WITH closed AS (
+    DELETE FROM {schema}.leases WHERE token = ANY ($1::text[]) AND open <= 0 RETURNING token
+)
+DELETE FROM {schema}.claims USING closed WHERE claims.token = closed.token
+
+-- name: add_tallies
+INSERT INTO {schema}.tallies (queue, state, jobs) SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])
+
+-- name: fold_tallies
+-- Many small rows become one for each sum. Rows that somebody else is folding are left to them.
+WITH old AS (
+    DELETE FROM {schema}.tallies WHERE ctid = ANY (ARRAY(
+        SELECT t.ctid FROM {schema}.tallies AS t LIMIT 10000 FOR UPDATE SKIP LOCKED
+    )) RETURNING queue, state, jobs
+)
+INSERT INTO {schema}.tallies (queue, state, jobs)
+SELECT queue, state, sum(jobs) FROM old GROUP BY queue, state HAVING sum(jobs) <> 0
+
+-- name: open_dependants
+-- Who depends on these and has not been told of their success. Nobody can add one: that takes the lease's lock.
+SELECT DISTINCT job_id::text AS id FROM {schema}.dependencies
+WHERE member_id = ANY ($1::text[]::uuid[]) AND NOT done
+
+-- name: lock_jobs
+-- Two members that are the last ones at the same instant meet here: the second one sees what the first one did.
+SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR UPDATE
+
+-- name: mark_members_done
+UPDATE {schema}.dependencies SET done = true WHERE member_id = ANY ($1::text[]::uuid[]) AND NOT done
+RETURNING job_id::text AS id, member_id::text AS member
+
+-- name: release
+-- Those of them for whom nobody is missing any more stop waiting, and go to their own run_at.
+WITH released AS (
+    DELETE FROM {schema}.waiting AS w WHERE w.job_id = ANY ($1::text[]::uuid[])
+      AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.job_id = w.job_id AND NOT d.done)
+    RETURNING w.*
+), placed AS (
+    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
+    SELECT false, j.queue, -j.priority, j.run_at, j.id, r.number, r.attempts, r.first_number, r.expires_at, r.delivery
+    FROM released AS r CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = r.job_id LIMIT 1) AS j
+)
+SELECT job_id::text AS id FROM released ORDER BY job_id
+
+-- name: delete_steps
+DELETE FROM {schema}.steps WHERE job_id = ANY ($1::text[]::uuid[])
+
+-- name: delete_progress
+DELETE FROM {schema}.progress WHERE job_id = ANY ($1::text[]::uuid[])
+
+-- name: put_progress
+INSERT INTO {schema}.progress (job_id, fraction, message)
+SELECT * FROM unnest($1::text[]::uuid[], $2::double precision[], $3::text[])
+ON CONFLICT (job_id) DO UPDATE SET fraction = excluded.fraction, message = excluded.message
+
+-- name: put_steps
+INSERT INTO {schema}.steps (job_id, name, result, number)
+SELECT * FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::integer[])
+ON CONFLICT DO NOTHING

@@ -1,0 +1,382 @@
+"""Ending attempts: the fence, and what a transition does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import asyncpg
+from msgspec import Struct
+
+from taskharbor.drivers.base import Answer, Claim, Note, ProgressNote, Settled, Transition
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.enqueue import columns, enqueue
+from taskharbor.drivers.postgres.places import is_id
+from taskharbor.job import AttemptStatus, NewJob, Reason, State
+
+# -- the fast path -------------------------------------------------------------------------------
+
+LEASES_REMEMBERED = 4096
+
+
+class Covered:
+    """What this process has claimed and not settled: so a plain success need not be looked up in its lease.
+
+    An attempt is forgotten when its settle is sent, whatever becomes of it: only what certainly has no row yet
+    may skip the look.
+    """
+
+    def __init__(self) -> None:
+        # token → job id → (number, failures at the start, queue)
+        self._leases: dict[str, dict[str, tuple[int, int, str]]] = {}
+
+    def remember(self, token: str, claim: Claim) -> None:
+        if claim.jobs:
+            self._leases[token] = {job.id: (job.number, job.attempts, job.queue) for job in claim.jobs}
+            while len(self._leases) > LEASES_REMEMBERED:  # never settled here: lost, or another's to settle
+                self._leases.pop(next(iter(self._leases)), None)
+
+    def forget(self, token: str, job_id: str) -> tuple[int, int, str] | None:
+        jobs = self._leases.get(token)
+        if jobs is None:
+            return None
+        entry = jobs.pop(job_id, None)
+        if not jobs:
+            self._leases.pop(token, None)
+        return entry
+
+
+class Successes(Struct):
+    """A batch of plain successes as the arrays of `settle_successes`."""
+
+    tokens: list[str]
+    counts: list[int]
+    ids: list[str]
+    numbers: list[int]
+    tokens_at: list[int]
+    retry_counts: list[int]
+    attempts: list[int]
+    started_ats: list[int | None]
+    results: list[str | None] | None
+    queues: list[str]
+    queue_counts: list[int]
+
+
+def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Successes | None:
+    """The batch, if it is nothing but first settles of plain successes that were claimed here."""
+    positions: dict[str, int] = {}
+    counts: list[int] = []
+    queues: Counter[str] = Counter()
+    tokens_at: list[int] = []
+    retry_counts: list[int] = []
+    plain = True
+    any_result = False
+    for t in transitions:
+        token = t.token
+        entry = covered.forget(token, t.job_id)
+        if not plain or entry is None or entry[0] != t.number or not _is_plain(t):
+            plain = False
+            continue
+        position = positions.get(token)
+        if position is None:
+            position = positions[token] = len(counts) + 1
+            counts.append(0)
+        counts[position - 1] += 1
+        tokens_at.append(position)
+        retry_counts.append(entry[1])
+        queues[entry[2]] += 1
+        any_result = any_result or t.result is not None
+    if not plain:
+        return None
+    return Successes(
+        list(positions), counts, [t.job_id for t in transitions], [t.number for t in transitions], tokens_at,
+        retry_counts, [t.attempts for t in transitions], [t.started_at for t in transitions],
+        [t.result for t in transitions] if any_result else None, list(queues), list(queues.values()),
+    )  # fmt: skip
+
+
+def _is_plain(t: Transition) -> bool:
+    if t.to is not State.SUCCEEDED or t.inserts or t.occurrence or t.status is not AttemptStatus.SUCCEEDED:
+        return False
+    return (
+        t.error is None and t.traceback is None and t.detail is None and t.worker is None and not t.outlived
+    )
+
+
+async def settle_plainly(session: Session, s: Successes) -> list[Settled] | None:
+    """None, with nothing done, if there turned out to be more to it."""
+    try:
+        now = await session.value(
+            "settle_successes", s.tokens, s.counts, s.ids, s.numbers, s.tokens_at, s.retry_counts, s.attempts,
+            s.started_ats, s.results, s.queues, s.queue_counts, session.given_now,
+        )  # fmt: skip
+    except asyncpg.UniqueViolationError:
+        return None
+    return None if now is None else [Settled(Answer.DONE, State.SUCCEEDED, at=now)] * len(s.ids)
+
+
+# -- the fence -----------------------------------------------------------------------------------
+
+
+class Entry(Struct):
+    """What a lease knows of one job it covers: enough to fence it and to put it back where it was."""
+
+    token: str
+    id: str
+    number: int
+    attempts: int
+    first_number: int
+    run_at: int
+    queue: str
+    due_at: int | None
+    expires_at: int | None
+    delivery: str | None
+
+
+Proof = Transition | Note
+
+
+class Fence:
+    """What the store knows about a batch, read after its leases are locked."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.recorded: dict[tuple[str, int], tuple[str, AttemptStatus]] = {}  # → token, status
+        self.cancels: dict[str, set[str]] = {}
+        self._expires_at: dict[str, int] = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._covered: set[str] = set()
+
+    @classmethod
+    async def around(cls, session: Session, proofs: Sequence[Proof], *, lock: str) -> Fence:
+        fence = cls()
+        tokens = sorted({proof.token for proof in proofs})
+        for row in await session.rows(lock, tokens):
+            fence._expires_at[row["token"]] = row["expires_at"]
+            fence.cancels[row["token"]] = set(row["cancels"])
+        fence.now = await session.now()
+        attempts = sorted({(proof.job_id, proof.number) for proof in proofs if is_id(proof.job_id)})
+        if not attempts:
+            return fence
+        ids, numbers = columns(attempts)
+        for row in await session.rows("recorded", ids, numbers):
+            fence.recorded[row["id"], row["number"]] = (row["token"], AttemptStatus(row["status"]))
+        for row in await session.rows("entries", list(fence._expires_at), ids):
+            fence._entries[row["token"], row["id"]] = Entry(*row)
+        doubtful = {proof.job_id for proof in proofs if not fence._proves(proof)} & {i for i, _ in attempts}
+        if doubtful:
+            fence._covered = {row["id"] for row in await session.rows("covered", sorted(doubtful))}
+        return fence
+
+    def _proves(self, proof: Proof) -> bool:
+        entry = self._entries.get((proof.token, proof.job_id))
+        return entry is not None and entry.number == proof.number
+
+    def admit(self, proof: Proof) -> Entry | Answer:
+        """The entry that proves this attempt, or the refusal, in their order of precedence."""
+        if (proof.job_id, proof.number) in self.recorded:
+            return Answer.NOT_RUNNING
+        entry = self._entries.get((proof.token, proof.job_id))
+        if entry is None or entry.number != proof.number:
+            return Answer.LEASE_MISMATCH if proof.job_id in self._covered else Answer.NOT_RUNNING
+        if self.now >= self._expires_at[proof.token]:
+            return Answer.LEASE_EXPIRED
+        return entry
+
+    def record(self, t: Transition) -> None:
+        """Settled just now, in this batch: for those after it, it is."""
+        self.recorded[t.job_id, t.number] = (t.token, t.status)
+        self._covered.discard(t.job_id)
+
+
+# -- one by one ----------------------------------------------------------------------------------
+
+
+async def settle(session: Session, transitions: Sequence[Transition]) -> list[Settled]:
+    """Inside a transaction: decide in the order given, then write everything at once."""
+    fence = await Fence.around(session, transitions, lock="lock_leases")
+    versions = await _versions(session, transitions)
+    settling = _Settling(session, fence)
+    answers = [settling.settle(t, versions) for t in transitions]
+    released = await settling.write()
+    return [
+        Settled(a.answer, a.state, a.run_at, a.recorded, tuple(released[i]), a.at) if i in released else a
+        for i, a in enumerate(answers)
+    ]
+
+
+async def _versions(session: Session, transitions: Sequence[Transition]) -> dict[str, int]:
+    ids = sorted({t.job_id for t in transitions if t.occurrence is not None and is_id(t.job_id)})
+    if not ids:
+        return {}
+    return {row["id"]: row["version"] for row in await session.rows("versions", ids)}
+
+
+class _Settling:
+    """What a batch of transitions writes, gathered as rows for each table."""
+
+    def __init__(self, session: Session, fence: Fence) -> None:
+        self._session = session
+        self._fence = fence
+        self._now = fence.now
+        self._index = -1
+        self._attempts: list[tuple[object, ...]] = []
+        self._ready: list[tuple[object, ...]] = []
+        self._ended: list[tuple[object, ...]] = []
+        self._rearmed: list[str] = []
+        self._succeeded: dict[str, int] = {}  # job id → index of its transition
+        self._inserts: list[NewJob] = []
+        self._closed: Counter[str] = Counter()
+        self._tally: Counter[tuple[str, str]] = Counter()
+
+    def settle(self, t: Transition, versions: dict[str, int]) -> Settled:
+        self._index += 1
+        recorded = self._fence.recorded.get((t.job_id, t.number))
+        if recorded is not None:
+            answer = Answer.DONE if recorded == (t.token, t.status) else Answer.NOT_RUNNING
+            return Settled(answer, recorded=recorded[1], at=self._now)
+        entry = self._fence.admit(t)
+        if isinstance(entry, Answer):
+            return Settled(entry, at=self._now)
+        if t.occurrence is not None and t.occurrence.version != versions[t.job_id]:
+            return Settled(Answer.CHANGED, at=self._now)
+        settled = self._apply(t, entry)
+        self._fence.record(t)
+        self._closed[t.token] += 1
+        return settled
+
+    def _apply(self, t: Transition, entry: Entry) -> Settled:
+        cancelled = t.to is not State.SUCCEEDED and t.job_id in self._fence.cancels[t.token]
+        target = State.CANCELLED if cancelled else t.to
+        if not cancelled:
+            self._inserts += t.inserts
+        if target is State.READY:
+            return self._go_on(t, entry)
+        if t.occurrence is not None:
+            return self._rearm(t, entry, t.occurrence.due_at)
+        return self._end(t, entry, target, Reason.CANCELLED if cancelled else t.reason)
+
+    def _go_on(self, t: Transition, entry: Entry) -> Settled:
+        """Runnable again: after a delay, or in the place it had."""
+        run_at = entry.run_at if t.delay is None else self._now + t.delay
+        began = t.started_at is not None or t.status is AttemptStatus.LOST
+        self._record(t, entry, run_at)
+        begin_by = None if began else entry.expires_at
+        self._ready.append(
+            (
+                t.job_id,
+                run_at,
+                t.number,
+                t.attempts,
+                entry.first_number,
+                entry.due_at,
+                begin_by,
+                entry.delivery,
+                t.suspect,
+            )
+        )
+        return self._runnable_at(run_at)
+
+    def _rearm(self, t: Transition, entry: Entry, due_at: int) -> Settled:
+        """The run is over and the next occurrence is set, in one transaction."""
+        self._record(t, entry, due_at)
+        self._rearmed.append(t.job_id)
+        self._ready.append((t.job_id, due_at, t.number, 0, t.number + 1, due_at, None, entry.delivery, False))
+        return self._runnable_at(due_at)
+
+    def _end(self, t: Transition, entry: Entry, state: State, reason: Reason | None) -> Settled:
+        self._record(t, entry, None)
+        if state is State.SUCCEEDED:
+            self._succeeded[t.job_id] = self._index
+        else:
+            self._ended.append((t.job_id, state, reason, t.number, t.attempts, entry.delivery))
+        self._tally[entry.queue, state] += 1
+        return Settled(Answer.DONE, state, at=self._now)
+
+    def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
+        self._attempts.append(
+            (
+                t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at, next_at,
+                t.result, t.error, t.traceback, t.detail, t.outlived,
+            )
+        )  # fmt: skip
+
+    def _runnable_at(self, run_at: int) -> Settled:
+        state = State.READY if run_at <= self._now else State.SCHEDULED
+        return Settled(Answer.DONE, state, run_at, at=self._now)
+
+    # -- writing --
+
+    async def write(self) -> dict[int, list[str]]:
+        """Everything that was gathered; the dependants that were released, by the transition that did it."""
+        session = self._session
+        if not self._attempts:
+            return {}
+        self._attempts.sort(key=lambda row: (row[0], row[1]))
+        await session.do("insert_attempts", *columns(self._attempts), self._now)
+        if self._rearmed:
+            await session.do("delete_steps", self._rearmed)
+            await session.do("delete_progress", self._rearmed)
+        if self._ready:
+            await session.do("insert_ready", *columns(self._ready))
+        if self._ended:
+            await session.do("insert_ended", *columns(self._ended), self._now)
+        released = await self._release_dependants() if self._succeeded else {}
+        await self._close_leases()
+        await add_tallies(session, self._tally)
+        if self._inserts:
+            await enqueue(Session(session.connection, session.sql, self._now), self._inserts)
+        return released
+
+    async def _release_dependants(self) -> dict[int, list[str]]:
+        """Those for whom the last job to wait for has succeeded leave `waiting`."""
+        session, members = self._session, sorted(self._succeeded)
+        dependants = [row["id"] for row in await session.rows("open_dependants", members)]
+        if not dependants:
+            return {}
+        await session.rows("lock_jobs", sorted(dependants))
+        last: dict[str, int] = {}  # dependant → the transition after which it waits for nobody in this batch
+        for row in await session.rows("mark_members_done", members):
+            last[row["id"]] = max(last.get(row["id"], -1), self._succeeded[row["member"]])
+        released: dict[int, list[str]] = {}
+        # A statement of its own: it sees what others, whose lock we waited for, have committed.
+        for row in await session.rows("release", sorted(last)):
+            released.setdefault(last[row["id"]], []).append(row["id"])
+        return released
+
+    async def _close_leases(self) -> None:
+        tokens = sorted(self._closed)
+        ids = [row[0] for row in self._attempts]
+        await self._session.do("close_leases", tokens, [self._closed[token] for token in tokens], ids)
+        await self._session.do("delete_closed", tokens)
+
+
+async def add_tallies(session: Session, tally: Counter[tuple[str, str]]) -> None:
+    rows = [(queue, state, count) for (queue, state), count in sorted(tally.items()) if count]
+    if rows:
+        await session.do("add_tallies", *columns(rows))
+
+
+# -- progress and steps --------------------------------------------------------------------------
+
+
+async def note(session: Session, notes: Sequence[Note]) -> list[Answer]:
+    fence = await Fence.around(session, notes, lock="hold_leases")
+    answers: list[Answer] = []
+    progress: dict[str, tuple[object, ...]] = {}
+    steps: dict[tuple[str, str], tuple[object, ...]] = {}
+    for n in notes:
+        admitted = fence.admit(n)
+        if isinstance(admitted, Answer):
+            answers.append(admitted)
+            continue
+        answers.append(Answer.DONE)
+        if isinstance(n, ProgressNote):
+            progress[n.job_id] = (n.job_id, n.progress.fraction, n.progress.message)
+        else:
+            steps.setdefault((n.job_id, n.name), (n.job_id, n.name, n.result, n.number))
+    if progress:
+        await session.do("put_progress", *columns([progress[job_id] for job_id in sorted(progress)]))
+    if steps:
+        await session.do("put_steps", *columns([steps[key] for key in sorted(steps)]))
+    return answers

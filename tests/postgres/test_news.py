@@ -1,0 +1,133 @@
+"""Wake-up: notifications, coalesced, and polling as the net."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import asyncpg
+
+from taskharbor.drivers.base import Cancel
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres.news import channel_of
+from taskharbor.job import NewJob
+
+
+def job(number: int) -> NewJob:
+    return NewJob(f"019b76da-a800-7000-8000-{number:012x}", "task")
+
+
+async def _listening(driver: PostgresDriver) -> None:
+    """Until its listener is there: its first news say so."""
+    async with asyncio.timeout(10):
+        await driver.wait(driver.news(), 3600)
+
+
+async def _heard(driver: PostgresDriver, news: int) -> float:
+    """How long it took until there were other news than these."""
+    began = time.monotonic()
+    async with asyncio.timeout(10):
+        await driver.wait(news, 3600)
+    return time.monotonic() - began
+
+
+async def test_news_of_another_process_come_within_milliseconds(dsn: str) -> None:
+    mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    delays = []
+    for number in range(1, 8):
+        news = mine.news()
+        await others.enqueue([job(number)])
+        delays.append(await _heard(mine, news))
+    assert sorted(delays)[3] < 0.1  # the median: this is no benchmark, but it is no polling either
+    news = mine.news()
+    await others.operate(Cancel(), [job(1).id])
+    assert await _heard(mine, news) < 0.5
+    await mine.close()
+    await others.close()
+
+
+async def test_many_enqueues_send_few_notifications(dsn: str) -> None:
+    """A notification in every transaction would make every commit wait for a lock of the whole server."""
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    heard = []
+    connection = await asyncpg.connect(dsn)
+    await connection.add_listener(channel_of(driver.schema), lambda *notification: heard.append(notification))
+    for start in range(1, 401, 20):
+        await asyncio.gather(*[driver.enqueue([job(number)]) for number in range(start, start + 20)])
+    await asyncio.sleep(0.1)
+    assert 1 <= len(heard) < 200
+    await connection.close()
+    await driver.close()
+
+
+async def test_lost_listener_is_rebuilt_and_says_so(dsn: str) -> None:
+    """What happened while nobody listened has not been heard: so the return itself is news."""
+    mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    admin = await asyncpg.connect(dsn)
+    news = mine.news()
+    killed = await admin.fetch(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    )
+    assert len(killed) == 1
+    assert await _heard(mine, news) < 5
+    news = mine.news()
+    await others.enqueue([job(1)])
+    assert await _heard(mine, news) < 1
+    await admin.close()
+    await mine.close()
+    await others.close()
+
+
+async def test_without_listening_polling_is_enough(dsn: str) -> None:
+    """Behind a pooler there is no session to listen in."""
+    mine, others = PostgresDriver(dsn, listen=False), PostgresDriver(dsn, listen=False)
+    await mine.migrate()
+    news = mine.news()
+    await others.enqueue([job(1)])
+    assert await _heard(mine, news) < 3
+    admin = await asyncpg.connect(dsn)
+    assert not await admin.fetch(
+        "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+    )
+    await admin.close()
+    await mine.close()
+    await others.close()
+
+
+async def test_closing_leaves_no_task_and_no_waiter_behind(dsn: str) -> None:
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    waiting = asyncio.ensure_future(driver.wait(driver.news(), 3600))
+    await asyncio.sleep(0.2)
+    await driver.enqueue([job(1)])
+    await driver.close()
+    async with asyncio.timeout(5):
+        await waiting
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
+def test_channels_of_long_schemas_fit(dsn: str) -> None:
+    assert channel_of("taskharbor") == "taskharbor_taskharbor"
+    assert channel_of("a" * 63) != channel_of("b" * 63)
+    assert len(channel_of("a" * 63)) <= 63
+
+
+async def test_producer_that_enqueues_and_closes_at_once_is_heard(dsn: str) -> None:
+    """The notification that was still to be sent goes before the connections do."""
+    mine = PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    for number in range(1, 6):
+        news = mine.news()
+        producer = PostgresDriver(dsn)
+        await producer.enqueue([job(2 * number)])
+        await producer.enqueue([job(2 * number + 1)])
+        await producer.close()
+        assert await _heard(mine, news) < 0.5
+    await mine.close()
