@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from taskharbor import State
+from tests.cli.conftest import COMMAND
 
 
 def test_drain_executes_what_is_there_and_ends(run, harbor):
@@ -97,3 +101,15 @@ def test_a_store_that_cannot_be_opened_is_one_line(started):
     assert err.startswith("Error: ")
     assert len(err.splitlines()) == 1
     assert out == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell that closes descriptors")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_commands_do_their_work_with_closed_streams(harbor, url, closed):
+    """As a daemon's may be."""
+    job = harbor.enqueue("echo", {"message": "hi"})
+    words = shlex.join([*COMMAND, "worker", "--drain", "--url", url])
+    assert subprocess.run(["sh", "-c", f"{words} {closed}"], timeout=30, check=False).returncode == 0
+    assert job.refresh().state is State.SUCCEEDED
+    words = shlex.join([*COMMAND, "stats", "--url", url])
+    assert subprocess.run(["sh", "-c", f"{words} {closed}"], timeout=30, check=False).returncode == 0

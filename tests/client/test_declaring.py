@@ -290,3 +290,23 @@ def test_an_object_that_can_be_called_may_be_a_task(harbor: Harbor, work: Callab
     job = task.enqueue(21)
     work(harbor)
     assert job.result(timeout=5) == 42
+
+
+def test_a_script_s_tasks_have_the_same_names_in_a_process_that_it_spawns(tmp_path: Path):
+    script = tmp_path / "shop.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor('memory://')\n"
+        "@harbor.task\n"
+        "def sell() -> None: ...\n"
+        "def name(_):\n"
+        "    return sell.name\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(sell.name, *pool.map(name, [0]))\n"
+    )
+    told = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert told.stdout.split() == ["shop.sell", "shop.sell"]

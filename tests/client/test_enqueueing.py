@@ -296,3 +296,20 @@ async def test_a_hundred_tasks_enqueue_at_once(send: Sending, harbor: Harbor):
     jobs = await asyncio.gather(*(send.aenqueue(f"{n}") for n in range(100)))
     assert len({job.id for job in jobs}) == 100
     assert (await harbor.jobs.acounts())["ready"] == 100
+
+
+@pytest.mark.parametrize("options", [{"id": uuid.uuid4()}, {"idempotency_key": "k"}])
+def test_one_name_cannot_be_given_to_many_jobs(harbor: Harbor, options: dict[str, Any]):
+    @harbor.task
+    def work(n: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="names one job"):
+        work.using(**options).enqueue_many([{"n": 1}, {"n": 2}])
+    assert harbor.jobs.counts()["ready"] == 0
+    assert len(work.using(**options).enqueue_many([{"n": 1}])) == 1
+
+
+def test_a_duration_may_be_a_timedelta(harbor: Harbor):
+    job = harbor.enqueue("t", delay=timedelta(minutes=5), timeout=timedelta(seconds=1.5))
+    assert job.run_at - job.enqueued_at == timedelta(minutes=5)
+    assert job.timeout == 1.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sqlite3
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Harbor, SchemaError, StoreError, TaskHarborError
+from taskharbor import Harbor, SchemaError, StoreError, StoreUnavailable, TaskHarborError
 from taskharbor.drivers.sqlite import schema
 
 Asking = Callable[[Harbor], Any]
@@ -90,6 +91,7 @@ def test_an_empty_file_becomes_a_store(file: Path):
     file.touch()
     with Harbor(f"sqlite:///{file}") as harbor:
         harbor.enqueue("t")
+        assert harbor.jobs.counts()["ready"] == 1
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9])
@@ -291,3 +293,38 @@ def test_a_file_that_became_read_only_while_it_was_open(open_folder: Path):
                 harbor.enqueue("t")
             harbor.driver._engine._writer = ours  # type: ignore[attr-defined]
         assert harbor.jobs.get(job.id) == job
+
+
+def test_a_file_that_was_removed_while_it_was_open_accepts_nothing(file: Path):
+    """SQLite would write on into the file that nobody can open any more."""
+    with Harbor(f"sqlite:///{file}") as harbor:
+        harbor.enqueue("t")
+        for path in file.parent.iterdir():
+            path.unlink()
+        with pytest.raises(StoreUnavailable, match="removed or replaced") as caught:
+            harbor.enqueue("t")
+        assert len(caught.value.job_ids) == 1
+        assert not file.exists()
+        harbor.enqueue("t")  # from here on it is in the new file
+        assert harbor.jobs.counts()["ready"] == 1
+        assert file.exists()
+
+
+def test_closing_does_not_wait_for_a_lock_as_long_as_a_write_does(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.drivers.sqlite.engine.CLOSING_PATIENCE_SECONDS", 0.05)
+
+    async def story() -> None:
+        harbor = Harbor(f"sqlite:///{file}")
+        await harbor.aenqueue("t")
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            waiting = asyncio.ensure_future(harbor.aenqueue("t"))
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(harbor.close), 20)
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await waiting
+            other.execute("ROLLBACK")
+
+    asyncio.run(story())

@@ -176,9 +176,11 @@ async def test_a_cancelled_timer_does_not_fire():
 async def test_a_timer_of_no_delay_needs_no_advance():
     clock = ManualClock()
     rung = asyncio.Event()
+    began = clock.now()
     clock.call_later(0, rung.set)
     await rung.wait()
     await clock.sleep(0)
+    assert (rung.is_set(), clock.now()) == (True, began)
 
 
 async def test_an_error_in_a_timer_is_reported_and_the_next_one_fires():

@@ -143,7 +143,20 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+def _open_closed_streams() -> None:
+    """A daemon may be started with its streams closed. Then the next file it opens, the store say, would be its
+    standard output, and whatever is printed would go there: give it the null device instead."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
+            if getattr(sys, name) is None:
+                setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", closefd=False))
+
+
 def main() -> None:
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a letter that the terminal does not know is no failure
     cli(prog_name="taskharbor")

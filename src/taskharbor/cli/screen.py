@@ -44,8 +44,7 @@ STYLES = {
 class Screen:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        # A daemon may have been started with its standard output closed.
-        self.is_terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self.is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
     @cached_property
     def console(self) -> Console:

@@ -198,9 +198,8 @@ def default_name(function: Callable[..., Any]) -> str:
         )
     module = function.__module__
     if module in ("__main__", "__mp_main__"):  # the latter in a child that multiprocessing spawned
-        main = sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        file = getattr(main, "__file__", None)
+        main = getattr(function, "__globals__", None) or vars(sys.modules[module])
+        spec, file = main.get("__spec__"), main.get("__file__")
         module = spec.name if spec is not None else Path(file).stem if file else "main"
     return f"{module}.{name}".replace(".<locals>", "")
 
