@@ -63,7 +63,7 @@ class Reason(StrEnum):
     DISCARDED = "discarded"
 
 
-class Options(Struct, frozen=True, omit_defaults=True):
+class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     """What the claim and the store never look at: they keep it as one JSON text beside the job.
 
     `retry` is a policy as JSON, None for "no policy" given explicitly, or unset.
@@ -79,7 +79,7 @@ class Options(Struct, frozen=True, omit_defaults=True):
 NO_OPTIONS = Options()
 
 
-class NewJob(Struct, frozen=True):
+class NewJob(Struct, frozen=True, gc=False):
     """A job as a producer hands it to the store."""
 
     id: str
@@ -96,7 +96,7 @@ class NewJob(Struct, frozen=True):
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
 
 
-class JobRecord(Struct, frozen=True):
+class JobRecord(Struct, frozen=True, gc=False):
     """A job as the store tells it: what was enqueued, and where it stands now."""
 
     id: str
@@ -135,7 +135,7 @@ class Progress(Struct, frozen=True):
     message: str = ""
 
 
-class AttemptRecord(Struct, frozen=True):
+class AttemptRecord(Struct, frozen=True, gc=False):
     """One row of history."""
 
     job_id: str

@@ -8,7 +8,7 @@ from taskharbor.job import Reason
 from taskharbor.retry import ErrorInfo
 
 
-class Succeeded(Struct, frozen=True):
+class Succeeded(Struct, frozen=True, gc=False):
     result: str | None = None  # JSON
 
 

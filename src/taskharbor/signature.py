@@ -124,6 +124,8 @@ class CallPlan:
 
         `partial` lets required ones be left out (`task.s()`, where a workflow fills in the rest).
         """
+        if not args and not kwargs and (partial or not self.required):
+            return {}
         if len(args) > len(self._positional):
             raise PayloadError(
                 f"task {self.task!r} takes {_count(len(self._positional), 'positional argument')}, "

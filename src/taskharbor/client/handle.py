@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
 from taskharbor.client.facade import synced
 from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import decode_payload
-from taskharbor.drivers.base import Driver
+from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, JobRecord, Progress, Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, JobRecord, NewJob, Progress, Reason, State
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -20,19 +23,23 @@ R_co = TypeVar("R_co", covariant=True)
 RESULT_POLL_SECONDS = 1.0  # the safety net under the store's news
 
 
-class Job(Generic[R_co]):
+class Job(Struct, Generic[R_co], eq=False, gc=False):
     """A job as it stood when this was read. It never changes; `refresh()` gives a newer one."""
 
-    __slots__ = ("_harbor", "_record", "existed")
-
-    def __init__(self, record: JobRecord, harbor: Harbor, *, existed: bool = True) -> None:
-        object.__setattr__(self, "_record", record)
-        object.__setattr__(self, "_harbor", harbor)
-        object.__setattr__(self, "existed", existed)
-
-    existed: bool
-    _record: JobRecord
+    # The record, or what it is made of once somebody asks: of a hundred thousand that are enqueued at once,
+    # nobody looks at more than a few.
+    _read: JobRecord | tuple[NewJob, Enqueued]
     _harbor: Harbor
+    existed: bool = True
+
+    @property
+    def _record(self) -> JobRecord:
+        read = self._read
+        if isinstance(read, JobRecord):
+            return read
+        record = _enqueued_record(*read)
+        force_setattr(self, "_read", record)
+        return record
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
@@ -295,3 +302,21 @@ def _ending(record: JobRecord) -> JobFailed | JobCancelled:
 
 def _datetime(micros: int | None) -> datetime | None:
     return None if micros is None else from_micros(micros)
+
+
+def _enqueued_record(job: NewJob, answer: Enqueued) -> JobRecord:
+    return JobRecord(
+        answer.id,
+        job.task,
+        job.payload,
+        job.queue,
+        job.priority,
+        answer.state,
+        answer.enqueued_at,
+        answer.run_at,
+        expires_at=job.expires_at,
+        idempotency_key=job.idempotency_key,
+        delivery=job.delivery,
+        options=job.options,
+        depends_on=job.depends_on,
+    )

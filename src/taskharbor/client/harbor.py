@@ -191,10 +191,12 @@ class Harbor:
         if block is None and self.events.wanted("enqueued"):
             self._tell_enqueued(jobs, answers)
         if not any(answer.existed for answer in answers):
-            return [Job(_record(job, a), self, existed=False) for job, a in zip(jobs, answers, strict=True)]
+            return [
+                Job((job, answer), self, existed=False) for job, answer in zip(jobs, answers, strict=True)
+            ]
         existing = await self.driver.get([answer.id for answer in answers])
         return [
-            Job(found or _record(job, answer), self, existed=answer.existed)
+            Job(found or (job, answer), self, existed=answer.existed)
             for job, answer, found in zip(jobs, answers, existing, strict=True)
         ]
 
@@ -365,21 +367,3 @@ def _checked_signature(signature: Signature[Any]) -> Signature[Any]:
             f"enqueue_many takes signatures such as task.s(1, x=2), not {type(signature).__name__}"
         )
     return signature
-
-
-def _record(job: NewJob, answer: Enqueued) -> JobRecord:
-    return JobRecord(
-        answer.id,
-        job.task,
-        job.payload,
-        job.queue,
-        job.priority,
-        answer.state,
-        answer.enqueued_at,
-        answer.run_at,
-        expires_at=job.expires_at,
-        idempotency_key=job.idempotency_key,
-        delivery=job.delivery,
-        options=job.options,
-        depends_on=job.depends_on,
-    )

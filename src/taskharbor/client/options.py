@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
@@ -148,12 +149,21 @@ def refuse_none_of_declared(options: dict[str, Any], declared: dict[str, Any]) -
 
 def new_job(task: str, payload: str, checked: dict[str, Any]) -> NewJob:
     """A job to store, from options that `checked_options` has passed."""
+    return job_maker(task, checked)(payload)
+
+
+def job_maker(task: str, checked: dict[str, Any]) -> Callable[[str], NewJob]:
+    """Makes jobs that differ in their payloads; what they share is worked out once."""
     fields = dict(checked)
     inner = fields.pop("options", None)
-    job_id = fields.pop("id", None) or new_id()
-    if not inner:
-        return NewJob(job_id, task, payload, **fields)
-    return NewJob(job_id, task, payload, options=Options(**inner), **fields)
+    given_id = fields.pop("id", None)
+    if inner:
+        fields["options"] = Options(**inner)
+
+    def make(payload: str) -> NewJob:
+        return NewJob(given_id or new_id(), task, payload, **fields)
+
+    return make
 
 
 def checked_instant(value: datetime, name: str) -> int:

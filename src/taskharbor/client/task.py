@@ -15,6 +15,7 @@ from taskharbor.client.handle import Job
 from taskharbor.client.options import (
     EnqueueOptions,
     checked_options,
+    job_maker,
     merged,
     new_job,
     refuse_none_of_declared,
@@ -76,7 +77,8 @@ class Enqueueable(Generic[P, R]):
 
     async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
         """Store a job for each mapping of arguments: one round trip, all or nothing."""
-        jobs = [self._task.new_job((), _arguments(payload), self._options) for payload in payloads]
+        make, encode = job_maker(self._task.name, self._options), self._task.plan.encode
+        jobs = [make(encode((), _arguments(payload))) for payload in payloads]
         if len(jobs) > 1:
             _refuse_one_name_for_many(self._options)
         return await self._task.harbor._store(jobs)
@@ -214,7 +216,7 @@ def _refuse_one_name_for_many(options: dict[str, Any]) -> None:
 
 
 def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(payload, Mapping):
+    if type(payload) is not dict and not isinstance(payload, Mapping):  # the first test is the cheaper one
         raise PayloadError(
             f"enqueue_many takes a mapping of arguments for each job, not {shorten(payload)}; "
             'for example [{"to": "a@b.c"}, {"to": "d@e.f"}]'

@@ -41,7 +41,7 @@ from taskharbor.job import (
 # -- enqueue -------------------------------------------------------------------------------------
 
 
-class Enqueued(Struct, frozen=True):
+class Enqueued(Struct, frozen=True, gc=False):
     """The job that now stands for the one given: itself, or the one that existed."""
 
     id: str
@@ -66,7 +66,7 @@ class ClaimRequest(Struct, frozen=True):
     supervised: bool = False  # another process watches over this worker
 
 
-class Claimed(Struct, frozen=True, array_like=True):
+class Claimed(Struct, frozen=True, array_like=True, gc=False):
     """A job under a lease, with what executing and settling it takes. (A store may hand it over as an array.)"""
 
     id: str
@@ -156,7 +156,7 @@ class Occurrence(Struct, frozen=True):
     version: int
 
 
-class Transition(Struct, frozen=True):
+class Transition(Struct, frozen=True, gc=False):
     """The end of one attempt: what it proves, what to record, and where the job goes.
 
     To `READY`, the job is runnable after `delay` from the store's now, or, when `delay` is None, at once
@@ -185,7 +185,7 @@ class Transition(Struct, frozen=True):
     occurrence: Occurrence | None = None
 
 
-class Settled(Struct, frozen=True):
+class Settled(Struct, frozen=True, gc=False):
     answer: Answer
     state: State | None = None  # where the job went
     run_at: int | None = None  # when it is runnable again

@@ -82,6 +82,17 @@ class Session:
             inserted += self.executemany(statement, rows[whole:]).rowcount
         return inserted
 
+    def insert_alike(self, statement: str, shared: tuple[Any, ...], rows: Sequence[tuple[Any, ...]]) -> int:
+        """`insert` for rows that share values: binding a value costs as much as storing it."""
+        inserted = 0
+        whole = len(rows) - len(rows) % ROWS_PER_STEP
+        for start in range(0, whole, ROWS_PER_STEP):
+            values = (*shared, *chain.from_iterable(rows[start : start + ROWS_PER_STEP]))
+            inserted += self.execute(_many_rows(statement), values).rowcount
+        if whole < len(rows):
+            inserted += self.executemany(statement, [shared + row for row in rows[whole:]]).rowcount
+        return inserted
+
 
 @cache
 def _many_rows(statement: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -31,29 +33,45 @@ def _is_plain(job: NewJob) -> bool:
     return job.idempotency_key is None and not job.depends_on and not job.options.tags
 
 
+# What jobs of one call usually have in common.
+_shared = attrgetter("queue", "task", "priority", "run_at", "delay", "expires_at", "delivery", "options")
+
+
 def _enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
     """All at once, when nothing can exist already but an id; None, with nothing done, if one did."""
-    now = session.now
-    job_rows: list[tuple[Any, ...]] = []
-    ready_rows: list[tuple[Any, ...]] = []
-    answers: list[Enqueued] = []
-    for job in jobs:
-        run_at = _run_at(job, now)
-        job_rows.append(_job_row(job, run_at, now))
-        ready_rows.append(
-            (0, job.queue, -job.priority, run_at, job.id, 0, 0, 1, None, job.expires_at, job.delivery)
-        )
-        answers.append(
-            Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
-        )
     session.execute("SAVEPOINT bulk")
-    if session.insert(ENQUEUE["insert_job"], job_rows) != len(jobs):
-        session.execute("ROLLBACK TO bulk")
-        session.execute("RELEASE bulk")
-        return None
-    session.insert(ENQUEUE["insert_ready"], ready_rows)
+    answers: list[Enqueued] = []
+    for _, group in groupby(jobs, _shared):
+        stored = _enqueue_alike(session, list(group))
+        if stored is None:
+            session.execute("ROLLBACK TO bulk")
+            session.execute("RELEASE bulk")
+            return None
+        answers += stored
     session.execute("RELEASE bulk")
     return answers
+
+
+def _enqueue_alike(session: Session, jobs: list[NewJob]) -> list[Enqueued] | None:
+    """Jobs that differ in nothing but ids and payloads; None if an id existed."""
+    first, now = jobs[0], session.now
+    run_at = _run_at(first, now)
+    ids = [job.id for job in jobs]
+    inserted = session.insert_alike(
+        ENQUEUE["insert_alike_jobs"],
+        (first.queue, first.task, first.priority, run_at, now, first.expires_at, first.delivery,
+         encoded_options(first.options)),
+        list(zip(ids, [job.payload for job in jobs], strict=True)),
+    )  # fmt: skip
+    if inserted != len(jobs):
+        return None
+    session.insert_alike(
+        ENQUEUE["insert_alike_ready"],
+        (first.queue, -first.priority, run_at, first.expires_at, first.delivery),
+        list(zip(ids, strict=True)),
+    )
+    state = State.READY if run_at <= now else State.SCHEDULED
+    return [Enqueued(job_id, False, state, run_at, now) for job_id in ids]
 
 
 def _enqueue_each(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:

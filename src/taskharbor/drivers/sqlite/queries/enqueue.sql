@@ -10,6 +10,18 @@ INSERT INTO taskharbor_ready
     (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at, delivery)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
+-- name: insert_alike_jobs
+-- Many that differ in their ids and payloads alone: whatever they share is bound once for all of them.
+INSERT INTO taskharbor_jobs
+    (queue, task, priority, run_at, enqueued_at, expires_at, delivery, options, id, payload)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: insert_alike_ready
+INSERT INTO taskharbor_ready
+    (queue, rank, run_at, expires_at, delivery, id, suspect, number, attempts, first_number)
+VALUES (?1, ?2, ?3, ?4, ?5, ?, 0, 0, 0, 1)
+
 -- name: job_by_key
 SELECT id FROM taskharbor_jobs WHERE queue = ? AND idempotency_key = ?
 
