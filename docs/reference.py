@@ -184,7 +184,8 @@ def _is_record(cls: type) -> bool:
 
 def _fields(cls: type) -> Iterator[tuple[str, str]]:
     for name, hint in inspect.get_annotations(cls).items():
-        yield name, str(hint)
+        if not name.startswith("_"):
+            yield name, str(hint)
 
 
 def members(cls: type) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Worker:
         *,
         max_losses: int = DEFAULT_MAX_LOSSES,
         unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
-        poll_seconds: float = 1.0,
+        poll_seconds: float = 5.0,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -222,6 +222,7 @@ class _Shift:
 
     async def work(self, until_drained: bool) -> None:
         await self._maintenance.collect()
+        await self._maintenance.expire()
         logger.info("worker started", extra={"fields": self._about()})
         try:
             await self._work_together(until_drained)
