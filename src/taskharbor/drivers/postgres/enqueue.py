@@ -26,27 +26,40 @@ def is_plain(job: NewJob) -> bool:
 
 async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
     """All at once, when each must be new; None, with nothing stored, if one is not."""
-    ordered = _in_lock_order(jobs)
-    session.expect(len(jobs))
     try:
-        now = await session.value(
-            "enqueue",
-            [job.id for job in ordered],
-            [job.queue for job in ordered],
-            [job.task for job in ordered],
-            [job.payload for job in ordered],
-            [job.priority for job in ordered],
-            [job.run_at for job in ordered],
-            [job.delay for job in ordered],
-            [job.expires_at for job in ordered],
-            [job.idempotency_key for job in ordered],
-            [job.delivery for job in ordered],
-            [encoded_options(job.options) for job in ordered],
-            session.given_now,
-        )
+        now = await (_insert_one(session, jobs[0]) if len(jobs) == 1 else _insert_all(session, jobs))
     except asyncpg.UniqueViolationError:
         return None
     return [_fresh_answer(job, now) for job in jobs]
+
+
+async def _insert_one(session: Session, job: NewJob) -> int:
+    now: int = await session.value(
+        "enqueue_one", job.id, job.queue, job.task, job.payload, job.priority, job.run_at, job.delay,
+        job.expires_at, job.idempotency_key, job.delivery, encoded_options(job.options), session.given_now,
+    )  # fmt: skip
+    return now
+
+
+async def _insert_all(session: Session, jobs: Sequence[NewJob]) -> int:
+    ordered = _in_lock_order(jobs)
+    session.expect(len(jobs))
+    now: int = await session.value(
+        "enqueue",
+        [job.id for job in ordered],
+        [job.queue for job in ordered],
+        [job.task for job in ordered],
+        [job.payload for job in ordered],
+        [job.priority for job in ordered],
+        [job.run_at for job in ordered],
+        [job.delay for job in ordered],
+        [job.expires_at for job in ordered],
+        [job.idempotency_key for job in ordered],
+        [job.delivery for job in ordered],
+        [encoded_options(job.options) for job in ordered],
+        session.given_now,
+    )
+    return now
 
 
 def _in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
