@@ -11,7 +11,7 @@ import pytest
 
 from taskharbor.clock import SystemClock
 from taskharbor.drivers.base import Answer, ClaimRequest, Settled, Transition
-from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres import PostgresDriver, connections
 from taskharbor.errors import ConfigurationError, PayloadError, StoreError, StoreUnavailable
 from taskharbor.job import AttemptStatus, NewJob, State
 from tests.postgres import store
@@ -108,6 +108,51 @@ async def test_cancelled_call_leaves_no_broken_connection_behind(dsn: str) -> No
         assert await driver.now() > 0
     await driver.enqueue([job(number + 1) for number in range(20)])
     assert (await driver.counts())[State.READY] == 20
+    await driver.close()
+
+
+async def test_slow_server_is_given_more_time_after_every_timeout(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what takes longer than usual would be begun again and again, and never be done."""
+    monkeypatch.setattr(connections, "PROMPT_SECONDS", 0.2)
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+
+    async def slow(session: connections.Session) -> object:
+        return await session.connection.fetchval("SELECT 7 FROM pg_sleep(1)")
+
+    answers: list[object] = []
+    async with asyncio.timeout(30):
+        while not answers or answers[-1] is None:
+            try:
+                answers.append(await driver._connections.run(connections.Lane.CLAIM, slow, prompt=True))
+            except StoreUnavailable:
+                answers.append(None)
+    assert answers == [None, None, None, 7]  # 0.2, 0.4, 0.8 and 1.6 seconds
+    assert await driver._connections.run(connections.Lane.CLAIM, lambda s: s.now(), prompt=True)
+    with pytest.raises(StoreUnavailable):  # and the usual time again, once it was quick
+        await driver._connections.run(connections.Lane.CLAIM, slow, prompt=True)
+    await driver.close()
+
+
+async def test_transaction_that_its_client_left_open_is_ended_by_the_server(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that stood still for too long finds its transaction gone: an outage like others, and repeated."""
+    monkeypatch.setitem(connections.SESSION, "idle_in_transaction_session_timeout", "200ms")
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+
+    async def stall(session: connections.Session) -> int:
+        await session.now()
+        await asyncio.sleep(1.5)
+        return await session.now()
+
+    with pytest.raises(StoreUnavailable):
+        await driver._connections.transact(connections.Lane.SETTLE, stall)
+    await driver.enqueue([job(1)])
+    assert (await driver.counts())[State.READY] == 1
     await driver.close()
 
 

@@ -17,13 +17,13 @@ SECONDS = 60
 class CountingDriver(PostgresDriver):
     queries = 0
 
-    async def _run(self, lane: Lane, work: Work[Any], now: int | None = None) -> Any:
+    async def _run(self, lane: Lane, work: Work[Any], now: int | None = None, **more: Any) -> Any:
         self.queries += 1
-        return await super()._run(lane, work, now)
+        return await super()._run(lane, work, now, **more)
 
-    async def _transact(self, lane: Lane, work: Work[Any], now: int | None = None) -> Any:
+    async def _transact(self, lane: Lane, work: Work[Any], now: int | None = None, **more: Any) -> Any:
         self.queries += 3  # with its BEGIN and COMMIT
-        return await super()._transact(lane, work, now)
+        return await super()._transact(lane, work, now, **more)
 
 
 async def test_idle_worker_makes_fewer_than_two_queries_a_second(dsn: str) -> None:

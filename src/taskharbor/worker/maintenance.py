@@ -16,7 +16,7 @@ from taskharbor.worker.report import Reporter
 logger = logging.getLogger("taskharbor.worker")
 
 COLLECT_SECONDS = 0.9  # a vanished worker's jobs start again within the lease and this
-EXPIRE_EVERY = 4  # rounds: nobody begins an expired job anyway, so its end can be written down a little later
+EXPIRE_EVERY = 8  # rounds: nobody begins an expired job anyway, so its end can be written down a little later
 PRUNE_EVERY = 70  # rounds: about a minute
 EXPIRE_BATCH = 500
 

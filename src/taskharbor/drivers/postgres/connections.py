@@ -19,17 +19,33 @@ from typing import Any, TypeVar
 import asyncpg
 
 from taskharbor.drivers.postgres import instants
-from taskharbor.drivers.postgres.explain import COLLISIONS, explained
+from taskharbor.drivers.postgres.explain import COLLISIONS, ends_connection, explained
 
 T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
-# After this long a command counts as lost: the network swallows answers without telling anybody.
+# After this long an answer counts as lost: the network swallows answers without telling anybody. What a worker
+# lives by is answered within milliseconds or not at all, and it has to go on soon after the network does.
+PROMPT_SECONDS = 5.0
+# Everything else may wait for somebody's locks, or have much to do.
 COMMAND_SECONDS = 15.0
+PATIENCE_MAX = 8  # times as long, where a slow server, not the network, is why nothing was answered in time
 JOBS_PER_SECOND_AT_LEAST = 1000.0  # what even a slow server stores in bulk
 COLLISIONS_MAX = 20  # how often a transaction is repeated because of somebody else's locks
 CLOSE_SECONDS = 3.0
 
+# What the server does about a client that the network has swallowed, and it cannot know about: an open transaction
+# holds locks that the client's next connection waits for, and an idle connection takes up a place.
+SESSION = {
+    "idle_in_transaction_session_timeout": "5s",
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "jit": "off",  # compiling a plan takes longer than anything that is done here
+}
+
+_UNANSWERED = (OSError, asyncpg.CannotConnectNowError)  # (a timeout is an OSError)
 _INHERITED: list[object] = []  # connections of a parent process: never used, never closed
 
 
@@ -44,29 +60,37 @@ class Lane(Enum):
 class Session:
     """One operation's view of the database: a connection, the statements, and the time if it was given."""
 
-    __slots__ = ("connection", "given_now", "seconds", "sql")
+    __slots__ = ("connection", "given_now", "limit", "sql")
 
-    def __init__(self, connection: asyncpg.Connection, sql: dict[str, str], now: int | None) -> None:
+    def __init__(
+        self,
+        connection: asyncpg.Connection,
+        sql: dict[str, str],
+        now: int | None,
+        limit: asyncio.Timeout | None = None,
+    ) -> None:
         self.connection = connection
         self.sql = sql
         self.given_now = now
-        self.seconds: float | None = None  # that a statement may take; None: the usual time
+        self.limit = limit  # on the time that the whole operation may take
 
     def expect(self, jobs: int) -> None:
         """So many jobs at once may take longer than usual."""
-        self.seconds = COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST
+        if self.limit is not None:
+            seconds = COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST
+            self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
     async def rows(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
-        return await self.connection.fetch(self.sql[name], *arguments, timeout=self.seconds)
+        return await self.connection.fetch(self.sql[name], *arguments)
 
     async def row(self, name: str, *arguments: Any) -> asyncpg.Record | None:
-        return await self.connection.fetchrow(self.sql[name], *arguments, timeout=self.seconds)
+        return await self.connection.fetchrow(self.sql[name], *arguments)
 
     async def value(self, name: str, *arguments: Any) -> Any:
-        return await self.connection.fetchval(self.sql[name], *arguments, timeout=self.seconds)
+        return await self.connection.fetchval(self.sql[name], *arguments)
 
     async def do(self, name: str, *arguments: Any) -> None:
-        await self.connection.execute(self.sql[name], *arguments, timeout=self.seconds)
+        await self.connection.execute(self.sql[name], *arguments)
 
     async def now(self) -> int:
         """The given time, or the server's at this moment: ask after the locks are held."""
@@ -77,6 +101,23 @@ class Session:
 
 
 Work = Callable[[Session], Awaitable[T]]
+
+
+async def _transaction(session: Session, work: Work[T]) -> T:
+    """Rolled back only where the server has refused something: what else goes wrong ends the connection.
+
+    (A rollback after a lost answer would wait for an answer as well.)
+    """
+    transaction = session.connection.transaction()
+    await transaction.start()
+    try:
+        answer = await work(session)
+    except asyncpg.PostgresError as error:
+        if not ends_connection(error):
+            await transaction.rollback()
+        raise
+    await transaction.commit()
+    return answer
 
 
 class Connections:
@@ -96,23 +137,21 @@ class Connections:
 
     # -- running work --
 
-    async def run(self, lane: Lane, work: Work[T], now: int | None = None) -> T:
+    async def run(self, lane: Lane, work: Work[T], now: int | None = None, *, prompt: bool = False) -> T:
         """One statement, in a transaction of its own, repeated when it collided with another one."""
-        return await self._repeatedly(lane, work, now, transaction=self._pooler)
+        return await self._repeatedly(lane, work, now, transaction=self._pooler, prompt=prompt)
 
-    async def transact(self, lane: Lane, work: Work[T], now: int | None = None) -> T:
+    async def transact(self, lane: Lane, work: Work[T], now: int | None = None, *, prompt: bool = False) -> T:
         """Several statements in one transaction, repeated when it collided with another one."""
-        return await self._repeatedly(lane, work, now, transaction=True)
+        return await self._repeatedly(lane, work, now, transaction=True, prompt=prompt)
 
-    async def _repeatedly(self, lane: Lane, work: Work[T], now: int | None, *, transaction: bool) -> T:
+    async def _repeatedly(
+        self, lane: Lane, work: Work[T], now: int | None, *, transaction: bool, prompt: bool
+    ) -> T:
         try:
             for repetition in range(COLLISIONS_MAX):
                 try:
-                    async with self._connection(lane) as connection:
-                        if not transaction:
-                            return await work(Session(connection, self._sql, now))
-                        async with connection.transaction():
-                            return await work(Session(connection, self._sql, now))
+                    return await self._once(lane, work, now, transaction=transaction, prompt=prompt)
                 except COLLISIONS:
                     if repetition == COLLISIONS_MAX - 1:
                         raise
@@ -122,35 +161,84 @@ class Connections:
             raise self._explained(error) from error
         raise AssertionError("the last repetition returns or raises")
 
+    async def _once(
+        self, lane: Lane, work: Work[T], now: int | None, *, transaction: bool, prompt: bool
+    ) -> T:
+        pool = await self._pool()
+        async with pool.seats[lane]:
+            try:
+                connection = pool.take(lane) or await self.connect()
+            except _UNANSWERED:
+                pool.distrust()
+                raise
+            whole = False
+            try:
+                seconds = (PROMPT_SECONDS if prompt else COMMAND_SECONDS) * pool.patience[lane]
+                async with asyncio.timeout(seconds) as limit:
+                    session = Session(connection, self._sql, now, limit)
+                    answer = await (_transaction(session, work) if transaction else work(session))
+                pool.patience[lane] = 1
+                whole = True
+                return answer
+            except asyncpg.PostgresError as error:
+                whole = not ends_connection(error)  # the server has refused something, and listens on
+                if not whole:
+                    pool.distrust()
+                raise
+            except TimeoutError:
+                pool.distrust()
+                # Were it the server that is slow, and not the network that is gone, it would never be done.
+                pool.patience[lane] = min(2 * pool.patience[lane], PATIENCE_MAX)
+                raise
+            except OSError:
+                pool.distrust()
+                raise
+            finally:
+                if whole:
+                    pool.give_back(lane, connection)
+                else:
+                    # Cancelled or broken in the middle of something: nobody knows what it would answer next.
+                    connection.terminate()
+
     def _explained(self, error: BaseException) -> BaseException:
         return explained(error, self.dsn, self.schema)
 
     # -- connections --
 
-    async def connect(self) -> asyncpg.Connection:
-        settings = {"application_name": "taskharbor"}
-        if not self._pooler:
-            settings["jit"] = "off"  # compiling a plan takes longer than anything that is done here
-        connection = await asyncpg.connect(
-            self.dsn,
-            timeout=CONNECT_SECONDS,
-            command_timeout=COMMAND_SECONDS,
-            statement_cache_size=0 if self._pooler else 200,
-            max_cached_statement_lifetime=0,  # for as long as the connection lasts
-            server_settings=settings,
-        )
-        try:
-            await instants.install(connection)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
+    async def connect(
+        self, command_seconds: float | None = None, name: str = "taskharbor"
+    ) -> asyncpg.Connection:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            connection = await asyncpg.connect(
+                self.dsn,
+                timeout=CONNECT_SECONDS,
+                command_timeout=command_seconds,
+                statement_cache_size=0 if self._pooler else 200,
+                max_cached_statement_lifetime=0,  # for as long as the connection lasts
+                server_settings={"application_name": name},
+            )
+            try:
+                if self._pooler:
+                    async with connection.transaction():
+                        await instants.install(connection)
+                else:
+                    # Not with the server_settings: a pooler in session mode refuses those that it does not know.
+                    await connection.execute(
+                        "".join(f"SET {key} = '{value}';" for key, value in SESSION.items())
+                    )
+                    await instants.install(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+            return connection
 
     @asynccontextmanager
-    async def dedicated(self) -> AsyncIterator[asyncpg.Connection]:
-        """A connection for something long, outside of the lanes."""
+    async def dedicated(
+        self, command_seconds: float = COMMAND_SECONDS, name: str = "taskharbor"
+    ) -> AsyncIterator[asyncpg.Connection]:
+        """A connection for something long, outside of the lanes; `name` is what the server calls it."""
         try:
-            connection = await self.connect()
+            connection = await self.connect(command_seconds, name)
             try:
                 yield connection
             finally:
@@ -158,21 +246,9 @@ class Connections:
         except Exception as error:
             raise self._explained(error) from error
 
-    @asynccontextmanager
-    async def _connection(self, lane: Lane) -> AsyncIterator[asyncpg.Connection]:
-        pool = await self._pool()
-        async with pool.seats[lane]:
-            connection = pool.take(lane) or await self.connect()
-            try:
-                yield connection
-            except asyncpg.PostgresError:
-                pool.give_back(lane, connection)  # the server has refused something; the connection is whole
-                raise
-            except BaseException:
-                # Cancelled or broken in the middle of something: nobody knows what it would answer next.
-                connection.terminate()
-                raise
-            pool.give_back(lane, connection)
+    async def distrust(self) -> None:
+        """A connection that is none of the lanes' was lost: theirs may be as well."""
+        (await self._pool()).distrust()
 
     async def _pool(self) -> _Pool:
         if self._pid != os.getpid():
@@ -208,6 +284,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.seats = {lane: asyncio.Semaphore(lane.value) for lane in Lane}
+        self.patience = dict.fromkeys(Lane, 1)  # how many times the usual time a lane may take
         self._idle: dict[Lane, list[asyncpg.Connection]] = {lane: [] for lane in Lane}
         self._closed = False
         self._watch = self._until_the_loop_ends()
@@ -225,6 +302,12 @@ class _Pool:
             connection.terminate()
         elif not connection.is_closed():
             self._idle[lane].append(connection)
+
+    def distrust(self) -> None:
+        """One connection was lost, so the idle ones may be as well: each would cost its user the whole time."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().terminate()
 
     async def watch(self) -> None:
         """A loop that ends closes its asynchronous generators: this one takes the connections along."""

@@ -86,15 +86,17 @@ class PostgresDriver(Driver):
         """The time that was given, or None for the server's."""
         return now if now is not None or self._decides is None else self._decides.now()
 
-    async def _run(self, lane: Lane, work: Work[T], now: int | None = None) -> T:
+    async def _run(self, lane: Lane, work: Work[T], now: int | None = None, *, prompt: bool = False) -> T:
         if not self._checked:
             await self.open()
-        return await self._connections.run(lane, work, self._time(now))
+        return await self._connections.run(lane, work, self._time(now), prompt=prompt)
 
-    async def _transact(self, lane: Lane, work: Work[T], now: int | None = None) -> T:
+    async def _transact(
+        self, lane: Lane, work: Work[T], now: int | None = None, *, prompt: bool = False
+    ) -> T:
         if not self._checked:
             await self.open()
-        return await self._connections.transact(lane, work, self._time(now))
+        return await self._connections.transact(lane, work, self._time(now), prompt=prompt)
 
     # -- life --
 
@@ -146,17 +148,17 @@ class PostgresDriver(Driver):
         return await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
-        claim = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request), now)
+        claim = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request), now, prompt=True)
         self._covered.remember(request.token, claim)
         return claim
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         # A mark of at_most_once belongs into the same transaction as the proof that the lease is live.
         run = self._transact if any(each.at_most_once for each in extensions) else self._run
-        return await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now)
+        return await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now, prompt=True)
 
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
-        return await self._run(Lane.REST, lambda s: leases.take_expired(s, token, lease), now)
+        return await self._run(Lane.REST, lambda s: leases.take_expired(s, token, lease), now, prompt=True)
 
     async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
         if not transitions:
@@ -165,9 +167,13 @@ class PostgresDriver(Driver):
         plain = settle.plain_successes(self._covered, transitions)
         if plain is not None:
             successes = plain
-            answers = await self._run(Lane.SETTLE, lambda s: settle.settle_plainly(s, successes), now)
+            answers = await self._run(
+                Lane.SETTLE, lambda s: settle.settle_plainly(s, successes), now, prompt=True
+            )
         if answers is None:
-            answers = await self._transact(Lane.SETTLE, lambda s: settle.settle(s, transitions), now)
+            answers = await self._transact(
+                Lane.SETTLE, lambda s: settle.settle(s, transitions), now, prompt=True
+            )
         self._news.tell(urgent=False)
         await self._fold_now_and_then()
         return answers
@@ -175,15 +181,15 @@ class PostgresDriver(Driver):
     async def _fold_now_and_then(self) -> None:
         self._settles += 1
         if self._settles % FOLD_EVERY == 0:
-            await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"))
+            await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
 
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
         if not notes:
             return []
-        return await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now)
+        return await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now, prompt=True)
 
     async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        await self._transact(Lane.REST, lambda s: leases.outlive(s, token, jobs))
+        await self._transact(Lane.REST, lambda s: leases.outlive(s, token, jobs), prompt=True)
 
     def news(self) -> int:
         return self._news.count()
@@ -194,16 +200,16 @@ class PostgresDriver(Driver):
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
-        return await self._run(Lane.REST, lambda s: reads.get(s, ids), now)
+        return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
         return await self._run(Lane.REST, lambda s: reads.counts(s, queue), now)
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
-        return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit))
+        return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit), prompt=True)
 
     async def steps(self, job_id: str) -> dict[str, str]:
-        return await self._run(Lane.REST, lambda s: reads.steps(s, job_id))
+        return await self._run(Lane.REST, lambda s: reads.steps(s, job_id), prompt=True)
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
         return await self._run(Lane.REST, reads.queues, now)
@@ -248,7 +254,7 @@ class PostgresDriver(Driver):
         self._news.tell(urgent=True)
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
-        expired = await self._run(Lane.REST, lambda s: operate.expire(s, limit), now)
+        expired = await self._run(Lane.REST, lambda s: operate.expire(s, limit), now, prompt=True)
         if expired:
             self._news.tell(urgent=False)
         return expired

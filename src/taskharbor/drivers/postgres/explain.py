@@ -49,6 +49,12 @@ def address_of(dsn: str) -> str:
     return f"postgresql://{host}{port}{parts.path}"
 
 
+def ends_connection(error: asyncpg.PostgresError) -> bool:
+    """Whether the connection goes with it: the server has closed it, or will have in a moment."""
+    severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)
+    return severity in ("FATAL", "PANIC") or isinstance(error, exceptions.PostgresConnectionError)
+
+
 def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     """The error as one of ours; itself where it is one already, or nothing is known about it."""
     if isinstance(error, TaskHarborError) or not isinstance(error, Exception):
@@ -82,7 +88,7 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
         return StoreUnavailable(
             f"no PostgreSQL server answers at {where}; is it running, and is the address right?"
         )
-    if isinstance(error, _AWAY):
+    if isinstance(error, _AWAY) or (isinstance(error, asyncpg.PostgresError) and ends_connection(error)):
         return StoreUnavailable(f"{where} cannot be used at the moment: {_text(error)}")
     if isinstance(error, asyncpg.PostgresError):
         return StoreError(f"{where} refused the operation: {_text(error)}")

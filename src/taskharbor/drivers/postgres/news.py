@@ -9,12 +9,14 @@ time to time.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import logging
 import os
 import random
 import threading
 import weakref
+from concurrent.futures import CancelledError
 from typing import Any
 
 import asyncpg
@@ -27,11 +29,13 @@ logger = logging.getLogger("taskharbor.postgres")
 
 URGENT_SECONDS = 0.005  # new work is announced at most so often …
 USUAL_SECONDS = 0.05  # … and everything else so often
-NET_SECONDS = 10.0  # who listens looks by itself at least so often, in case a notification was lost
-POLL_SECONDS = 1.0  # who does not listen, so often
-PROBE_SECONDS = 15.0  # a listener asks so often whether its connection still leads anywhere
-RECONNECT_SECONDS_MAX = 5.0
+NET_SECONDS = 5.0  # who listens looks by itself at least so often, in case a notification was lost
+POLL_SECONDS = 2.0  # who does not listen, so often
+PROBE_SECONDS = 5.0  # a listener asks so often whether its connection still leads anywhere …
+PROBE_ANSWER_SECONDS = 3.0  # … and gives it up without an answer within this time
+RECONNECT_SECONDS_MAX = 2.0
 STOP_SECONDS = 1.0
+LISTENER = "taskharbor listener"  # what the server calls its connection
 
 
 def channel_of(schema: str) -> str:
@@ -49,6 +53,7 @@ class News:
         self._clock = clock
         self._channel = channel_of(connections.schema)
         self._reset()
+        atexit.register(_tell_the_rest, weakref.ref(self))
 
     def _reset(self) -> None:
         self._pid = os.getpid()
@@ -120,6 +125,18 @@ class News:
                 self._loops[loop] = mine
         return mine
 
+    def tell_the_rest(self) -> None:
+        """This process ends without closing anything, as scripts do: what is still to be announced is, first."""
+        if self._pid != os.getpid():
+            return
+        for loop, mine in list(self._loops.items()):
+            if loop.is_running():
+                telling = asyncio.run_coroutine_threadsafe(mine.tell_the_rest(), loop)
+                try:
+                    telling.result(STOP_SECONDS)
+                except (TimeoutError, CancelledError):  # somebody polls
+                    telling.cancel()
+
     async def close(self) -> None:
         """Nobody is left waiting, and no task is left behind on this loop or another one that runs."""
         self._check_fork()
@@ -171,11 +188,18 @@ class _OfLoop:
             else:
                 await self._notify()
 
+    async def tell_the_rest(self) -> None:
+        """Until nothing is left to be announced."""
+        if self._announcer is not None:
+            await asyncio.wait([self._announcer])
+
     async def _notify(self) -> None:
         self._announced_at = asyncio.get_running_loop().time()
         self._announce_at = None  # from here on, what is committed needs another one
         try:
-            await self._connections.run(Lane.REST, lambda s: s.row("notify", self._channel, self._name))
+            await self._connections.run(
+                Lane.REST, lambda s: s.row("notify", self._channel, self._name), prompt=True
+            )
         except TaskHarborError as error:
             # The store is away: whoever waits looks by himself.
             logger.debug("a notification was not sent: %s", error)
@@ -193,13 +217,14 @@ class _OfLoop:
         pause = 0.05
         while True:
             try:
-                async with self._connections.dedicated() as connection:
+                async with self._connections.dedicated(PROBE_ANSWER_SECONDS, LISTENER) as connection:
                     await self._listen_on(connection)
             except TaskHarborError as error:
                 logger.debug("the listener was lost: %s", error)
             if self._listening:
                 self._listening = False
                 pause = 0.05
+                await self._connections.distrust()
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, RECONNECT_SECONDS_MAX)
 
@@ -237,6 +262,11 @@ class _OfLoop:
                     await self._notify()
             except TimeoutError:
                 logger.debug("a notification was not sent before closing")
+
+
+def _tell_the_rest(news: weakref.ref[News]) -> None:
+    if (alive := news()) is not None:
+        alive.tell_the_rest()
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:

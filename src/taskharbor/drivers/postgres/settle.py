@@ -325,7 +325,7 @@ class _Settling:
         await self._close_leases()
         await add_tallies(session, self._tally)
         if self._inserts:
-            await enqueue(Session(session.connection, session.sql, self._now), self._inserts)
+            await enqueue(Session(session.connection, session.sql, self._now, session.limit), self._inserts)
         return released
 
     async def _release_dependants(self) -> dict[int, list[str]]:
