@@ -2,6 +2,7 @@
 
 python crew.py work URL FOLDER '{"lease_seconds": 1}'      a worker, until it is told to stop
 python crew.py enqueue URL FOLDER '{"batch": 5}'           a producer, until it is killed
+python crew.py insist URL FOLDER '{"high": 0.1}'           a producer that repeats what fails, until it is told to stop
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from taskharbor import Harbor, Worker
+import uuid_utils
+
+from taskharbor import Harbor, Worker, current_context
+from taskharbor.errors import StoreUnavailable
 
 FOLDER = Path(sys.argv[3] if len(sys.argv) > 3 else ".")
 
@@ -26,27 +30,34 @@ def tell(file: str, text: str) -> None:
     line = os.open(FOLDER / file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(line, f"{text}\n".encode())
+        os.fsync(line)
     finally:
         os.close(line)
+
+
+def began(n: int) -> None:
+    """A line for this execution, before anything else: see audit.py."""
+    job = current_context().job
+    tell("executions", f"{n} {job.id} {job.number} {os.getpid()}")
 
 
 def declare(harbor: Harbor) -> None:
     @harbor.task(name="note")
     async def note(n: int, low: float = 0.0, high: float = 0.0) -> int:
-        tell("executions", f"{n} {os.getpid()}")
+        began(n)
         await asyncio.sleep(random.uniform(low, high))
         return n
 
     @harbor.task(name="note_sync")
     def note_sync(n: int, seconds: float = 0.0) -> int:
-        tell("executions", f"{n} {os.getpid()}")
+        began(n)
         time.sleep(seconds)
         return n
 
     @harbor.task(name="until_released")
     async def until_released() -> int:
         """Each process has a file of its own that lets it go on."""
-        tell("executions", f"0 {os.getpid()}")
+        began(0)
         released = FOLDER / f"release-{os.getpid()}"
         while not released.exists():  # noqa: ASYNC110 - another process makes it
             await asyncio.sleep(0.005)
@@ -75,8 +86,50 @@ def enqueue(harbor: Harbor, options: dict[str, Any]) -> None:
         tell("accepted", " ".join(job.id for job in jobs))
 
 
+def insist(harbor: Harbor, options: dict[str, Any]) -> None:
+    """An enqueue that fails is repeated under the same key, or the same id, until it is acknowledged."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    note = harbor.tasks["note"]
+    n = 0
+    while not stopped:
+        n += 1
+        naming: dict[str, Any] = (
+            {"id": str(uuid_utils.uuid7())} if n % 2 else {"idempotency_key": f"{os.getpid()}-{n}"}
+        )
+        named = note.using(**naming)
+        job = None
+        while job is None:
+            try:
+                job = named.enqueue(n=n, high=options["high"])
+            except StoreUnavailable:
+                tell("repeated", str(n))
+                time.sleep(0.05)
+        tell("accepted", job.id)
+        time.sleep(options["pause"])
+
+
+def set_clock_wrong(seconds: float) -> None:
+    """For all of this process: whoever asks for the wall time is told another one."""
+    right, right_ns = time.time, time.time_ns
+    time.time = lambda: right() + seconds
+    time.time_ns = lambda: right_ns() + int(seconds * 1e9)
+
+
+def widen_net(seconds: float) -> None:
+    """So that what is found, is found by listening."""
+    from taskharbor.drivers.postgres import news
+
+    news.NET_SECONDS = seconds
+
+
 if __name__ == "__main__":
     role, url = sys.argv[1], sys.argv[2]
+    given = json.loads(sys.argv[4])
+    if "clock_off_by" in given:
+        set_clock_wrong(given.pop("clock_off_by"))
+    if "net_seconds" in given:
+        widen_net(given.pop("net_seconds"))
     with Harbor(url) as store:
         declare(store)
-        {"work": work, "enqueue": enqueue}[role](store, json.loads(sys.argv[4]))
+        {"work": work, "enqueue": enqueue, "insist": insist}[role](store, given)

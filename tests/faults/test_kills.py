@@ -6,56 +6,27 @@ import random
 import sqlite3
 import sys
 import time
+from typing import Any
 
 import pytest
 
 from taskharbor.job import Reason, State
-from tests.faults.conftest import Crew, wait_until
+from tests.faults.kills import survive_kills
+from tests.faults.processes import Crew, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
     pytest.mark.timeout(100),
 ]
 
-JOBS = 2000
-KILLS = 20
-CONCURRENCY = 8
-
 
 def test_workers_killed_again_and_again_lose_nothing_and_settle_nothing_twice(crew: Crew):
-    chance = random.Random(20)
-    options = {"concurrency": CONCURRENCY, "lease_seconds": 2.0}
-    jobs = [
-        job
-        for start in range(0, JOBS, 500)
-        for job in crew.enqueue_notes(range(start, start + 500), low=0.0, high=0.08)
-    ]
-    workers = [crew.worker(**options) for _ in range(2)]
-    for _ in range(KILLS):
-        victim = chance.randrange(2)
-        # In the midst of its work, at a moment that differs every time.
-        wait_until(lambda: crew.executed_by(workers[victim]) > 0 or crew.is_done())  # noqa: B023
-        time.sleep(chance.uniform(0.0, 0.25))
-        if len(jobs) - crew.counts()["succeeded"] < 300:  # a slow machine: the kills must not come too late
-            jobs += crew.enqueue_notes(range(len(jobs), len(jobs) + 300), low=0.0, high=0.08)
-        crew.kill(workers[victim])
-        workers[victim] = crew.worker(**options)
-    assert len(jobs) >= JOBS
-    wait_until(crew.is_done, 60, "the end of all jobs")
-
-    executions = crew.executions()
-    lost_in_all = 0
-    for n, job in enumerate(jobs):
-        rows = crew.harbor.jobs.history(job.id, limit=100)
-        statuses = [str(row.status) for row in rows]
-        assert statuses.count("succeeded") == 1, statuses
-        assert set(statuses) <= {"succeeded", "lost"}, statuses
-        assert [row.number for row in rows] == list(range(len(rows), 0, -1))
-        # A job is executed again only where an execution of it was lost.
-        assert 1 <= executions[n] <= 1 + statuses.count("lost")
-        lost_in_all += statuses.count("lost")
-    assert crew.counts()["dead"] == 0
-    assert 0 < lost_in_all < KILLS * 100  # what was in flight: begun, or claimed for the next moment
+    kills = 20
+    found = survive_kills(
+        crew, jobs=2000, kills=kills, workers=2, concurrency=8, handler_seconds=0.08, seed=20
+    )
+    found.assert_nothing_wrong()
+    assert 0 < found.losses < kills * 100  # what was in flight: begun, or claimed for the next moment
 
 
 def test_what_was_acknowledged_survives_kills_during_enqueues(crew: Crew):
@@ -83,7 +54,7 @@ def test_a_poisonous_job_ends_dead_and_all_its_neighbours_succeed(crew: Crew):
     good = crew.enqueue_notes(range(15), low=0.0, high=0.02)
     poison = crew.harbor.enqueue("poison")
     good += crew.enqueue_notes(range(15, 30), low=0.0, high=0.02)
-    options = {"concurrency": 10, "lease_seconds": 0.5}
+    options: dict[str, Any] = {"concurrency": 10, "lease_seconds": 0.5}
     give_up_at = time.monotonic() + 40
     worker = crew.worker(**options)
     while not crew.is_done():

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from taskharbor.job import State
-from tests.faults.conftest import Crew, wait_until
+from tests.faults.processes import Crew, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
@@ -66,7 +66,7 @@ def test_sigterm_under_load_exits_in_time_and_nothing_is_redelivered(crew: Crew,
     wait_until(crew.is_done)
     last.terminate()
     assert last.wait(10) == 0
-    assert crew.executions() == dict.fromkeys(range(2000), 1)
+    assert crew.executions_of() == dict.fromkeys(range(2000), 1)
     for job in jobs:
         statuses = [str(row.status) for row in job.history()]
         assert statuses.count("succeeded") == 1
