@@ -38,6 +38,17 @@ def execute(dsn: str, *statements: str) -> None:
     asyncio.run(run())
 
 
+def query(dsn: str, statement: str, *arguments: object) -> list[asyncpg.Record]:
+    async def run() -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(dsn)
+        try:
+            return await connection.fetch(statement, *arguments)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
 @contextmanager
 def database() -> Iterator[str]:
     """An empty database."""
