@@ -115,7 +115,7 @@ def _judge(
     if begun.keys() - statuses.keys():
         unexpected("an execution without an attempt")
     losses = sum(status is AttemptStatus.LOST for status in statuses.values())
-    if not server_crashed and (max(begun.values()) > 1 or begun.total() > 1 + losses):
+    if not server_crashed and (max(begun.values(), default=0) > 1 or begun.total() > 1 + losses):
         unexpected("executed more often than it was lost")
     found.losses += losses
-    found.repeated += begun.total() - 1
+    found.repeated += max(0, begun.total() - 1)
