@@ -32,6 +32,11 @@ def in_sync_call() -> bool:
     return _calling.depth > 0
 
 
+def on_loop_thread() -> bool:
+    """Whether this runs on the private loop, on behalf of a synchronous caller in another thread."""
+    return _loop_thread.is_current()
+
+
 def step_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that does not suspend, here and now."""
     _calling.depth += 1
@@ -83,6 +88,10 @@ class _LoopThread:
         except BaseException:
             outcome.cancel()  # nothing, if it is the coroutine's own error
             raise
+
+    def is_current(self) -> bool:
+        here = self._thread is threading.current_thread()
+        return here or (self._inner is not None and self._inner.is_current())
 
     def _running(self) -> asyncio.AbstractEventLoop:
         import asyncio

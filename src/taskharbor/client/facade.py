@@ -24,6 +24,9 @@ class OnDriver(Protocol):
 
 S = TypeVar("S", bound=OnDriver)
 
+# What may act on a caller's own connection, inside `harbor.transaction(…)`.
+_TAKE_PART = frozenset({"aenqueue", "aenqueue_many", "aget", "arefresh"})
+
 
 def synced(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
@@ -32,11 +35,14 @@ def synced(
     name = method.__name__
     assert name.startswith("a"), f"{name} is not named as an asynchronous form"
 
+    takes_part = name in _TAKE_PART
+
     @wraps(method)
     def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         _warn_inside_a_loop(name)
-        run = step_to_end if self._driver.inline else run_on_loop_thread
-        return run(method(self, *args, **kwargs))
+        driver = self._driver
+        here = driver.inline or (takes_part and driver.uses_callers_thread())
+        return (step_to_end if here else run_on_loop_thread)(method(self, *args, **kwargs))
 
     sync.__name__ = name[1:]
     sync.__qualname__ = method.__qualname__.replace(name, name[1:])

@@ -228,7 +228,7 @@ class Harbor:
         Only enqueueing takes part in it. No `enqueued` event is told of these jobs, because only the caller
         knows whether they came to be.
         """
-        with self.driver.transaction(connection), transaction_block(self, connection):
+        with self.driver.transaction(connection), transaction_block(self):
             yield
 
     # -- upkeep --

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taskharbor.errors import ConfigurationError
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 class Block:
     """One `with harbor.transaction(connection):`."""
 
-    __slots__ = ("connection", "harbor", "outer", "over")
+    __slots__ = ("harbor", "outer", "over")
 
-    def __init__(self, harbor: Harbor, connection: Any, outer: Block | None) -> None:
+    def __init__(self, harbor: Harbor, outer: Block | None) -> None:
         self.harbor = harbor
-        self.connection = connection
         self.outer = outer
         self.over = False
 
@@ -46,8 +45,8 @@ def block_of(harbor: Harbor) -> Block | None:
 
 
 @contextmanager
-def transaction_block(harbor: Harbor, connection: Any) -> Iterator[None]:
-    block = Block(harbor, connection, _blocks.get())
+def transaction_block(harbor: Harbor) -> Iterator[None]:
+    block = Block(harbor, _blocks.get())
     reset = _blocks.set(block)
     try:
         yield
@@ -59,7 +58,7 @@ def transaction_block(harbor: Harbor, connection: Any) -> Iterator[None]:
 def refuse_inside_transaction(harbor: Harbor, verb: str) -> None:
     """Other writes use a connection of our own, which would wait for the caller's to commit: for ever."""
     block = block_of(harbor)
-    if block is not None and not block.over and getattr(block.connection, "in_transaction", False):
+    if block is not None and not block.over and harbor.driver.in_transaction():
         raise ConfigurationError(
             f"{verb} cannot take part in transaction(), only enqueueing can; do it before or after the block"
         )

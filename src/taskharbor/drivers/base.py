@@ -435,6 +435,14 @@ class Driver(ABC):
 
     # -- the caller's own transaction --
 
+    def in_transaction(self) -> bool:
+        """Whether this context takes part in a caller's transaction that is open."""
+        return False
+
+    def uses_callers_thread(self) -> bool:
+        """Whether an enqueue in this context runs in the thread of whoever calls it, and never has to suspend."""
+        return self.inline
+
     def transaction(self, connection: Any) -> AbstractContextManager[None]:
         """While this is active, enqueues of this context run on the caller's connection."""
         from taskharbor.errors import ConfigurationError

@@ -92,6 +92,10 @@ class Session:
     async def do(self, name: str, *arguments: Any) -> None:
         await self.connection.execute(self.sql[name], *arguments)
 
+    def savepoint(self) -> asyncpg.transaction.Transaction:
+        """A part of the transaction that can be undone by itself: `start`, then `commit` or `rollback`."""
+        return self.connection.transaction()
+
     async def now(self) -> int:
         """The given time, or the server's at this moment: ask after the locks are held."""
         if self.given_now is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Sequence
-from typing import TypeVar
+import contextvars
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from taskharbor.calling import in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import shorten
 from taskharbor.drivers.base import (
@@ -29,6 +32,7 @@ from taskharbor.drivers.base import (
     Transition,
 )
 from taskharbor.drivers.postgres import enqueue, leases, operate, reads, schema, settle, sql
+from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Connections, Lane, Work
 from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
@@ -64,6 +68,11 @@ class PostgresDriver(Driver):
         self._news = News(self._connections, listen=listen, clock=self.clock)
         self._gathering = Gathering(self._store_plain)
         self._covered = settle.Covered()
+        self._listen = listen
+        self._identity: str | None = None
+        self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
+            f"taskharbor_transaction_{id(self)}", default=None
+        )
         self._checked = False
         self._settles = 0
 
@@ -109,6 +118,7 @@ class PostgresDriver(Driver):
         await self._news.close()
         await self._connections.close()
         self._checked = False
+        self._identity = None
 
     async def migrate(self) -> list[str]:
         async with self._connections.dedicated() as connection:
@@ -130,6 +140,10 @@ class PostgresDriver(Driver):
     async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
         if not jobs:
             return []
+        callers = self._callers.get()
+        if callers is not None:
+            callers.refuse_synchronous()
+            return await callers.enqueue(jobs, await self._own_identity(), self._time(now))
         try:
             if all(map(enqueue.is_plain, jobs)):
                 answers = await self._gathering.store(jobs, now)
@@ -200,6 +214,9 @@ class PostgresDriver(Driver):
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
+        callers = self._callers.get()
+        if callers is not None and callers.reaches_here():
+            return await callers.get(ids, self._time(now))
         return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
@@ -262,6 +279,33 @@ class PostgresDriver(Driver):
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
         operate.check_prunable(before)
         return await self._transact(Lane.REST, lambda s: operate.prune(s, before, limit), now)
+
+    # -- the caller's own transaction --
+
+    def in_transaction(self) -> bool:
+        callers = self._callers.get()
+        return callers is not None and callers.in_transaction()
+
+    def uses_callers_thread(self) -> bool:
+        callers = self._callers.get()
+        return callers is not None and not callers.asynchronous
+
+    @contextmanager
+    def transaction(self, connection: Any) -> Iterator[None]:
+        callers = CallersSession(caller_of(connection), self._sql, self.schema, notify=self._listen)
+        reset = self._callers.set(callers)
+        try:
+            yield
+        finally:
+            self._callers.reset(reset)
+
+    async def _own_identity(self) -> str:
+        """Which database the harbor is on: a caller's connection must be to the same one. Asked once."""
+        if self._identity is None:
+            asked = self._run(Lane.REST, lambda s: s.value("identity"))
+            # Stepped in the thread of a synchronous caller, this cannot wait for connections of ours by itself.
+            self._identity = run_on_loop_thread(asked) if in_sync_call() else await asked
+        return self._identity
 
     # The last one, because from here on `list` in this class means the verb.
 

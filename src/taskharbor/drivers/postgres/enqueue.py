@@ -30,7 +30,7 @@ async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueu
         now = await (_insert_one(session, jobs[0]) if len(jobs) == 1 else _insert_all(session, jobs))
     except asyncpg.UniqueViolationError:
         return None
-    return [_fresh_answer(job, now) for job in jobs]
+    return [fresh_answer(job, now) for job in jobs]
 
 
 async def _insert_one(session: Session, job: NewJob) -> int:
@@ -69,7 +69,7 @@ def _in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
     return sorted(jobs, key=lambda job: (job.queue, job.idempotency_key or "", job.id))
 
 
-def _fresh_answer(job: NewJob, now: int) -> Enqueued:
+def fresh_answer(job: NewJob, now: int) -> Enqueued:
     run_at = _run_at(job, now)
     return Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
 
@@ -98,7 +98,7 @@ async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
         batch = await _resolve(session, jobs)
         members = await _hold_members(session, batch)
         now = await session.now()
-        savepoint = session.connection.transaction()
+        savepoint = session.savepoint()
         await savepoint.start()
         if await _insert_jobs(session, batch.fresh, now):
             waiting = await _place(session, batch, members, now)
@@ -108,7 +108,7 @@ async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
     else:
         raise AssertionError("others were quicker every time")
     existing = await places.find(session, [job_id for job_id, existed in batch.answers if existed])
-    fresh = {job.id: _fresh_answer(job, now) for job in batch.fresh}
+    fresh = {job.id: fresh_answer(job, now) for job in batch.fresh}
     answers = []
     for job_id, existed in batch.answers:
         if job_id in fresh and not existed:
@@ -116,11 +116,11 @@ async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
             state = State.WAITING if job_id in waiting else answer.state
             answers.append(Enqueued(job_id, False, state, answer.run_at, now))
         else:
-            answers.append(_existing_answer(existing[job_id]))
+            answers.append(existing_answer(existing[job_id]))
     return answers
 
 
-def _existing_answer(found: Found) -> Enqueued:
+def existing_answer(found: Found) -> Enqueued:
     return Enqueued(found.id, True, found.place.state, found.place.run_at, found.row["enqueued_at"])
 
 

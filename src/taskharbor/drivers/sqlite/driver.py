@@ -153,6 +153,10 @@ class SQLiteDriver(Driver):
 
     # -- the caller's own transaction --
 
+    def in_transaction(self) -> bool:
+        callers = self._callers.get()
+        return callers is not None and callers.connection.in_transaction
+
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
         if not isinstance(connection, sqlite3.Connection):

@@ -50,8 +50,8 @@ CROSS JOIN LATERAL (
 -- Conflicts on the id and on (queue, key) alike, also with what others have not committed yet.
 INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
                            idempotency_key, delivery, options)
-SELECT g.id, g.queue, g.task, g.payload, g.priority, g.run_at, $11, g.expires_at, g.idempotency_key, g.delivery,
-       g.options
+SELECT g.id, g.queue, g.task, g.payload, g.priority, g.run_at, $11::timestamptz, g.expires_at, g.idempotency_key,
+       g.delivery, g.options
 FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
             $7::timestamptz[], $8::text[], $9::text[], $10::text[])
     AS g (id, queue, task, payload, priority, run_at, expires_at, idempotency_key, delivery, options)

@@ -1,5 +1,5 @@
 -- name: now
-SELECT clock_timestamp()
+SELECT clock_timestamp() AS now
 
 -- name: schema_exists
 SELECT to_regclass('{schema}.schema_versions') IS NOT NULL

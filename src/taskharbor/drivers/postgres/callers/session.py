@@ -1,0 +1,225 @@
+"""A session on a connection that is not ours: its transaction, its settings and its errors are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from taskharbor.calling import in_sync_call, on_loop_thread
+from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.postgres import enqueue, places, reads
+from taskharbor.drivers.postgres.callers.caller import Caller
+from taskharbor.drivers.postgres.callers.texts import decoded, encoded, instant, rewritten
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.errors import ConfigurationError, SchemaError, StoreError
+from taskharbor.job import JobRecord, NewJob
+
+# An unknown table, schema or function.
+_MISSING = ("42P01", "3F000", "42883")
+_FORBIDDEN = "42501"
+
+_encode = msgspec.json.Encoder().encode
+_decode_rows = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+class _Stored(Struct):
+    now_at: str
+    existing: list[str | None] | None  # for each job the one that exists already
+
+
+_decode_stored = msgspec.json.Decoder(_Stored).decode
+
+
+class CallersSession(Session):
+    """What the driver's own sessions offer, as far as enqueueing takes it."""
+
+    __slots__ = ("_caller", "_notify", "_schema")
+
+    def __init__(self, caller: Caller, sql: dict[str, str], schema: str, *, notify: bool) -> None:
+        super().__init__(cast(Any, None), sql, None)
+        self._caller = caller
+        self._schema = schema
+        self._notify = notify
+
+    @property
+    def asynchronous(self) -> bool:
+        return self._caller.asynchronous
+
+    def in_transaction(self) -> bool:
+        return self._caller.in_transaction()
+
+    def reaches_here(self) -> bool:
+        """Whether the connection can be used by the code that runs now: a loop's by its loop, any other at once,
+        but never on the loop that the synchronous surface keeps for itself."""
+        return not on_loop_thread() and not (self.asynchronous and in_sync_call())
+
+    # -- enqueueing --
+
+    def refuse_synchronous(self) -> None:
+        if not self.reaches_here():
+            raise ConfigurationError(
+                "the connection given to transaction() is asynchronous, and a synchronous call cannot wait for it; "
+                "use the asynchronous form: await task.aenqueue(…)"
+            )
+
+    async def enqueue(self, jobs: Sequence[NewJob], identity: str, now: int | None) -> list[Enqueued]:
+        """Store them in the caller's transaction, if that is in the database with this identity."""
+        self.given_now = now
+        await self._caller.ensure_transaction()
+        if any(job.depends_on for job in jobs):
+            if await self.value("identity") != identity:
+                raise _another_database()
+            return await enqueue.enqueue(self, jobs)
+        answers: dict[int, Enqueued] = {}
+        for _ in range(enqueue.RACES_MAX):
+            left = [position for position in range(len(jobs)) if position not in answers]
+            if not left:
+                break
+            answers.update(await self._enqueue_each(jobs, left, identity))
+        return [answers[position] for position in range(len(jobs))]
+
+    async def _enqueue_each(
+        self, jobs: Sequence[NewJob], positions: list[int], identity: str
+    ) -> dict[int, Enqueued]:
+        """An answer for each of them, except where the job that existed is gone before it was looked at."""
+        stored = await self._store([jobs[position] for position in positions], identity)
+        now = instant(stored.now_at)
+        existing = stored.existing or [None] * len(positions)
+        found = await places.find(self, [job_id for job_id in existing if job_id is not None])
+        return {
+            position: enqueue.fresh_answer(jobs[position], now)
+            if job_id is None
+            else enqueue.existing_answer(found[job_id])
+            for position, job_id in zip(positions, existing, strict=True)
+            if job_id is None or job_id in found
+        }
+
+    async def _store(self, jobs: Sequence[NewJob], identity: str) -> _Stored:
+        given = _encode([_columns(job) for job in jobs]).decode()
+        answer = await self._value("store", identity, given, self.given_now, _distinct(jobs), self._notify)
+        if answer is None:
+            raise _another_database()
+        return _decode_stored(answer)
+
+    async def get(self, ids: Sequence[str], now: int | None) -> list[JobRecord | None]:
+        """What its transaction has written, nobody else sees yet."""
+        self.given_now = now
+        return await reads.get(self, ids)
+
+    # -- statements --
+
+    async def rows(self, name: str, *arguments: Any) -> list[Any]:
+        answer = await self._value(name, *arguments, wrapped=True)
+        return [decoded(row) for row in _decode_rows(answer or "[]")]
+
+    async def row(self, name: str, *arguments: Any) -> Any:
+        rows = await self.rows(name, *arguments)
+        return rows[0] if rows else None
+
+    async def value(self, name: str, *arguments: Any) -> Any:
+        row = await self.row(name, *arguments)
+        return None if row is None else next(iter(row.values()))
+
+    async def do(self, name: str, *arguments: Any) -> None:
+        statement, texts = self._prepared(self.sql[name], arguments)
+        with self._explaining():
+            await self._caller.do(statement, texts)
+
+    async def execute(self, statement: str) -> None:
+        await self._caller.do(statement, ())
+
+    def savepoint(self) -> Any:
+        return _Savepoint(self)
+
+    async def _value(self, name: str, *arguments: Any, wrapped: bool = False) -> str | None:
+        """The statement's one value, or its rows as one JSON text."""
+        statement, texts = self._prepared(self.sql[name], arguments)
+        if wrapped:
+            statement = (
+                f"WITH answer AS ({statement}) SELECT coalesce(json_agg(answer), '[]')::text FROM answer"
+            )
+        with self._explaining():
+            return await self._caller.value(statement, texts)
+
+    def _prepared(self, statement: str, arguments: Sequence[Any]) -> tuple[str, list[str | None]]:
+        text, kinds = rewritten(statement, self._caller.placeholder)
+        return text, [encoded(value, kinds[number]) for number, value in enumerate(arguments, 1)]
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Our errors where we know more than the caller's library says; any other is the caller's to deal with."""
+        try:
+            yield
+        except Exception as error:
+            state = _state_of(error)
+            if state in _MISSING:
+                raise SchemaError(
+                    f"the connection given to transaction() is to a database without TaskHarbor's tables in the schema "
+                    f"{self._schema}; connect to the harbor's database, or run `taskharbor migrate`"
+                ) from error
+            if state == _FORBIDDEN:
+                raise StoreError(
+                    f"the user of the connection given to transaction() lacks a privilege in the schema "
+                    f"{self._schema} ({str(error).splitlines()[0]}); grant it"
+                ) from error
+            raise
+
+
+class _Savepoint:
+    """As asyncpg's transactions."""
+
+    def __init__(self, session: CallersSession) -> None:
+        self._session = session
+
+    async def start(self) -> None:
+        await self._session.execute("SAVEPOINT taskharbor")
+
+    async def commit(self) -> None:
+        await self._session.execute("RELEASE SAVEPOINT taskharbor")
+
+    async def rollback(self) -> None:
+        await self._session.execute("ROLLBACK TO SAVEPOINT taskharbor")
+        await self.commit()
+
+
+def _columns(job: NewJob) -> dict[str, Any]:
+    columns: dict[str, Any] = {
+        "id": job.id,
+        "queue": job.queue,
+        "task": job.task,
+        "payload": job.payload,
+        "priority": job.priority,
+        "run_at": encoded(job.run_at, "timestamptz"),
+        "delay": job.delay,
+        "expires_at": encoded(job.expires_at, "timestamptz"),
+        "idempotency_key": job.idempotency_key,
+        "delivery": job.delivery,
+        "options": places.encoded_options(job.options),
+        "tags": job.options.tags or None,
+    }
+    return {name: value for name, value in columns.items() if value is not None}
+
+
+def _distinct(jobs: Sequence[NewJob]) -> bool:
+    keys = [(job.queue, job.idempotency_key) for job in jobs if job.idempotency_key is not None]
+    return len({job.id for job in jobs}) == len(jobs) and len(set(keys)) == len(keys)
+
+
+def _another_database() -> ConfigurationError:
+    return ConfigurationError(
+        "the connection given to transaction() is to another database than the harbor's; both must be the same, "
+        "or the harbor's workers would never see the job"
+    )
+
+
+def _state_of(error: BaseException) -> str | None:
+    """PostgreSQL's code of an error, wherever the library keeps it."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if isinstance(state, str):
+            return state
+    return None
