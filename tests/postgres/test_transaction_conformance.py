@@ -1,4 +1,4 @@
-"""The whole contract, with every enqueue inside a caller's transaction that commits."""
+"""What the contract says of enqueueing, with every enqueue inside a caller's transaction that commits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 from taskharbor import conformance
 from taskharbor.clock import Clock
+from taskharbor.conformance.chapters.dependants import Dependants
+from taskharbor.conformance.chapters.enqueueing import Enqueueing
 from taskharbor.drivers.base import Enqueued
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.job import NewJob
@@ -38,9 +40,8 @@ def fresh(clock: Clock | None = None) -> Iterator[TransactionalDriver]:
         yield TransactionalDriver(driver.dsn, schema=driver.schema, clock=clock)
 
 
-def another(first: TransactionalDriver, clock: Clock | None = None) -> TransactionalDriver:
-    return TransactionalDriver(first.dsn, schema=first.schema, clock=clock)
+class TestInTransactions(Enqueueing, Dependants):
+    factory = staticmethod(fresh)
 
 
-TestInTransactions = conformance.suite(fresh, another=another)
-TestInTransactionsMachine = conformance.state_machine(fresh)
+TestInTransactionsMachine = conformance.state_machine(fresh, examples=10)

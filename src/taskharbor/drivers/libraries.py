@@ -30,9 +30,12 @@ def is_asynchronous_sqlalchemy(value: object) -> bool:
 
 
 def is_django(value: object) -> bool:
-    return is_of(value, "django.db.backends.base.base", "BaseDatabaseWrapper") or (
-        is_of(value, "django.utils.connection", "ConnectionProxy") and hasattr(value, "vendor")
-    )
+    return is_django_proxy(value) or is_of(value, "django.db.backends.base.base", "BaseDatabaseWrapper")
+
+
+def is_django_proxy(value: object) -> bool:
+    """Whether it is `django.db.connection`. (Its cache is such a proxy, too.)"""
+    return is_of(value, "django.utils.connection", "ConnectionProxy") and hasattr(value, "vendor")
 
 
 def system_of(value: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from taskharbor.drivers.libraries import is_django_proxy
 from taskharbor.drivers.postgres.callers.caller import Arguments, Caller, named, no_transaction
 
 
@@ -11,7 +12,10 @@ class DjangoCaller(Caller):
     asynchronous = False
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        from django.db import connections
+
+        # `django.db.connection` is another one in every thread: the caller means that of its own.
+        self._connection = connections[connection.alias] if is_django_proxy(connection) else connection
 
     @staticmethod
     def placeholder(number: int) -> str:

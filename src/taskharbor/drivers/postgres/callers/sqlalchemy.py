@@ -26,7 +26,7 @@ class SQLAlchemyCaller(Caller):
 
     @staticmethod
     def placeholder(number: int) -> str:
-        return f":a{number}"
+        return f"(:a{number})"
 
     def in_transaction(self) -> bool:
         return bool(self._given.in_transaction())
@@ -56,7 +56,7 @@ class AsyncSQLAlchemyCaller(Caller):
 
     @staticmethod
     def placeholder(number: int) -> str:
-        return f":a{number}"
+        return f"(:a{number})"
 
     def in_transaction(self) -> bool:
         return bool(self._given.in_transaction())

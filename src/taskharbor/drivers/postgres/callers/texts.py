@@ -36,8 +36,17 @@ def encoded(value: Any, kind: str) -> str | None:
     if kind.endswith("[]"):
         return "{" + ",".join(_element(each, kind.removesuffix("[]")) for each in value) + "}"
     if kind == "timestamptz":
-        return from_micros(value).isoformat(" ", "microseconds")
+        return _timestamp(value)
     return str(value)
+
+
+def _timestamp(micros: int) -> str:
+    try:
+        return from_micros(micros).isoformat(" ", "microseconds")
+    except OverflowError:
+        assert micros > 0
+        earlier = from_micros(micros - _CYCLE_MICROS).isoformat(" ", "microseconds")
+        return f"{int(earlier[:4]) + _CYCLE_YEARS}{earlier[4:]}"
 
 
 def _element(value: Any, kind: str) -> str:
@@ -58,8 +67,8 @@ def _is_instant(column: str) -> bool:
 
 
 def instant(text: str) -> int:
-    """Microseconds, from a timestamp in JSON. Every instant of ours has a date in UTC, but the session's time zone
-    may put it just outside of the years that Python knows."""
+    """Microseconds, from a timestamp in JSON. In the session's time zone even an instant that has a date in UTC may
+    lie just outside of the years that Python knows."""
     if text.endswith(" BC"):
         assert text.startswith("0001-")
         return to_micros(datetime.fromisoformat(f"{_CYCLE_YEARS:04}{text[4:-3]}")) - _CYCLE_MICROS

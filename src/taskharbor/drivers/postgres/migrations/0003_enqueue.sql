@@ -13,6 +13,27 @@ AS $$
     FROM (SELECT trim(BOTH '"' FROM '{schema}') AS name) AS s
 $$;
 
+-- Whether this transaction may notify. Every commit that does waits for a lock of the whole server, so that many of
+-- them at once would commit one after the other: only the first 25 in a tenth of a second do. With more, workers
+-- are awake anyway, and each looks by itself about once a second for what came last. A sequence counts, because it
+-- belongs to no transaction: its value is the tenth of a second, and how many have asked in it. (Two that begin a
+-- tenth at the same instant may both set it; then a few more notify.)
+CREATE SEQUENCE {schema}.announcements;
+CREATE FUNCTION {schema}.may_announce() RETURNS boolean LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_tenth bigint := floor(extract(epoch FROM clock_timestamp()) * 10)::bigint;
+    v_asked bigint := nextval('{schema}.announcements');
+BEGIN
+    IF v_asked / 1000000 <> v_tenth THEN
+        PERFORM setval('{schema}.announcements', v_tenth * 1000000);
+        RETURN true;
+    END IF;
+    RETURN v_asked % 1000000 < 25;
+END
+$$;
+
 -- A UUIDv7: 48 bits of milliseconds, 12 of what is left of the time, and chance. Ids sort by when they were made.
 CREATE FUNCTION {schema}.new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
@@ -126,7 +147,7 @@ BEGIN
     END IF;
     -- Told when the transaction commits, once however many jobs it stores. A job that is far ahead need not be told
     -- of: whoever listens looks by himself several times a minute.
-    IF p_notify AND v_first <= now_at + interval '15 seconds' THEN
+    IF p_notify AND v_first <= now_at + interval '15 seconds' AND {schema}.may_announce() THEN
         PERFORM pg_notify({schema}.channel(), '');
     END IF;
 END

@@ -1,0 +1,130 @@
+"""Workers learn of a job when the caller's transaction commits, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from taskharbor import Harbor, Worker
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres.news import channel_of
+
+
+class Listener:
+    """Somebody who hears every notification of a schema, and who can tell that he has heard all."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+        self.heard: list[str] = []
+
+    @classmethod
+    async def to(cls, driver: PostgresDriver) -> Listener:
+        listener = cls(await asyncpg.connect(driver.dsn))
+        for channel in (channel_of(driver.schema), "the_last"):
+            await listener.connection.add_listener(
+                channel, lambda _c, _p, channel, _m: listener.heard.append(channel)
+            )
+        return listener
+
+    async def count(self) -> int:
+        """How many came until now: notifications are heard in the order of their commits."""
+        await self.connection.execute("NOTIFY the_last")
+        async with asyncio.timeout(30):
+            while "the_last" not in self.heard:
+                await asyncio.sleep(0.01)
+        heard, self.heard = self.heard, []
+        return len(heard) - 1
+
+
+async def test_notification_comes_with_the_commit_once(dsn: str) -> None:
+    driver = PostgresDriver(dsn)
+    harbor = Harbor(driver=driver)
+    await harbor.amigrate()
+    listener, connection = await Listener.to(driver), await asyncpg.connect(dsn)
+    with harbor.transaction(connection):
+        async with connection.transaction():
+            for _ in range(5):
+                await harbor.aenqueue("t")
+            assert await listener.count() == 0
+        assert await listener.count() == 1
+        with pytest.raises(ZeroDivisionError):
+            async with connection.transaction():
+                await harbor.aenqueue("t")
+                raise ZeroDivisionError
+        async with connection.transaction():
+            await harbor.aenqueue("far ahead", delay=3600)  # who listens looks by himself before that
+        assert await listener.count() == 0
+        await asyncio.sleep(0.1)
+        async with connection.transaction():
+            await harbor.aenqueue("soon", delay=5)
+        assert await listener.count() == 1
+    await harbor.aclose()
+    await connection.close()
+    await listener.connection.close()
+
+
+async def test_nobody_is_notified_where_nobody_listens(dsn: str) -> None:
+    driver = PostgresDriver(dsn, listen=False)
+    harbor = Harbor(driver=driver)
+    await harbor.amigrate()
+    listener, connection = await Listener.to(driver), await asyncpg.connect(dsn, statement_cache_size=0)
+    with harbor.transaction(connection):
+        async with connection.transaction():
+            await harbor.aenqueue("t")
+    assert await listener.count() == 0
+    await harbor.aclose()
+    await connection.close()
+    await listener.connection.close()
+
+
+async def test_notifications_are_bounded_however_many_commit(dsn: str) -> None:
+    """Each of them takes a lock of the whole server: past a rate that keeps every worker awake, there are no more."""
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    connection = await asyncpg.connect(dsn)
+    began = await connection.fetchval("SELECT clock_timestamp()")
+    allowed = await connection.fetchval(
+        "SELECT count(*) FILTER (WHERE taskharbor.may_announce()) FROM generate_series(1, 5000)"
+    )
+    tenths = (await connection.fetchval("SELECT clock_timestamp()") - began).total_seconds() * 10
+    assert 1 <= allowed <= 26 * (tenths + 2)
+    await asyncio.sleep(0.11)
+    assert await connection.fetchval("SELECT taskharbor.may_announce()")
+    await connection.close()
+    await driver.close()
+
+
+@pytest.mark.parametrize("how", ["transaction", "function"])
+async def test_idle_worker_is_woken_by_the_commit(dsn: str, how: str) -> None:
+    driver = PostgresDriver(dsn)
+    harbor = Harbor(driver=driver)
+    await harbor.amigrate()
+    ran = asyncio.Event()
+
+    @harbor.task(name="t")
+    async def handler() -> None:
+        ran.set()
+
+    worker = Worker(harbor, poll_seconds=3600)
+    connection = await asyncpg.connect(dsn)
+    async with worker, asyncio.timeout(60):
+        while not await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        ):
+            await asyncio.sleep(0.01)
+        async with connection.transaction():
+            if how == "function":
+                await connection.execute("SELECT taskharbor.enqueue('t')")
+            else:
+                with harbor.transaction(connection):
+                    await harbor.aenqueue("t")
+            assert not ran.is_set()
+        began = asyncio.get_running_loop().time()
+        await ran.wait()
+        assert (
+            asyncio.get_running_loop().time() - began < 5
+        )  # the net below is at 7.5 seconds at the earliest
+    await connection.close()
+    await harbor.aclose()
