@@ -92,7 +92,7 @@ def test_sqlalchemy_with_autocommit_is_refused(harbor: Harbor, dsn: str, queue: 
     )
     with engine.connect() as connection:
         if where == "connection":
-            connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            connection.execution_options(isolation_level="AUTOCOMMIT")
         with harbor.transaction(connection), pytest.raises(ConfigurationError, match=AUTOCOMMIT):
             harbor.enqueue("t", queue=queue)
     engine.dispose()
@@ -138,9 +138,9 @@ def test_django_outside_of_atomic_is_refused(harbor: Harbor, dsn: str, queue: st
 
 @pytest.mark.parametrize("thing", [None, 5, "postgresql://localhost", object()])
 def test_what_is_no_connection_is_refused(harbor: Harbor, thing: Any) -> None:
-    with pytest.raises(ConfigurationError, match="takes a connection to the harbor's database"):
-        with harbor.transaction(thing):
-            raise AssertionError("never entered")
+    complaint = "takes a connection to the harbor's database"
+    with pytest.raises(ConfigurationError, match=complaint), harbor.transaction(thing):
+        raise AssertionError("never entered")
 
 
 def test_an_engine_or_a_pool_is_no_connection(harbor: Harbor, dsn: str) -> None:
@@ -148,9 +148,9 @@ def test_an_engine_or_a_pool_is_no_connection(harbor: Harbor, dsn: str) -> None:
         sqlalchemy.create_engine(address(dsn, "psycopg")),
         create_async_engine(address(dsn, "asyncpg")),
     ):
-        with pytest.raises(ConfigurationError, match="give a connection or a session of it"):
-            with harbor.transaction(thing):
-                raise AssertionError("never entered")
+        complaint = "give a connection or a session of it"
+        with pytest.raises(ConfigurationError, match=complaint), harbor.transaction(thing):
+            raise AssertionError("never entered")
 
 
 def _sqlalchemy_on_sqlite() -> Any:
@@ -169,10 +169,12 @@ def _django_on_sqlite() -> Any:
 def test_connection_to_another_kind_of_database_is_refused(
     harbor: Harbor, connect: Callable[[], Any]
 ) -> None:
-    with closing(connect()) as connection:
-        with pytest.raises(ConfigurationError, match="kind sqlite, and the harbor is on PostgreSQL"):
-            with harbor.transaction(connection):
-                raise AssertionError("never entered")
+    with (
+        closing(connect()) as connection,
+        pytest.raises(ConfigurationError, match="kind sqlite, and the harbor is on PostgreSQL"),
+        harbor.transaction(connection),
+    ):
+        raise AssertionError("never entered")
 
 
 def test_connection_to_another_database_is_refused_and_nothing_stored(harbor: Harbor) -> None:
@@ -213,9 +215,9 @@ def test_user_without_privileges_is_told_so(harbor: Harbor, dsn: str) -> None:
         with (
             psycopg.connect(dsn.replace("harbor@", "stranger@")) as connection,
             harbor.transaction(connection),
+            pytest.raises(StoreError, match="lacks a privilege in the schema"),
         ):
-            with pytest.raises(StoreError, match="lacks a privilege in the schema"):
-                harbor.enqueue("t")
+            harbor.enqueue("t")
     finally:
         store.execute(dsn, "DROP ROLE stranger")
 
@@ -349,7 +351,7 @@ async def test_key_that_another_transaction_is_storing_is_waited_for(
             with harbor.transaction(two):
                 waiting = asyncio.create_task(harbor.aenqueue("t", queue=queue, idempotency_key=ending))
                 async with asyncio.timeout(30):
-                    while not await _waits(dsn, pid):
+                    while not await _waits(dsn, pid):  # noqa: ASYNC110 - the server tells nobody
                         await asyncio.sleep(0.01)
                 await getattr(first, ending)()
                 mine = await waiting
