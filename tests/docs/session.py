@@ -36,6 +36,8 @@ class PageSession:
                 self._run_python(block)
         elif block.language == "console" and "no-run" not in block.marks:
             self._run_commands(block)
+        elif block.language == "sql":
+            self._run_sql(block)
         elif block.language == "output":
             assert_output(block.text.splitlines(), self._printed, block.place)
 
@@ -61,6 +63,18 @@ class PageSession:
         with redirect_stdout(printed):
             exec(code, vars(self._module))
         self._printed = printed.getvalue()
+
+    # -- SQL --
+
+    def _run_sql(self, block: Block) -> None:
+        """In the page's database; what the last statement gave counts as printed."""
+        import psycopg
+
+        with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+            cursor = connection.execute(block.text.encode())
+            while cursor.nextset():
+                pass
+            self._printed = "".join(f"{row[0]}\n" for row in cursor) if cursor.description else ""
 
     # -- commands --
 

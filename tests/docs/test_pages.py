@@ -10,6 +10,7 @@ import pytest
 
 from tests.docs.markdown import PAGES, ROOT, blocks, named
 from tests.docs.session import PageSession, assert_output
+from tests.postgres import store
 
 LANGUAGES = {"python", "console", "output", "sql", "text", ""}
 MARKS = {"python": {"continues"}, "console": {"no-run"}}
@@ -31,10 +32,23 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageSes
     root.setLevel(level)
 
 
+@pytest.fixture
+def its_database(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a page that speaks of one."""
+    if "$DATABASE_URL" not in page.read_text():
+        yield
+        return
+    with store.database() as dsn:
+        monkeypatch.setenv("DATABASE_URL", dsn)
+        yield
+
+
+@pytest.mark.usefixtures("its_database")
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
 def test_page_does_what_it_says(page: Path, session: PageSession) -> None:
     for block in blocks(page):
         session.do(block)
+    session.close()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

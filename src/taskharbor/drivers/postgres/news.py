@@ -1,9 +1,10 @@
 """Learning of other processes' doings: LISTEN and NOTIFY, coalesced, with polling as the net.
 
 A notification in every transaction would make every commit wait for a lock that the whole server shares. So
-nobody notifies inside a transaction: after a commit a task of the loop does, at most every few milliseconds
+nobody notifies inside a transaction of ours: after a commit a task of the loop does, at most every few milliseconds
 for all that happened meanwhile. A notification may be lost with its sender; whoever waits looks by itself from
-time to time.
+time to time. Inside a caller's transaction, whose commit nobody tells us of, the schema's own functions notify, up to
+a bounded rate.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ PROBE_ANSWER_SECONDS = 3.0  # … and gives it up without an answer within this 
 RECONNECT_SECONDS_MAX = 2.0
 STOP_SECONDS = 1.0
 LISTENER = "taskharbor listener"  # what the server calls its connection
+MORE = "more"  # a notification that says so stands for others that were not sent …
+MORE_SECONDS = (0.25, 1.0)  # … and may have been committed only so long after it
 
 
 def channel_of(schema: str) -> str:
@@ -166,6 +169,7 @@ class _OfLoop:
         self._announcer: asyncio.Task[None] | None = None
         self._announce_at: float | None = None
         self._announced_at = float("-inf")
+        self._looks: list[asyncio.TimerHandle] = []
 
     # -- telling --
 
@@ -243,11 +247,22 @@ class _OfLoop:
     def _hear(self, _connection: Any, _pid: int, _channel: str, sender: object) -> None:
         if sender != self._name:
             self._news.post()
+        if sender == MORE:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """After the last of them: while more are heard, each of them is a look already."""
+        for timer in self._looks:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._looks = [loop.call_later(seconds, self._news.post) for seconds in MORE_SECONDS]
 
     async def stop(self) -> None:
         announcer, self._announcer = self._announcer, None
         listener, self._listener = self._listener, None
         unsent = self._announce_at is not None
+        for timer in self._looks:
+            timer.cancel()
         if announcer is not None and not unsent:
             await asyncio.wait([announcer], timeout=STOP_SECONDS)  # it is sending the last one
         tasks = [task for task in (listener, announcer) if task is not None]

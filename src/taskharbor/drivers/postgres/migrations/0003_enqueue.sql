@@ -13,13 +13,14 @@ AS $$
     FROM (SELECT trim(BOTH '"' FROM '{schema}') AS name) AS s
 $$;
 
--- Whether this transaction may notify. Every commit that does waits for a lock of the whole server, so that many of
--- them at once would commit one after the other: only the first 25 in a tenth of a second do. With more, workers
--- are awake anyway, and each looks by itself about once a second for what came last. A sequence counts, because it
--- belongs to no transaction: its value is the tenth of a second, and how many have asked in it. (Two that begin a
--- tenth at the same instant may both set it; then a few more notify.)
+-- What this transaction notifies with, or NULL for not at all. Every commit that notifies waits for a lock of the
+-- whole server, so that many of them at once would commit one after the other: only the first 25 in a tenth of a
+-- second do. The later ones of these say "more", and whoever hears that looks again a little later for what was not
+-- told of. A sequence counts, because it belongs to no transaction: its value is the tenth of a second, and how many
+-- have asked in it. (Two that begin a tenth at the same instant may both set it; then a few more notify.)
+-- With the rights of its owner: it counts, and nobody else needs a right to.
 CREATE SEQUENCE {schema}.announcements;
-CREATE FUNCTION {schema}.may_announce() RETURNS boolean LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION {schema}.announcement() RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -28,9 +29,9 @@ DECLARE
 BEGIN
     IF v_asked / 1000000 <> v_tenth THEN
         PERFORM setval('{schema}.announcements', v_tenth * 1000000);
-        RETURN true;
+        RETURN '';
     END IF;
-    RETURN v_asked % 1000000 < 25;
+    RETURN CASE WHEN v_asked % 1000000 < 12 THEN '' WHEN v_asked % 1000000 < 25 THEN 'more' END;
 END
 $$;
 
@@ -145,10 +146,11 @@ BEGIN
             LEFT JOIN unnest(v_at, v_found) AS f (at, id) ON f.at = p.position ORDER BY p.position
         );
     END IF;
-    -- Told when the transaction commits, once however many jobs it stores. A job that is far ahead need not be told
-    -- of: whoever listens looks by himself several times a minute.
-    IF p_notify AND v_first <= now_at + interval '15 seconds' AND {schema}.may_announce() THEN
-        PERFORM pg_notify({schema}.channel(), '');
+    -- Told when the transaction commits. A job that is far ahead need not be told of: whoever listens looks by
+    -- himself several times a minute.
+    IF p_notify AND v_first <= now_at + interval '15 seconds' THEN
+        PERFORM pg_notify({schema}.channel(), a.payload) FROM {schema}.announcement() AS a (payload)
+        WHERE a.payload IS NOT NULL;
     END IF;
 END
 $$;
