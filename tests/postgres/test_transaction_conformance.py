@@ -44,4 +44,4 @@ class TestInTransactions(Enqueueing, Dependants):
     factory = staticmethod(fresh)
 
 
-TestInTransactionsMachine = conformance.state_machine(fresh, examples=10)
+TestInTransactionsMachine = conformance.state_machine(fresh, examples=4)

@@ -18,10 +18,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from taskharbor import ConfigurationError, Event, Harbor, SchemaError, StoreError
+from taskharbor.calling import step_to_end
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import NewJob
+from taskharbor.job import NewJob, Options
 from tests.postgres import store
 from tests.postgres.applications import address, use_in_django
+
+HOSTILE = "'; -- \" \\ {a,NULL} %s :a1 $1 ü"
 
 
 @pytest.fixture(scope="module")
@@ -373,9 +376,7 @@ async def _waits(dsn: str, pid: int) -> bool:
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_job_may_depend_on_others_in_a_transaction(harbor: Harbor, dsn: str, asynchronous: bool) -> None:
     """Members that exist are kept where they are until the caller has committed; unknown ones are refused first."""
-    from taskharbor.calling import step_to_end
-
-    member = harbor.enqueue("member", tags=["hostile ' \" \\ {},"])
+    member = harbor.enqueue("member")
     unknown = "019b76da-a800-7000-8000-00000000ffff"
 
     async def story(connection: Any) -> None:
@@ -396,11 +397,18 @@ def test_job_may_depend_on_others_in_a_transaction(harbor: Harbor, dsn: str, asy
     else:
         with psycopg.connect(dsn) as connection:
             step_to_end(story(connection))
-    assert harbor.jobs.get(_job(2).id).state == "waiting"
+    stored = harbor.jobs.get(_job(2).id)
+    assert (stored.state, stored.queue, stored.tags) == ("waiting", HOSTILE, (HOSTILE,))
     for number in (3, 2):
         harbor.jobs.cancel(_job(number).id)
         harbor.jobs.delete(_job(number).id)
 
 
 def _job(number: int, *depends_on: str) -> NewJob:
-    return NewJob(f"019b76da-a800-7000-8000-{number:012x}", "t", depends_on=depends_on)
+    return NewJob(
+        f"019b76da-a800-7000-8000-{number:012x}",
+        "t",
+        queue=HOSTILE,
+        options=Options(tags=(HOSTILE,)),
+        depends_on=depends_on,
+    )
