@@ -71,9 +71,7 @@ class CallersSession(Session):
         self.given_now = now
         await self._caller.ensure_transaction()
         if any(job.depends_on for job in jobs):
-            if await self.value("identity") != identity:
-                raise _another_database()
-            return await enqueue.enqueue(self, jobs)
+            return await self._enqueue_dependants(jobs, identity)
         answers: dict[int, Enqueued] = {}
         for _ in range(enqueue.RACES_MAX):
             left = [position for position in range(len(jobs)) if position not in answers]
@@ -81,6 +79,15 @@ class CallersSession(Session):
                 break
             answers.update(await self._enqueue_each(jobs, left, identity))
         return [answers[position] for position in range(len(jobs))]
+
+    async def _enqueue_dependants(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
+        """Rare, and as the driver does it: statement by statement, since whom they depend on has to be held."""
+        if await self.value("identity") != identity:
+            raise _another_database()
+        answers = await enqueue.enqueue(self, jobs)
+        if self._notify:
+            await self.do("announce")
+        return answers
 
     async def _enqueue_each(
         self, jobs: Sequence[NewJob], positions: list[int], identity: str

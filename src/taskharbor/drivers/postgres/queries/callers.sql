@@ -6,6 +6,10 @@
 SELECT system_identifier::text || '/' || (SELECT oid FROM pg_database WHERE datname = current_database()) AS identity
 FROM pg_control_system()
 
+-- name: announce
+-- Told when the caller's transaction commits.
+SELECT pg_notify({schema}.channel(), a.payload) FROM {schema}.announcement() AS a (payload) WHERE a.payload IS NOT NULL
+
 -- name: store
 -- Nothing, if this is not the database that the harbor's workers look into.
 SELECT CASE WHEN $1::text = (
