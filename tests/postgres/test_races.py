@@ -624,7 +624,7 @@ async def test_member_claimed_between_looking_and_locking_is_looked_for_again(ra
     """The barrier stands after the look: the lock finds nothing, and the new place is locked instead."""
     member = await race.ready()
     async with race.transaction() as session:
-        session.stop_before = "share_ready"
+        session.stop_before = "hold_members"
         enqueueing = asyncio.ensure_future(_depending(race, session, member))
         await session.stopped.wait()
         token, claim = await race.claim()

@@ -29,6 +29,7 @@ COMMANDS = {
     "stats": "taskharbor.cli.stats:stats",
     "prune": "taskharbor.cli.upkeep:prune",
     "migrate": "taskharbor.cli.upkeep:migrate",
+    "roles": "taskharbor.cli.roles:roles",
     "doctor": "taskharbor.cli.doctor:doctor",
 }
 

@@ -308,6 +308,10 @@ class Driver(ABC):
     async def open(self) -> None:
         """Connect and check the schema. Idempotent; every other verb opens on first use."""
 
+    async def open_for_work(self) -> None:
+        """Open, and refuse with `AccessDenied` where a worker would not be let do all that it has to."""
+        await self.open()
+
     @abstractmethod
     async def close(self) -> None:
         """Let go of every connection and thread. Idempotent."""

@@ -28,7 +28,7 @@ from taskharbor.drivers.base import (
     Settled,
     Transition,
 )
-from taskharbor.drivers.postgres import enqueue, leases, operate, reads, schema, settle, sql
+from taskharbor.drivers.postgres import enqueue, leases, operate, reads, roles, schema, settle, sql
 from taskharbor.drivers.postgres.connections import Connections, Lane, Work
 from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
@@ -104,6 +104,10 @@ class PostgresDriver(Driver):
         if not self._checked:
             await self._connections.run(Lane.REST, lambda s: schema.ensure(s, self.dsn, self.schema))
             self._checked = True
+
+    async def open_for_work(self) -> None:
+        await self.open()
+        await self._connections.run(Lane.REST, lambda s: roles.ensure_worker(s, self.dsn, self.schema))
 
     async def close(self) -> None:
         await self._news.close()
@@ -181,7 +185,10 @@ class PostgresDriver(Driver):
     async def _fold_now_and_then(self) -> None:
         self._settles += 1
         if self._settles % FOLD_EVERY == 0:
-            await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
+            await self._fold_tallies()
+
+    async def _fold_tallies(self) -> None:
+        await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
 
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
         if not notes:

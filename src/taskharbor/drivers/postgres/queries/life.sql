@@ -43,3 +43,20 @@ SELECT (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHE
         WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')
            AS oldest_transaction,
        (SELECT count(*) FROM {schema}.ready WHERE run_at <= clock_timestamp()) AS depth
+
+-- name: user_rights
+-- By the catalogue's own numbers: asking about a name would take the very right that may be missing.
+SELECT current_user::text AS name,
+       coalesce((SELECT has_schema_privilege(n.oid, 'USAGE') FROM pg_namespace AS n WHERE n.nspname = $1), false) AS usage
+
+-- name: table_rights
+SELECT c.relname::text AS name, ARRAY(
+    SELECT r FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r WHERE has_table_privilege(c.oid, r)
+) AS rights
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
+
+-- name: function_rights
+-- Those that the user may execute.
+SELECT p.proname::text AS name FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE n.nspname = $1 GROUP BY p.proname HAVING bool_and(has_function_privilege(p.oid, 'EXECUTE'))
