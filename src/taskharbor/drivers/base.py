@@ -290,6 +290,7 @@ class Check(Struct, frozen=True):
     name: str
     ok: bool
     detail: str
+    severe: bool = True  # not ok is a failure, and otherwise worth a word
 
 
 class Driver(ABC):

@@ -28,7 +28,7 @@ from taskharbor.drivers.base import (
     Settled,
     Transition,
 )
-from taskharbor.drivers.postgres import enqueue, leases, operate, reads, roles, schema, settle, sql
+from taskharbor.drivers.postgres import enqueue, health, leases, operate, reads, roles, schema, settle, sql
 from taskharbor.drivers.postgres.connections import Connections, Lane, Work
 from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
@@ -121,10 +121,7 @@ class PostgresDriver(Driver):
         return applied
 
     async def check(self) -> list[Check]:
-        local = SystemClock().now()
-        return await self._connections.run(
-            Lane.REST, lambda s: schema.checks(s, self.dsn, self.schema, local)
-        )
+        return await self._connections.run(Lane.REST, lambda s: health.checks(s, self.dsn, self.schema))
 
     async def now(self) -> int:
         return await self._connections.run(Lane.REST, lambda s: s.now(), self._time(None))

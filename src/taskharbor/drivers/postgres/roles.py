@@ -122,6 +122,7 @@ class Rights(Struct, frozen=True):
     """What the connected user may do in the schema."""
 
     user: str
+    exists: bool  # the schema
     usage: bool
     tables: dict[str, frozenset[str]]
     functions: frozenset[str]
@@ -148,7 +149,7 @@ async def rights_of_user(session: Session, schema: str) -> Rights:
     assert user is not None
     tables = {row["name"]: frozenset(row["rights"]) for row in await session.rows("table_rights", schema)}
     functions = frozenset(row["name"] for row in await session.rows("function_rights", schema))
-    return Rights(user["name"], user["usage"], tables, functions)
+    return Rights(user["name"], user["exists"], user["usage"], tables, functions)
 
 
 async def ensure_worker(session: Session, dsn: str, schema: str) -> None:
@@ -178,9 +179,7 @@ async def explained_denial(session: Session, dsn: str, schema: str, error: BaseE
     denied = _DENIED.search(text_of(error))
     kind, name = (denied[1], denied[2]) if denied else ("", "")
     if not rights.usage:
-        return AccessDenied(
-            f"the user {rights.user} lacks USAGE on {where}. {REMEDY}"
-        )
+        return AccessDenied(f"the user {rights.user} lacks USAGE on {where}. {REMEDY}")
     role = _nearest(kind, name, rights)
     if role is None:
         return access_denied(error, dsn, schema)
