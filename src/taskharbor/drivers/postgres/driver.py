@@ -64,6 +64,7 @@ class PostgresDriver(Driver):
         self._news = News(self._connections, listen=listen, clock=self.clock)
         self._gathering = Gathering(self._store_plain)
         self._covered = settle.Covered()
+        self._counted = reads.Counted()
         self._checked = False
         self._settles = 0
 
@@ -207,7 +208,7 @@ class PostgresDriver(Driver):
         return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
-        return await self._run(Lane.REST, lambda s: reads.counts(s, queue), now)
+        return await self._run(Lane.REST, lambda s: reads.counts(s, queue, self._counted), now)
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit), prompt=True)
@@ -216,7 +217,7 @@ class PostgresDriver(Driver):
         return await self._run(Lane.REST, lambda s: reads.steps(s, job_id), prompt=True)
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
-        return await self._run(Lane.REST, reads.queues, now)
+        return await self._run(Lane.REST, lambda s: reads.queues(s, self._counted), now)
 
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._run(Lane.REST, reads.lease_records, now)
@@ -230,6 +231,7 @@ class PostgresDriver(Driver):
         for chunk in operate.rounds(operation, ids, OPERATED_AT_ONCE):
             await self._operate(operation, ids, chunk, answers, now)
         if ids:
+            self._counted.forget()
             self._news.tell(urgent=True)
         return [answers[position] for position in range(len(ids))]
 
