@@ -120,6 +120,9 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
 
 
 def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
+    from taskharbor.codec import shorten
+
+    unreadable = job.record.unreadable_options
     return {
         "id": job.id,
         "task": job.task,
@@ -130,6 +133,7 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "priority": job.priority,
         "failures": job.attempts,
         "attempt": job.number,
+        "options": None if unreadable is None else f"unreadable: {shorten(unreadable)}",
         "max attempts": job.max_attempts,
         "retry": _compact(document["retry"]),
         "timeout": None if job.timeout is None else span(job.timeout),

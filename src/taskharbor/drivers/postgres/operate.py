@@ -188,10 +188,14 @@ class _Operating:
                 return None
         elif not await self._leave_place(job):
             return None
-        options = structs.replace(job.options, **_given(update, "max_attempts", "timeout", "tags"))
+        changed_options = _given(update, "max_attempts", "timeout", "tags")
+        # What cannot be read stays as it is, unless it is said what shall stand there.
+        options = encoded_options(structs.replace(job.options, **changed_options))
+        if not changed_options and job.unreadable_options is not None:
+            options = job.unreadable_options
         changed = {name: row[name] for name in ("priority", "run_at", "payload", "expires_at")}
         changed |= _given(update, *changed)
-        await session.do("update_job", job.id, *changed.values(), encoded_options(options))
+        await session.do("update_job", job.id, *changed.values(), options)
         if update.tags is not UNSET:
             await delete_tags(session, [job])
             tags = [(tag, job.id) for tag in sorted(set(update.tags))]

@@ -121,17 +121,17 @@ def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> V
 
 
 def _update(session: Session, job: Stored, place: Place, update: Update) -> Verdict:
-    options = structs.replace(
-        job.options,
-        **{
-            name: value
-            for name in ("max_attempts", "timeout", "tags")
-            if (value := getattr(update, name)) is not UNSET
-        },
-    )
+    changed_options = {
+        name: value
+        for name in ("max_attempts", "timeout", "tags")
+        if (value := getattr(update, name)) is not UNSET
+    }
+    # What cannot be read stays as it is, unless it is said what shall stand there.
+    options = encoded_options(structs.replace(job.options, **changed_options))
+    if not changed_options and job.unreadable_options is not None:
+        options = job.unreadable_options
     changed = structs.replace(
         job,
-        options=options,
         **{
             name: value
             for name in ("priority", "run_at", "payload", "expires_at")
@@ -143,7 +143,7 @@ def _update(session: Session, job: Stored, place: Place, update: Update) -> Verd
         changed.run_at,
         changed.payload,
         changed.expires_at,
-        encoded_options(options),
+        options,
         job.id,
     )
     session.execute(OPERATE["update_job"], row)
