@@ -109,6 +109,8 @@ class Race:
         """A transaction on a connection of its own, committed at the end of the block."""
         connection = await self.driver._connections.connect()
         try:
+            # The story decides how long it stands still, and a slow machine how long that takes.
+            await connection.execute("SET idle_in_transaction_session_timeout = 0")
             async with connection.transaction():
                 yield PausingSession(connection, self.driver._sql, now)
         finally:
