@@ -30,6 +30,7 @@ _SQL = re.compile(
 # What is put together nevertheless, each of one thing that was checked or quoted before.
 SANCTIONED = {
     ("drivers/sqlite/engine.py", 'f"PRAGMA synchronous = {self._synchronous}"'),  # one of three words
+    ("drivers/postgres/connections.py", """f"SET {key} = '{value}';\""""),  # constants beside it
     # Printed for an operator, never executed: a checked schema, quoted roles, constants.
     ("drivers/postgres/roles.py", 'f"REVOKE ALL ON ALL TABLES IN SCHEMA {where} FROM {role}"'),
     ("drivers/postgres/roles.py", 'f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {where} FROM {role}"'),
@@ -87,7 +88,7 @@ def test_such_a_statement_would_be_found(source: str) -> None:
 def test_only_the_schema_is_put_into_the_files_of_postgresql() -> None:
     """One placeholder in the files, one place in the code that fills it, with a name that was checked."""
     texts = [file.read_text("utf-8") for file in (SOURCE / "drivers/postgres").rglob("*.sql")]
-    assert {found for text in texts for found in re.findall(r"\{\w+\}", text)} == {"{schema}"}
+    assert {found for text in texts for found in re.findall(r"\{[a-z_]\w*\}", text)} == {"{schema}"}
     replacing = [
         ast.unparse(node)
         for file in (SOURCE / "drivers/postgres").rglob("*.py")
@@ -173,24 +174,23 @@ async def test_sqlite_is_sent_nothing_but_what_stands_in_the_files(
 ) -> None:
     sent: set[str] = set()
 
-    class Noting:
+    class Noting(engine.Session):
         """A session that remembers what it was asked to execute."""
 
         def __init__(
             self, connection: sqlite3.Connection, now: int, found: dict[str, Any] | None = None
         ) -> None:
-            self.connection, self.now, self.found = connection, now, found
+            super().__init__(connection, now, found)
+            self.execute = self._noting(connection.execute)
+            self.executemany = self._noting(connection.executemany)
 
-        def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
-            sent.add(statement)
-            return self.connection.execute(statement, *parameters)
+        def _noting(self, execute: Any) -> Any:
+            def noting(statement: str, *parameters: Any) -> sqlite3.Cursor:
+                sent.add(statement)
+                cursor: sqlite3.Cursor = execute(statement, *parameters)
+                return cursor
 
-        def executemany(self, statement: str, rows: Any) -> sqlite3.Cursor:
-            sent.add(statement)
-            return self.connection.executemany(statement, rows)
-
-        one = engine.Session.one
-        insert = engine.Session.insert
+            return noting
 
     monkeypatch.setattr(engine, "Session", Noting)
     async with Harbor(f"sqlite:///{tmp_path}/jobs.db") as harbor:
