@@ -83,7 +83,7 @@ SECTIONS: dict[str, list[Any]] = {
     "Errors": [
         taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.PayloadError, taskharbor.PayloadTooLarge,
         taskharbor.JobNotFound, taskharbor.JobConflict, taskharbor.JobFailed, taskharbor.JobCancelled,
-        taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.SchemaError,
+        taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
     ],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
     "Time in tests": [clock.ManualClock],

@@ -15,6 +15,7 @@ import pytest
 import taskharbor
 
 PUBLIC = [
+    "AccessDenied",
     "Attempt",
     "AttemptStatus",
     "ConfigurationError",

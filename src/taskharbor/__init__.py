@@ -22,6 +22,7 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
 from taskharbor.context import Context, current_context
 from taskharbor.errors import (
+    AccessDenied,
     ConfigurationError,
     JobCancelled,
     JobConflict,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessDenied",
     "Attempt",
     "AttemptStatus",
     "ConfigurationError",

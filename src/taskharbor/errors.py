@@ -98,5 +98,9 @@ class StoreUnavailable(StoreError):
         self.job_ids = tuple(job_ids)
 
 
+class AccessDenied(StoreError):
+    """The store does not let this user do what was asked; the text names the right that is missing."""
+
+
 class SchemaError(StoreError):
     """The store holds something other than the schema this version works with."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 DEFAULT_QUEUE = "default"
@@ -77,6 +78,20 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 NO_OPTIONS = Options()
+_decode_options = msgspec.json.Decoder(Options).decode
+
+
+def read_options(text: str | None) -> tuple[Options, str | None]:
+    """The options that a store kept as text; the text itself with none, where it cannot be read.
+
+    A newer version may have written them, or somebody's hand: whoever only looks at the job must see it all the same.
+    """
+    if text is None:
+        return NO_OPTIONS, None
+    try:
+        return _decode_options(text), None
+    except (msgspec.DecodeError, UnicodeError):
+        return NO_OPTIONS, text
 
 
 class NewJob(Struct, frozen=True, gc=False):
@@ -126,6 +141,7 @@ class JobRecord(Struct, frozen=True, gc=False):
     error: str | None = None  # of the latest attempt
     result: str | None = None
     progress: Progress | None = None
+    unreadable_options: str | None = None  # the stored text; `options` then says nothing
 
 
 class Progress(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from taskharbor.drivers.base import Cancel, Delete, Discard, Operation, Requeue, RunNow, Update
 from taskharbor.job import AttemptStatus, State
 
 TERMINAL = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
@@ -31,8 +32,22 @@ SETTLES: dict[AttemptStatus, frozenset[State]] = {
 
 # Which states each operator verb accepts; any other is a conflict.
 CANCELLABLE = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
-DELETABLE = frozenset(State) - {State.RUNNING}
+DELETABLE = frozenset(State) - {State.RUNNING}  # and no unfinished job depends on it
 CHANGEABLE = frozenset({State.WAITING, State.SCHEDULED, State.READY})
 REQUEUEABLE = frozenset({State.DEAD, State.CANCELLED})
 DISCARDABLE = frozenset({State.DEAD})
 RUNNABLE_NOW = frozenset({State.SCHEDULED})
+
+_ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
+    Cancel: CANCELLABLE,
+    Delete: DELETABLE,
+    Discard: DISCARDABLE,
+    Requeue: REQUEUEABLE,
+    RunNow: RUNNABLE_NOW,
+    Update: CHANGEABLE,
+}
+
+
+def allows(state: State, operation: Operation) -> bool:
+    """Whether an operator may do this to a job in that state; every driver asks here."""
+    return state in _ALLOWED_IN[type(operation)]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from taskharbor.clock import MAX_SECONDS, check_seconds
-from taskharbor.codec import shorten
+from taskharbor.codec import clean_text, shorten
 from taskharbor.errors import ConfigurationError, RetryAfter, Unrecoverable
 from taskharbor.job import Reason
 
@@ -419,6 +419,10 @@ def _check_pattern(pattern: ErrorPattern, name: str) -> ErrorPattern:
         if not pattern.strip():
             raise ConfigurationError(
                 f"{name} holds the blank string {shorten(pattern)}, which nearly every error contains; leave it out"
+            )
+        if clean_text(pattern, len(pattern)) != pattern:
+            raise ConfigurationError(
+                f"{name} holds {shorten(pattern)}, with a NUL or a lone surrogate, which no store keeps; remove it"
             )
         return pattern
     if isinstance(pattern, TypeName) or (isinstance(pattern, type) and issubclass(pattern, BaseException)):

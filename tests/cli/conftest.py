@@ -74,6 +74,13 @@ def run(url: str) -> Run:
 
 
 @pytest.fixture
+def empty(url: str) -> None:
+    """The store is there, and holds nothing."""
+    with Harbor(url) as harbor:
+        harbor.migrate()
+
+
+@pytest.fixture
 def harbor(url: str) -> Iterator[Harbor]:
     with Harbor(url) as harbor:
         builtin.register(harbor)

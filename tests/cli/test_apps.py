@@ -71,6 +71,7 @@ def test_an_application_with_a_store_of_its_own_does_not_take_another(run, modul
         f"keeps its jobs in sqlite:///own.db, not in {url}"
         in run("list", "-A", f"{app}:harbor", code=2).error
     )
+    run("migrate", "-A", f"{app}:harbor", store=None)
     run("list", "-A", f"{app}:harbor", store=None)
     run("list", "-A", f"{app}:harbor", store="sqlite:///own.db")
 

@@ -16,10 +16,19 @@ NOBODY = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
 
 @pytest.mark.parametrize(
     "words",
-    [["inspect"], ["cancel"], ["job", "retry"], ["dlq", "requeue"], ["dlq", "discard"]],
+    [
+        ["inspect"],
+        ["cancel"],
+        ["job", "retry"],
+        ["job", "run-now"],
+        ["job", "update", "--priority", "1"],
+        ["job", "delete"],
+        ["dlq", "requeue"],
+        ["dlq", "discard"],
+    ],
     ids=" ".join,
 )
-def test_a_job_that_is_not_there(run, words):
+def test_a_job_that_is_not_there(run, empty, words):
     assert run(*words, NOBODY, code=1).error.startswith(f"no job has the id {NOBODY}")
     assert "a job's id is a UUID" in run(*words, "42", code=1).error
 
@@ -55,7 +64,7 @@ def test_usage_errors_name_the_help(run, words, message):
         (["list", "--cursor", "x"], "UUID"),
     ],
 )
-def test_errors_of_the_harbor_are_told_as_they_are(run, words, message):
+def test_errors_of_the_harbor_are_told_as_they_are(run, empty, words, message):
     assert message in run(*words, code=1).error
 
 
@@ -79,6 +88,40 @@ def test_a_store_that_nobody_named_is_not_made_by_looking(run, tmp_path):
     assert not list(tmp_path.iterdir())
     run("enqueue", "echo", store=None)
     assert len(run("list", store=None).out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["inspect", NOBODY],
+        ["cancel", NOBODY],
+        ["job", "delete", NOBODY],
+        ["stats"],
+        ["dlq", "list"],
+        ["dlq", "requeue-all"],
+        ["queue", "list"],
+        ["prune"],
+        ["doctor"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_store_whose_name_was_mistyped_is_not_made_by_looking(run, tmp_path, monkeypatch, words):
+    file = tmp_path / "typo.db"
+    expected = f"{file} does not exist; check the name, or make it with `taskharbor migrate`"
+    assert run(*words, store=f"sqlite:///{file}", code=1).error == expected
+    monkeypatch.setenv("TASKHARBOR_URL", f"sqlite:///{file}")
+    assert run(*words, store=None, code=1).error == expected
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", [["enqueue", "echo"], ["migrate"], ["worker", "--drain"], ["queue", "pause", "mail"]]
+)
+def test_what_writes_makes_the_store(run, tmp_path, words):
+    store = f"sqlite:///{tmp_path}/new.db"
+    run(*words, store=store)
+    assert run("list", "--json", store=store).document["items"] == [] or words[0] == "enqueue"
 
 
 def test_the_store_may_come_from_the_environment(run, url, harbor, monkeypatch):

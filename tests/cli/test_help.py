@@ -37,8 +37,8 @@ def named(path: tuple[str, ...]) -> str:
 def test_all_the_commands_that_are_due_are_there():
     assert set(map(named, ALL)) == {
         *COMMANDS,
-        "job retry",
-        *("dlq list", "dlq requeue", "dlq requeue-all", "dlq discard"),
+        *("job retry", "job run-now", "job update", "job delete"),
+        *("dlq list", "dlq requeue", "dlq requeue-all", "dlq discard", "dlq discard-all"),
         *("queue list", "queue pause", "queue resume"),
     }
 

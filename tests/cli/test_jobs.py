@@ -1,4 +1,4 @@
-"""enqueue, list, inspect, cancel, job retry."""
+"""enqueue, list, inspect, cancel, job …"""
 
 from __future__ import annotations
 
@@ -225,3 +225,67 @@ def drain_until_dead(harbor, drain, job_id):
         if harbor.jobs.get(job_id).state == "scheduled":
             harbor.jobs.run_now(job_id)
         drain()
+
+
+def test_job_run_now(run, harbor):
+    job = harbor.enqueue("echo", delay=3600)
+    assert run("job", "run-now", job.id).out == f"{job.id}  echo: ready\n"
+    assert "only a scheduled one can" in run("job", "run-now", job.id, code=1).error
+
+
+def test_job_update_changes_what_is_given_and_nothing_else(run, harbor):
+    job = harbor.enqueue("echo", {"message": "a"}, priority=1, tags=["old"], timeout=5)
+    assert run("job", "update", job.id, "--priority", "9").out == f"{job.id}  echo: changed: priority\n"
+    document = run(
+        *(
+            "job",
+            "update",
+            job.id,
+            "--run-at",
+            "2999-01-01T00:00:00Z",
+            "--expires-at",
+            "2999-02-01T00:00:00Z",
+        ),
+        *(
+            "--max-retries",
+            "2",
+            "--timeout",
+            "1m",
+            "--tag",
+            "b",
+            "--tag",
+            "c",
+            "--payload",
+            '{"message": "z"}',
+            "--json",
+        ),
+    ).document
+    assert (document["priority"], document["state"], document["runAt"]) == (
+        9,
+        "scheduled",
+        "2999-01-01T00:00:00Z",
+    )
+    assert (document["maxAttempts"], document["timeout"], document["tags"]) == (3, 60.0, ["b", "c"])
+    assert document["payload"] == {"message": "z"}
+    assert document["expiresAt"] == "2999-02-01T00:00:00Z"
+    assert run("job", "update", job.id, "--no-tags", "--json").document["tags"] == []
+    assert run("job", "update", job.id, "--payload", "-", "--json", stdin='{"message": 1}').document[
+        "payload"
+    ] == {"message": 1}
+
+
+def test_job_update_that_says_nothing_or_two_things_is_refused(run, harbor):
+    job = harbor.enqueue("echo")
+    assert "say what to change" in run("job", "update", job.id, code=2).error
+    assert "opposite" in run("job", "update", job.id, "--tag", "a", "--no-tags", code=2).error
+    assert "must be a JSON object" in run("job", "update", job.id, "--payload", "[1]", code=2).error
+    assert "priority must be" in run("job", "update", job.id, "--priority", "1000", code=1).error
+    run("cancel", job.id)
+    assert "cannot be changed" in run("job", "update", job.id, "--priority", "1", code=1).error
+
+
+def test_job_delete(run, harbor):
+    job, other = harbor.enqueue("echo"), harbor.enqueue("echo")
+    assert run("job", "delete", job.id).out == f"{job.id}: deleted\n"
+    assert run("job", "delete", other.id, "--json").document == {"id": other.id, "deleted": True}
+    assert harbor.jobs.list() == []

@@ -63,6 +63,23 @@ def test_dlq_discard(run, dead):
     assert "only a dead one can" in run("dlq", "discard", dead[0].id, code=1).error
 
 
+def test_dlq_discard_all(run, harbor, dead, monkeypatch):
+    assert run("dlq", "discard-all", "--queue", "mail", "--yes").out == "1 discarded\n"
+    assert [job.refresh().state for job in dead] == [State.CANCELLED, State.DEAD]
+    assert run("dlq", "discard-all", "--yes", "--json").document == {"discarded": 1}
+    assert harbor.jobs.counts()["dead"] == 0
+
+
+def test_dlq_discard_all_asks_first(run, dead, monkeypatch):
+    answer = run("dlq", "discard-all", "--queue", "mail", code=2)
+    assert "this discards every dead job of queue mail for good: give --yes" in answer.error
+    monkeypatch.setattr("taskharbor.cli.dlq._is_terminal", lambda: True)
+    refused = run("dlq", "discard-all", stdin="n\n", code=130)
+    assert "Discard every dead job of the store for good? [y/N]" in refused.err
+    assert [job.refresh().state for job in dead] == [State.DEAD, State.DEAD]
+    assert run("dlq", "discard-all", "--task", "fail", stdin="y\n").out == "2 discarded\n"
+
+
 # -- queue ---------------------------------------------------------------------------------------
 
 
@@ -148,7 +165,7 @@ def test_migrate_says_what_it_applied(run, url, tmp_path):
 # -- doctor --------------------------------------------------------------------------------------
 
 
-def test_doctor_finds_a_sound_store_sound(run):
+def test_doctor_finds_a_sound_store_sound(run, empty):
     document = run("doctor", "--json").document
     assert document["ok"]
     assert {"file", "schema", "durability", "clock"} <= {check["name"] for check in document["checks"]}
@@ -161,7 +178,7 @@ def test_doctor_only_warns_of_a_store_in_memory(run):
     assert [check["status"] for check in checks if check["name"] == "durability"] == ["warning"]
 
 
-def test_doctor_fails_when_a_check_does(run, url, tmp_path):
+def test_doctor_fails_when_a_check_does(run, url, empty, tmp_path):
     answer = run("doctor", store=f"{url}?synchronous=normal", code=1)
     assert answer.error == "the store has a problem: durability"
     assert "NORMAL" in answer.out

@@ -16,6 +16,7 @@ VERBS: dict[str, Callable[[Harbor, str], Any]] = {
     "one": lambda harbor, job_id: harbor.dlq.discard(job_id),
     "all": lambda harbor, _: harbor.jobs.cancel_all(queue="none"),
     "requeue_all": lambda harbor, _: harbor.dlq.requeue_all(queue="none"),
+    "discard_all": lambda harbor, _: harbor.dlq.discard_all(queue="none"),
 }
 
 

@@ -439,11 +439,25 @@ def test_many_are_requeued_by_filter(timed: Harbor, make: Making):
     assert timed.jobs.counts()["cancelled"] == 1
 
 
+def test_many_are_discarded_by_filter(timed: Harbor, make: Making):
+    heard: list[str] = []
+    timed.on("cancelled")(lambda event: heard.append(event.job_id))
+    dead = [make("dead", queue=queue) for queue in ("a", "a", "b")]
+    ready = make("ready", queue="a")
+    assert timed.dlq.discard_all(queue="a") == 2
+    assert [job.refresh().state for job in [*dead, ready]] == ["cancelled", "cancelled", "dead", "ready"]
+    assert {job.refresh().reason for job in dead[:2]} == {"discarded"}
+    assert timed.dlq.discard_all(JobFilter(task="t")) == 1
+    timed.events.close()
+    assert sorted(heard) == sorted(job.id for job in dead)
+
+
 async def test_bulk_verbs_by_the_async_form(timed: Harbor, task: Any):
     await task.aenqueue_many([{}] * 3)
     assert await timed.jobs.acancel_all(task="t") == 3
     assert await timed.jobs.adelete_all(JobFilter(state=State.CANCELLED)) == 3
     assert await timed.dlq.arequeue_all() == 0
+    assert await timed.dlq.adiscard_all() == 0
 
 
 @pytest.mark.parametrize(
@@ -459,7 +473,7 @@ async def test_bulk_verbs_by_the_async_form(timed: Harbor, task: Any):
         ((JobFilter(state="gone"),), {}, "no state is called 'gone'"),  # type: ignore[arg-type]
     ],
 )
-@pytest.mark.parametrize("verb", ["cancel_all", "delete_all", "requeue_all"])
+@pytest.mark.parametrize("verb", ["cancel_all", "delete_all", "requeue_all", "discard_all"])
 def test_a_bulk_verb_with_a_wrong_filter_touches_nothing(
     timed: Harbor,
     make: Making,
@@ -472,7 +486,7 @@ def test_a_bulk_verb_with_a_wrong_filter_touches_nothing(
     make("dead", queue="mail")
     make("ready", queue="mail")
     before = everything(timed)
-    do = timed.dlq.requeue_all if verb == "requeue_all" else getattr(timed.jobs, verb)
+    do = getattr(timed.dlq if verb in ("requeue_all", "discard_all") else timed.jobs, verb)
     with pytest.raises(ConfigurationError, match=said):
         do(*args, **where)
     assert everything(timed) == before
@@ -482,6 +496,8 @@ def test_requeueing_many_that_are_not_dead_is_refused(timed: Harbor, make: Makin
     make("cancelled")
     with pytest.raises(ConfigurationError, match="only dead jobs are in the dead-letter queue"):
         timed.dlq.requeue_all(state="cancelled")
+    with pytest.raises(ConfigurationError, match="only dead jobs are in the dead-letter queue"):
+        timed.dlq.discard_all(state="ready")
 
 
 # -- the dead-letter queue and queues ----------------------------------------------------------------

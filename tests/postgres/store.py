@@ -31,9 +31,11 @@ def server() -> Server:
 def execute(dsn: str, *statements: str) -> None:
     async def run() -> None:
         connection = await asyncpg.connect(dsn)
-        for statement in statements:
-            await connection.execute(statement)
-        await connection.close()
+        try:
+            for statement in statements:
+                await connection.execute(statement)
+        finally:
+            await connection.close()
 
     asyncio.run(run())
 

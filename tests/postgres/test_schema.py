@@ -134,25 +134,3 @@ async def test_no_superuser_and_no_extension_is_needed(dsn: str) -> None:
     await admin.execute(f"DROP OWNED BY {name} CASCADE")
     await admin.execute(f"DROP ROLE {name}")
     await admin.close()
-
-
-async def test_doctor_reports_on_server_schema_durability_and_clock(dsn: str) -> None:
-    driver = PostgresDriver(dsn)
-    before = {check.name: check.ok for check in await driver.check()}
-    assert before["reachable"]
-    assert not before["schema"]
-    await driver.migrate()
-    findings = {check.name: check for check in await driver.check()}
-    assert findings["schema"].ok
-    assert findings["clock"].ok
-    assert not findings["durability"].ok  # the tests' server runs without fsync
-    assert "fsync" in findings["durability"].detail
-    assert {"server", "primary", "dead rows", "transactions", "depth"} <= findings.keys()
-    await driver.close()
-
-
-def test_only_the_schema_is_ever_put_into_a_statement() -> None:
-    """No placeholder but that one, in any file."""
-    for text in [*sql.statements("here").values(), *[script for _, _, script in sql.migrations("here")]]:
-        assert "{schema}" not in text
-        assert "%s" not in text

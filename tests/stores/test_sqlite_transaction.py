@@ -344,6 +344,7 @@ def test_what_would_wait_for_the_caller_for_ever_is_refused_at_once(
             harbor.jobs.delete_all,
             lambda: harbor.dlq.requeue(job.id),
             harbor.dlq.requeue_all,
+            harbor.dlq.discard_all,
             lambda: harbor.queues.pause("default"),
             harbor.prune,
         ):

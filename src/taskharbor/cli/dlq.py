@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 
 import click
@@ -113,3 +114,39 @@ def discard(session: Session, job_id: str) -> None:
       taskharbor dlq discard 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
     """
     tell_job(session.screen, session.run(lambda harbor: harbor.dlq.adiscard(job_id)), "discarded")
+
+
+@dlq.command("discard-all")
+@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
+@click.option("--task", metavar="NAME", help="Only jobs of this task.")
+@click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can be asked.")
+@with_session
+def discard_all(session: Session, /, yes: bool, **where: str | None) -> None:
+    """Take every dead job that matches out of the queue for good.
+
+    \b
+    Example:
+      taskharbor dlq discard-all --queue mail --yes
+    """
+    from taskharbor.client.filters import job_filter
+
+    asked = job_filter(**where)
+    if not yes:
+        _confirm(" and ".join(f"{name} {value}" for name, value in where.items() if value is not None))
+    discarded = session.run(lambda harbor: harbor.dlq.adiscard_all(asked))
+    if session.screen.as_json:
+        session.screen.document({"discarded": discarded})
+    else:
+        session.screen.line(f"{discarded} discarded")
+
+
+def _confirm(where: str) -> None:
+    which = f"every dead job of {where}" if where else "every dead job of the store"
+    if not _is_terminal():
+        raise click.UsageError(f"this discards {which} for good: give --yes")
+    click.confirm(f"Discard {which} for good?", abort=True, err=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()

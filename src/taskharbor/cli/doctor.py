@@ -11,6 +11,7 @@ from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
+    from taskharbor.drivers.base import Check
 
 CLOCK_DIFFERENCE_MAX_SECONDS = 5.0
 
@@ -61,19 +62,17 @@ async def examine(harbor: Harbor) -> list[Finding]:
         clock = await _clock(harbor)
     except StoreError as error:
         return [Finding("reachable", "failed", str(error))]
-    return [Finding(check.name, _status(harbor, check.name, check.ok), check.detail) for check in checks] + [
-        clock
-    ]
+    return [Finding(check.name, _status(check), check.detail) for check in checks] + [clock]
 
 
-def _status(harbor: Harbor, name: str, ok: bool) -> str:
-    if ok:
+def _status(check: Check) -> str:
+    if check.ok:
         return "ok"
-    # Whoever names memory:// knows that it ends with the process: worth a word, not a failure.
-    return "warning" if name == "durability" and harbor.url.startswith("memory:") else "failed"
+    return "failed" if check.severe else "warning"
 
 
 async def _clock(harbor: Harbor) -> Finding:
+    """The store's clock decides; one that is far from ours makes run_at and expires_at mean something else."""
     from taskharbor.clock import MICROS_PER_SECOND
 
     before = time.time()
@@ -82,4 +81,7 @@ async def _clock(harbor: Harbor) -> Finding:
     # Anywhere between the two is as good as equal: the store was asked somewhere in between.
     difference = max(before - store, store - after, 0.0)
     status = "ok" if difference <= CLOCK_DIFFERENCE_MAX_SECONDS else "failed"
-    return Finding("clock", status, f"{difference:.3f} s from this machine's")
+    way = "" if difference == 0 else " ahead" if store > after else " behind"
+    return Finding(
+        "clock", status, f"{difference:.3f} s{way} of this machine's" if way else "as this machine's"
+    )

@@ -29,6 +29,7 @@ def of_record(record: JobRecord) -> dict[str, Any]:
         "attempts": record.attempts,
         "number": record.number,
         **of_options(record.options),
+        **_unreadable(record),
         "delivery": str(record.delivery or Delivery.AT_LEAST_ONCE),
         "idempotencyKey": record.idempotency_key,
         "dependsOn": list(record.depends_on),
@@ -48,6 +49,11 @@ def of_record(record: JobRecord) -> dict[str, Any]:
         "cancelRequested": record.cancel_requested,
         "version": record.version,
     }
+
+
+def _unreadable(record: JobRecord) -> dict[str, Any]:
+    """Only where it is so: a newer version wrote the options, or somebody's hand, and they are not shown."""
+    return {} if record.unreadable_options is None else {"optionsUnreadable": record.unreadable_options}
 
 
 def of_options(options: Options) -> dict[str, Any]:

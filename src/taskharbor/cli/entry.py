@@ -23,12 +23,13 @@ COMMANDS = {
     "list": "taskharbor.cli.jobs:list_jobs",
     "inspect": "taskharbor.cli.jobs:inspect",
     "cancel": "taskharbor.cli.jobs:cancel",
-    "job": "taskharbor.cli.jobs:job",
+    "job": "taskharbor.cli.job:job",
     "dlq": "taskharbor.cli.dlq:dlq",
     "queue": "taskharbor.cli.queues:queue",
     "stats": "taskharbor.cli.stats:stats",
     "prune": "taskharbor.cli.upkeep:prune",
     "migrate": "taskharbor.cli.upkeep:migrate",
+    "roles": "taskharbor.cli.roles:roles",
     "doctor": "taskharbor.cli.doctor:doctor",
 }
 

@@ -1,14 +1,12 @@
-"""`taskharbor list`, `inspect`, `cancel` and `job …`: looking at jobs and changing their fate."""
+"""`taskharbor list`, `inspect` and `cancel`: looking at jobs."""
 
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import instant
 from taskharbor.cli.screen import Cell, Screen, span
 from taskharbor.cli.session import Session, with_session
 
@@ -122,6 +120,9 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
 
 
 def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
+    from taskharbor.codec import shorten
+
+    unreadable = job.record.unreadable_options
     return {
         "id": job.id,
         "task": job.task,
@@ -132,6 +133,7 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "priority": job.priority,
         "failures": job.attempts,
         "attempt": job.number,
+        "options": None if unreadable is None else f"unreadable: {shorten(unreadable)}",
         "max attempts": job.max_attempts,
         "retry": _compact(document["retry"]),
         "timeout": None if job.timeout is None else span(job.timeout),
@@ -185,7 +187,7 @@ def _tell_history(screen: Screen, history: list[Attempt], *, traceback: bool) ->
             screen.block(attempt.traceback)
 
 
-# -- cancel, retry -------------------------------------------------------------------------------
+# -- cancel ----------------------------------------------------------------------------------------
 
 
 @click.command
@@ -201,32 +203,6 @@ def cancel(session: Session, job_id: str) -> None:
     found = session.run(lambda harbor: harbor.jobs.acancel(job_id))
     asked = "asked to end; it is still running" if found.cancel_requested else str(found.state)
     tell_job(session.screen, found, asked)
-
-
-@click.group(no_args_is_help=False)
-def job() -> None:
-    """Do something about one job.
-
-    \b
-    Example:
-      taskharbor job retry 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
-    """
-
-
-@job.command("retry")
-@click.argument("job_id", metavar="ID")
-@click.option("--run-at", type=instant, metavar="ISO8601", help="Not before this time.")
-@click.option("--force", is_flag=True, help="Also if it is at_most_once and may have been executed.")
-@with_session
-def retry(session: Session, job_id: str, run_at: datetime | None, force: bool) -> None:
-    """Begin a new run of the dead or cancelled job ID.
-
-    \b
-    Example:
-      taskharbor job retry 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
-    """
-    found = session.run(lambda harbor: harbor.jobs.aretry(job_id, run_at=run_at, force=force))
-    tell_job(session.screen, found, f"{found.state} again")
 
 
 def tell_job(screen: Screen, job: Job[Any], what: str) -> None:

@@ -59,7 +59,7 @@ def pause(session: Session, name: str) -> None:
     Example:
       taskharbor queue pause mail
     """
-    session.run(lambda harbor: harbor.queues.apause(name))
+    session.run(lambda harbor: harbor.queues.apause(name), create=True)
     _tell_flag(session.screen, name, paused=True)
 
 
@@ -73,7 +73,7 @@ def resume(session: Session, name: str) -> None:
     Example:
       taskharbor queue resume mail
     """
-    session.run(lambda harbor: harbor.queues.aresume(name))
+    session.run(lambda harbor: harbor.queues.aresume(name), create=True)
     _tell_flag(session.screen, name, paused=False)
 
 

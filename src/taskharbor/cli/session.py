@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
@@ -31,19 +30,28 @@ class Session:
         self.screen = screen
 
     def open(self, *, create: bool = False) -> Harbor:
-        """The harbor that was named. Without `create`, a store that nobody named has to be there already."""
+        """The harbor that was named. Without `create`, a store in a file has to be there already."""
         if self.app is not None:
-            return self._open_app(self.app)
-        from taskharbor.client.harbor import DEFAULT_URL, Harbor
+            harbor = self._open_app(self.app)
+        else:
+            from taskharbor.client.harbor import Harbor
 
-        url = self.url or os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
-        default_file = Path(DEFAULT_URL.removeprefix("sqlite:///"))
-        if url == DEFAULT_URL and not create and not default_file.exists():
-            raise click.ClickException(
-                f"no store was named and {default_file.absolute()} does not exist; "
-                "give --url or --app, or make it with `taskharbor migrate`"
-            )
-        return Harbor(self.url)
+            harbor = Harbor(self.url)
+        if not create:
+            self._refuse_missing_file(harbor)
+        return harbor
+
+    def _refuse_missing_file(self, harbor: Harbor) -> None:
+        """Looking must not make a store: what was mistyped would look like one that is empty."""
+        from taskharbor.drivers.sqlite import SQLiteDriver
+
+        if not isinstance(harbor.driver, SQLiteDriver) or os.path.exists(harbor.driver.path):
+            return
+        named = self.app or self.url or os.environ.get("TASKHARBOR_URL")
+        raise click.ClickException(
+            f"{'' if named else 'no store was named and '}{harbor.driver.path} does not exist; "
+            f"{'check the name' if named else 'give --url or --app'}, or make it with `taskharbor migrate`"
+        )
 
     def run(self, work: Callable[[Harbor], Awaitable[T]], *, create: bool = False) -> T:
         """Do the work with the harbor, and let go of it."""

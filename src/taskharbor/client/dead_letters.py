@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +14,7 @@ from taskharbor.client.jobs import JobPage
 from taskharbor.client.operating import Operator, conflict, requeue_operation
 from taskharbor.client.options import checked_id
 from taskharbor.client.transaction import refuse_inside_transaction
-from taskharbor.drivers.base import Discard, Requeue, Verdict
+from taskharbor.drivers.base import Discard, Operation, Requeue, Verdict
 from taskharbor.errors import ConfigurationError, JobConflict
 from taskharbor.job import Delivery, JobFilter, State
 from taskharbor.lifecycle import REQUEUEABLE
@@ -75,18 +77,14 @@ class DeadLetters(Operator):
         **where: Any,
     ) -> int:
         """Requeue every dead job that matches; how many. Jobs that are at_most_once are left alone."""
-        asked = asked_filter(filter, where)
-        if asked.state not in (None, State.DEAD):
-            raise ConfigurationError(f"only dead jobs are in the dead-letter queue, not {asked.state} ones")
-        dead = JobFilter(State.DEAD, asked.queue, asked.task, asked.tag)
+        dead = _dead_filter(filter, where)
         operation = requeue_operation(run_at, reset_attempts)
         refuse_inside_transaction(self._harbor, "dlq.requeue_all()")
         await self._harbor._collect_all_expired()
         done = 0
         async for jobs in self._matching(dead):
             ids = [job.id for job in jobs if job.delivery is not Delivery.AT_MOST_ONCE]
-            answers = await self._driver.operate(operation, ids)
-            done += sum(answer.verdict is Verdict.DONE for answer in answers)
+            done += len(await self._done(operation, ids))
         return done
 
     requeue_all = synced(arequeue_all)
@@ -99,3 +97,28 @@ class DeadLetters(Operator):
         return job
 
     discard = synced(adiscard)
+
+    async def adiscard_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
+        """Discard every dead job that matches; how many."""
+        dead = _dead_filter(filter, where)
+        refuse_inside_transaction(self._harbor, "dlq.discard_all()")
+        await self._harbor._collect_all_expired()
+        done = 0
+        async for jobs in self._matching(dead):
+            discarded = await self._done(Discard(), [job.id for job in jobs])
+            await self._harbor.jobs._tell_cancelled(discarded)
+            done += len(discarded)
+        return done
+
+    discard_all = synced(adiscard_all)
+
+    async def _done(self, operation: Operation, ids: Sequence[str]) -> builtins.list[str]:
+        answers = await self._driver.operate(operation, ids)
+        return [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+
+
+def _dead_filter(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
+    asked = asked_filter(filter, where)
+    if asked.state not in (None, State.DEAD):
+        raise ConfigurationError(f"only dead jobs are in the dead-letter queue, not {asked.state} ones")
+    return JobFilter(State.DEAD, asked.queue, asked.task, asked.tag)

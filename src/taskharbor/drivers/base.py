@@ -290,6 +290,7 @@ class Check(Struct, frozen=True):
     name: str
     ok: bool
     detail: str
+    severe: bool = True  # not ok is a failure, and otherwise worth a word
 
 
 class Driver(ABC):
@@ -307,6 +308,10 @@ class Driver(ABC):
     @abstractmethod
     async def open(self) -> None:
         """Connect and check the schema. Idempotent; every other verb opens on first use."""
+
+    async def open_for_work(self) -> None:
+        """Open, and refuse with `AccessDenied` where a worker would not be let do all that it has to."""
+        await self.open()
 
     @abstractmethod
     async def close(self) -> None:

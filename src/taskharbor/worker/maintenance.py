@@ -18,6 +18,7 @@ logger = logging.getLogger("taskharbor.worker")
 COLLECT_SECONDS = 0.9  # a vanished worker's jobs start again within the lease and this
 EXPIRE_EVERY = 8  # rounds: nobody begins an expired job anyway, so its end can be written down a little later
 PRUNE_EVERY = 70  # rounds: about a minute
+PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
 EXPIRE_BATCH = 500
 
 
@@ -42,6 +43,7 @@ class Maintenance:
 
     async def run(self) -> None:
         rounds = 0
+        pruning = False
         while True:
             # Jittered, so that many workers do not all look at once.
             await self._clock.sleep(COLLECT_SECONDS * random.uniform(0.85, 1.0))
@@ -50,8 +52,8 @@ class Maintenance:
                 await self.collect()
                 if rounds % EXPIRE_EVERY == 0:
                     await self.expire()
-                if rounds % PRUNE_EVERY == 0:
-                    await self._harbor.aprune()
+                if pruning or rounds % PRUNE_EVERY == 0:
+                    pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
             except StoreError as error:
                 logger.warning("maintenance has to wait", extra={"fields": {"error": str(error)}})
 

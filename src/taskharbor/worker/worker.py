@@ -131,7 +131,7 @@ class Worker:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
         self._shift = _Shift(self)  # first of all: from here on `stop` is heard
         try:
-            await self.harbor.driver.open()
+            await self.harbor.driver.open_for_work()
             for hook in self.harbor.start_hooks:
                 await _call_hook(hook)
             if started is not None:

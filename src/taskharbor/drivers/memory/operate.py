@@ -24,26 +24,9 @@ from taskharbor.drivers.memory.enqueue import options_json
 from taskharbor.drivers.memory.store import Job, Placed, Store, must_begin
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State
-from taskharbor.lifecycle import (
-    CANCELLABLE,
-    CHANGEABLE,
-    DELETABLE,
-    DISCARDABLE,
-    REQUEUEABLE,
-    RUNNABLE_NOW,
-    TERMINAL,
-)
+from taskharbor.lifecycle import TERMINAL, allows
 
 # -- operators -----------------------------------------------------------------------------------
-
-ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
-    Cancel: CANCELLABLE,
-    Discard: DISCARDABLE,
-    Delete: DELETABLE,
-    RunNow: RUNNABLE_NOW,
-    Requeue: REQUEUEABLE,
-    Update: CHANGEABLE,
-}
 
 
 def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) -> list[Operated]:
@@ -55,7 +38,7 @@ def _operate(store: Store, operation: Operation, job_id: str, now: int) -> Opera
     if job is None:
         return Operated(job_id, Verdict.NOT_FOUND)
     state = job.state_at(now)
-    if state not in ALLOWED_IN[type(operation)]:
+    if not allows(state, operation):
         return Operated(job_id, Verdict.CONFLICT, state)
     return Operated(job_id, _do(store, operation, job, now), state)
 

@@ -20,6 +20,7 @@ import asyncpg
 
 from taskharbor.drivers.postgres import instants
 from taskharbor.drivers.postgres.explain import COLLISIONS, ends_connection, explained
+from taskharbor.drivers.postgres.roles import explained_denial
 
 T = TypeVar("T")
 
@@ -161,6 +162,8 @@ class Connections:
                         raise
                 # Jittered: whoever it collided with begins anew as well.
                 await asyncio.sleep(random.uniform(0, 0.002 * (repetition + 1)))
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise await self._denied(error) from error
         except Exception as error:
             raise self._explained(error) from error
         raise AssertionError("the last repetition returns or raises")
@@ -203,6 +206,19 @@ class Connections:
                 else:
                     # Cancelled or broken in the middle of something: nobody knows what it would answer next.
                     connection.terminate()
+
+    async def _denied(self, error: asyncpg.InsufficientPrivilegeError) -> BaseException:
+        """The server names what it refused to touch; which right was missing has to be asked for."""
+        try:
+            return await self._once(
+                Lane.REST,
+                lambda session: explained_denial(session, self.dsn, self.schema, error),
+                None,
+                transaction=True,
+                prompt=False,
+            )
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            return self._explained(error)
 
     def _explained(self, error: BaseException) -> BaseException:
         return explained(error, self.dsn, self.schema)

@@ -31,7 +31,7 @@ from taskharbor.drivers.base import (
     Settled,
     Transition,
 )
-from taskharbor.drivers.postgres import enqueue, leases, operate, reads, schema, settle, sql
+from taskharbor.drivers.postgres import enqueue, health, leases, operate, reads, roles, schema, settle, sql
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Connections, Lane, Work
 from taskharbor.drivers.postgres.explain import address_of
@@ -73,6 +73,7 @@ class PostgresDriver(Driver):
         self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
+        self._counted = reads.Counted()
         self._checked = False
         self._settles = 0
 
@@ -114,6 +115,10 @@ class PostgresDriver(Driver):
             await self._connections.run(Lane.REST, lambda s: schema.ensure(s, self.dsn, self.schema))
             self._checked = True
 
+    async def open_for_work(self) -> None:
+        await self.open()
+        await self._connections.run(Lane.REST, lambda s: roles.ensure_worker(s, self.dsn, self.schema))
+
     async def close(self) -> None:
         await self._news.close()
         await self._connections.close()
@@ -127,10 +132,7 @@ class PostgresDriver(Driver):
         return applied
 
     async def check(self) -> list[Check]:
-        local = SystemClock().now()
-        return await self._connections.run(
-            Lane.REST, lambda s: schema.checks(s, self.dsn, self.schema, local)
-        )
+        return await self._connections.run(Lane.REST, lambda s: health.checks(s, self.dsn, self.schema))
 
     async def now(self) -> int:
         return await self._connections.run(Lane.REST, lambda s: s.now(), self._time(None))
@@ -195,7 +197,10 @@ class PostgresDriver(Driver):
     async def _fold_now_and_then(self) -> None:
         self._settles += 1
         if self._settles % FOLD_EVERY == 0:
-            await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
+            await self._fold_tallies()
+
+    async def _fold_tallies(self) -> None:
+        await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
 
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
         if not notes:
@@ -220,7 +225,7 @@ class PostgresDriver(Driver):
         return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
-        return await self._run(Lane.REST, lambda s: reads.counts(s, queue), now)
+        return await self._run(Lane.REST, lambda s: reads.counts(s, queue, self._counted), now)
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit), prompt=True)
@@ -229,7 +234,7 @@ class PostgresDriver(Driver):
         return await self._run(Lane.REST, lambda s: reads.steps(s, job_id), prompt=True)
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
-        return await self._run(Lane.REST, reads.queues, now)
+        return await self._run(Lane.REST, lambda s: reads.queues(s, self._counted), now)
 
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._run(Lane.REST, reads.lease_records, now)
@@ -243,6 +248,7 @@ class PostgresDriver(Driver):
         for chunk in operate.rounds(operation, ids, OPERATED_AT_ONCE):
             await self._operate(operation, ids, chunk, answers, now)
         if ids:
+            self._counted.forget()
             self._news.tell(urgent=True)
         return [answers[position] for position in range(len(ids))]
 

@@ -253,20 +253,20 @@ def _spot(found: Found) -> tuple[object, ...]:
 
 
 async def _lock_spots(session: Session, members: dict[str, Found]) -> None:
-    """In the order in which everybody locks: leases by token, jobs by id, and then their places."""
-    tokens = sorted({found.place.token for found in members.values() if found.place.token is not None})
-    if tokens:
-        await session.rows("share_leases", tokens)
-    await session.rows("share_jobs", sorted(members))
-    ready = [found for found in members.values() if found.place.state in (State.READY, State.SCHEDULED)]
-    if ready:
-        keys = [(f.place.suspect, f.row["queue"], -f.row["priority"], f.place.run_at, f.id) for f in ready]
-        await session.rows("share_ready", *columns(keys))
-    await _lock_rows(session, "share_waiting", members, {State.WAITING})
-    await _lock_rows(session, "share_ended", members, {State.DEAD, State.CANCELLED})
-
-
-async def _lock_rows(session: Session, statement: str, members: dict[str, Found], states: set[State]) -> None:
-    ids = [job_id for job_id, found in members.items() if found.place.state in states]
-    if ids:
-        await session.rows(statement, ids)
+    """By a function of the schema's owner: locking takes a right to change things, which no producer has."""
+    by_state: dict[State, list[Found]] = {}
+    for job_id in sorted(members):
+        by_state.setdefault(members[job_id].place.state, []).append(members[job_id])
+    ready = [
+        (f.place.suspect, f.row["queue"], -f.row["priority"], f.place.run_at, f.id)
+        for state in (State.READY, State.SCHEDULED)
+        for f in by_state.get(state, ())
+    ]
+    await session.do(
+        "hold_members",
+        sorted({found.place.token for found in members.values() if found.place.token is not None}),
+        sorted(members),
+        *(columns(ready) if ready else ([], [], [], [], [])),
+        [found.id for found in by_state.get(State.WAITING, ())],
+        [found.id for state in (State.DEAD, State.CANCELLED) for found in by_state.get(state, ())],
+    )

@@ -8,7 +8,14 @@ from urllib.parse import urlsplit
 import asyncpg
 from asyncpg import exceptions
 
-from taskharbor.errors import PayloadError, SchemaError, StoreError, StoreUnavailable, TaskHarborError
+from taskharbor.errors import (
+    AccessDenied,
+    PayloadError,
+    SchemaError,
+    StoreError,
+    StoreUnavailable,
+    TaskHarborError,
+)
 
 # Errors after which the same transaction may well succeed: somebody else's locks were in the way.
 COLLISIONS = (
@@ -62,12 +69,12 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     where = address_of(dsn)
     if isinstance(error, exceptions.InvalidAuthorizationSpecificationError):
         user = urlsplit(dsn).username or "the current user"
-        return StoreError(
-            f"{where} does not let {user} in ({_text(error)}). Check the user name and the password in the URL, "
+        return AccessDenied(
+            f"{where} does not let {user} in ({text_of(error)}). Check the user name and the password in the URL, "
             "and the server's pg_hba.conf"
         )
     if isinstance(error, exceptions.InvalidCatalogNameError):
-        return StoreError(f"{where}: {_text(error)}. Create it (createdb), or name another one in the URL")
+        return StoreError(f"{where}: {text_of(error)}. Create it (createdb), or name another one in the URL")
     if isinstance(
         error,
         exceptions.UndefinedTableError
@@ -76,23 +83,30 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     ):
         return missing_schema(dsn, schema)
     if isinstance(error, exceptions.InsufficientPrivilegeError):
-        return StoreError(
-            f"{where}: {_text(error)}. The user lacks a privilege in the schema {schema}; grant it"
-        )
+        return access_denied(error, dsn, schema)
     # Before the classes above it: a client-side DataError is an InterfaceError as well.
     if isinstance(error, _CONTENT):
-        return PayloadError(f"PostgreSQL cannot keep this: {_text(error)}. Nothing was changed by it")
+        return PayloadError(f"PostgreSQL cannot keep this: {text_of(error)}. Nothing was changed by it")
     if isinstance(error, exceptions.CannotConnectNowError):
-        return StoreUnavailable(f"{where} is starting up or shutting down ({_text(error)})")
+        return StoreUnavailable(f"{where} is starting up or shutting down ({text_of(error)})")
     if isinstance(error, ConnectionRefusedError):
         return StoreUnavailable(
             f"no PostgreSQL server answers at {where}; is it running, and is the address right?"
         )
     if isinstance(error, _AWAY) or (isinstance(error, asyncpg.PostgresError) and ends_connection(error)):
-        return StoreUnavailable(f"{where} cannot be used at the moment: {_text(error)}")
+        return StoreUnavailable(f"{where} cannot be used at the moment: {text_of(error)}")
     if isinstance(error, asyncpg.PostgresError):
-        return StoreError(f"{where} refused the operation: {_text(error)}")
+        return StoreError(f"{where} refused the operation: {text_of(error)}")
     return error
+
+
+def access_denied(error: BaseException, dsn: str, schema: str) -> AccessDenied:
+    """All that the server itself says about it."""
+    user = urlsplit(dsn).username or "the current user"
+    return AccessDenied(
+        f"{address_of(dsn)} does not let {user} do this in the schema {schema}: {text_of(error)}. What a producer, "
+        "a worker and an admin need is granted by `taskharbor roles`; only the schema's owner migrates"
+    )
 
 
 def missing_schema(dsn: str, schema: str) -> SchemaError:
@@ -102,6 +116,6 @@ def missing_schema(dsn: str, schema: str) -> SchemaError:
     )
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__

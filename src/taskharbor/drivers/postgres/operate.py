@@ -29,24 +29,7 @@ from taskharbor.drivers.postgres.places import Found, Place, encoded_options
 from taskharbor.drivers.postgres.settle import add_tallies
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State
-from taskharbor.lifecycle import (
-    CANCELLABLE,
-    CHANGEABLE,
-    DELETABLE,
-    DISCARDABLE,
-    REQUEUEABLE,
-    RUNNABLE_NOW,
-    TERMINAL,
-)
-
-ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
-    Cancel: CANCELLABLE,
-    Discard: DISCARDABLE,
-    Delete: DELETABLE,
-    RunNow: RUNNABLE_NOW,
-    Requeue: REQUEUEABLE,
-    Update: CHANGEABLE,
-}
+from taskharbor.lifecycle import TERMINAL, allows
 
 
 def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int]]:
@@ -95,7 +78,7 @@ class _Operating:
                 continue
             state = found[job_id].place.state
             verdict: Verdict | None = Verdict.CONFLICT
-            if state in ALLOWED_IN[type(self._operation)]:
+            if allows(state, self._operation):
                 verdict = await self._do(found[job_id])
             if verdict is not None:
                 answers[job_id] = Operated(job_id, verdict, state)
@@ -205,10 +188,14 @@ class _Operating:
                 return None
         elif not await self._leave_place(job):
             return None
-        options = structs.replace(job.options, **_given(update, "max_attempts", "timeout", "tags"))
+        changed_options = _given(update, "max_attempts", "timeout", "tags")
+        # What cannot be read stays as it is, unless it is said what shall stand there.
+        options = encoded_options(structs.replace(job.options, **changed_options))
+        if not changed_options and job.unreadable_options is not None:
+            options = job.unreadable_options
         changed = {name: row[name] for name in ("priority", "run_at", "payload", "expires_at")}
         changed |= _given(update, *changed)
-        await session.do("update_job", job.id, *changed.values(), encoded_options(options))
+        await session.do("update_job", job.id, *changed.values(), options)
         if update.tags is not UNSET:
             await delete_tags(session, [job])
             tags = [(tag, job.id) for tag in sorted(set(update.tags))]

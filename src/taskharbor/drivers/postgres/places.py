@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import asyncpg
 import msgspec
@@ -12,9 +11,18 @@ from msgspec import Struct
 
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.errors import StoreError
-from taskharbor.job import NO_OPTIONS, AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State
+from taskharbor.job import (
+    NO_OPTIONS,
+    AttemptStatus,
+    Delivery,
+    JobRecord,
+    Options,
+    Progress,
+    Reason,
+    State,
+    read_options,
+)
 
-_decode_options = msgspec.json.Decoder(Options).decode
 _encode = msgspec.json.Encoder().encode
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -49,7 +57,11 @@ class Found(Struct):
 
     @property
     def options(self) -> Options:
-        return decoded_options(self.row["options"])
+        return read_options(self.row["options"])[0]
+
+    @property
+    def unreadable_options(self) -> str | None:
+        return read_options(self.row["options"])[1]
 
 
 async def find(session: Session, ids: Sequence[str]) -> dict[str, Found]:
@@ -128,6 +140,7 @@ def record(found: Found) -> JobRecord:
     row, place = found.row, found.place
     running = place.state is State.RUNNING
     delivery = place.delivery
+    options, unreadable = read_options(row["options"])
     return JobRecord(
         id=row["id"],
         task=row["task"],
@@ -143,7 +156,7 @@ def record(found: Found) -> JobRecord:
         expires_at=row["expires_at"],
         idempotency_key=row["idempotency_key"],
         delivery=None if delivery is None else Delivery(delivery),
-        options=found.options,
+        options=options,
         depends_on=tuple(row["depends_on"] or ()),
         version=row["version"],
         suspect=place.suspect,
@@ -156,16 +169,13 @@ def record(found: Found) -> JobRecord:
         error=row["error"],
         result=row["result"] if place.state is State.SUCCEEDED else None,
         progress=None if row["fraction"] is None else Progress(row["fraction"], row["message"]),
+        unreadable_options=unreadable,
     )
 
 
 def is_id(text: str) -> bool:
     """Whether a job can have this id: anything else is unknown, and no error."""
     return _ID.fullmatch(text) is not None
-
-
-def decoded_options(text: Any) -> Options:
-    return NO_OPTIONS if text is None else _decode_options(text)
 
 
 def encoded_options(options: Options) -> str | None:

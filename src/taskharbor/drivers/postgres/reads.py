@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -14,6 +15,10 @@ from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, Q
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
 CHUNK_MIN, CHUNK_MAX = 20, 500
+KEPT_FROM = 50_000  # jobs: counting so many takes some 15 ms
+KEPT_SECONDS = 1.0
+
+Number = tuple[str, State, int, int | None]  # queue, state, jobs, the due time of the first
 
 _decode_running = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -79,22 +84,22 @@ def _matches(record: JobRecord, where: JobFilter) -> bool:
     )
 
 
-async def counts(session: Session, queue: str | None) -> dict[State, int]:
+async def counts(session: Session, queue: str | None, known: Counted) -> dict[State, int]:
     totals = dict.fromkeys(State, 0)
-    for row in await session.rows("queue_numbers", session.given_now, queue):
-        totals[State(row["state"])] += row["jobs"]
+    for _name, state, jobs, _oldest in await _numbers(session, queue, known):
+        totals[state] += jobs
     return totals
 
 
-async def queues(session: Session) -> list[QueueRecord]:
+async def queues(session: Session, known: Counted) -> list[QueueRecord]:
     paused = {row["queue"] for row in await session.rows("paused_queues")}
-    numbers: dict[str, dict[str, int]] = {name: {} for name in paused}
+    numbers: dict[str, dict[State, int]] = {name: {} for name in paused}
     oldest: dict[str, int] = {}
-    for row in await session.rows("queue_numbers", session.given_now, None):
-        if row["state"] in (State.READY, State.SCHEDULED, State.RUNNING):
-            numbers.setdefault(row["queue"], {})[row["state"]] = row["jobs"]
-        if row["state"] == State.READY:
-            oldest[row["queue"]] = row["oldest_at"]
+    for name, state, jobs, oldest_at in await _numbers(session, None, known):
+        if state in (State.READY, State.SCHEDULED, State.RUNNING):
+            numbers.setdefault(name, {})[state] = jobs
+        if state is State.READY and oldest_at is not None:
+            oldest[name] = oldest_at
     return [
         QueueRecord(
             name,
@@ -106,6 +111,42 @@ async def queues(session: Session) -> list[QueueRecord]:
         )
         for name in sorted(numbers)
     ]
+
+
+async def _numbers(session: Session, queue: str | None, known: Counted) -> list[Number]:
+    """How many jobs of each queue stand in each state, and since when the first one has been due."""
+    standing = known.recall(queue) if session.given_now is None else None
+    live = standing is None
+    rows = await session.rows("queue_numbers", session.given_now, queue, live)
+    numbers = [(row["queue"], State(row["state"]), row["jobs"], row["oldest_at"]) for row in rows]
+    if live and session.given_now is None:
+        known.remember(queue, [each for each in numbers if each[1] in (State.READY, State.SCHEDULED)])
+    return numbers + (standing or [])
+
+
+class Counted:
+    """Counts of ready and scheduled jobs, kept for a second where counting them takes long.
+
+    Counting is a scan, some 0.3 µs a job: a dashboard that looks every moment would keep a server busy that has a
+    million. Below `KEPT_FROM` jobs it is always done anew, so that whoever looks sees what he just did.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str | None, tuple[float, list[Number]]] = {}  # queue → until when, numbers
+
+    def recall(self, queue: str | None) -> list[Number] | None:
+        until, numbers = self._kept.get(queue, (0.0, None))
+        return numbers if time.monotonic() < until else None
+
+    def remember(self, queue: str | None, numbers: list[Number]) -> None:
+        now = time.monotonic()
+        self._kept = {name: kept for name, kept in self._kept.items() if now < kept[0]}
+        if sum(jobs for _, _, jobs, _ in numbers) >= KEPT_FROM:
+            self._kept[queue] = (now + KEPT_SECONDS, numbers)
+
+    def forget(self) -> None:
+        """An operator has changed many of them at once, and will want to see it."""
+        self._kept = {}
 
 
 async def history(session: Session, job_id: str, limit: int) -> list[AttemptRecord]:

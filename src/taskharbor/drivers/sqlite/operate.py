@@ -28,15 +28,7 @@ from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State
-from taskharbor.lifecycle import (
-    CANCELLABLE,
-    CHANGEABLE,
-    DELETABLE,
-    DISCARDABLE,
-    REQUEUEABLE,
-    RUNNABLE_NOW,
-    TERMINAL,
-)
+from taskharbor.lifecycle import TERMINAL, allows
 
 OPERATE = statements("operate")
 
@@ -50,6 +42,8 @@ def _operate_one(session: Session, operation: Operation, job_id: str) -> Operate
     if job is None:
         return Operated(job_id, Verdict.NOT_FOUND)
     place = places.find(session, job, places.latest_attempt(session, job_id))
+    if not allows(place.state, operation):
+        return Operated(job_id, Verdict.CONFLICT, place.state)
     return Operated(job_id, _do(session, operation, job, place), place.state)
 
 
@@ -70,8 +64,6 @@ def _do(session: Session, operation: Operation, job: Stored, place: Place) -> Ve
 
 
 def _cancel(session: Session, job: Stored, place: Place) -> Verdict:
-    if place.state not in CANCELLABLE:
-        return Verdict.CONFLICT
     if place.lease is not None:
         leases.request_cancel(session, place.lease, job.id)
         return Verdict.REQUESTED
@@ -81,8 +73,6 @@ def _cancel(session: Session, job: Stored, place: Place) -> Verdict:
 
 
 def _discard(session: Session, job: Stored, place: Place) -> Verdict:
-    if place.state not in DISCARDABLE:
-        return Verdict.CONFLICT
     session.execute(OPERATE["discard"], (session.now, job.id))
     add_to_tally(session, job.queue, State.DEAD, -1)
     add_to_tally(session, job.queue, State.CANCELLED, 1)
@@ -90,7 +80,7 @@ def _discard(session: Session, job: Stored, place: Place) -> Verdict:
 
 
 def _delete(session: Session, job: Stored, place: Place) -> Verdict:
-    if place.state not in DELETABLE or _somebody_needs(session, job.id):
+    if _somebody_needs(session, job.id):
         return Verdict.CONFLICT
     _leave_place(session, job, place)
     _erase(session, [job], {job.id: place.state})
@@ -98,8 +88,6 @@ def _delete(session: Session, job: Stored, place: Place) -> Verdict:
 
 
 def _run_now(session: Session, job: Stored, place: Place) -> Verdict:
-    if place.state not in RUNNABLE_NOW:
-        return Verdict.CONFLICT
     session.execute(OPERATE["set_run_at"], (session.now, job.expires_at, job.id))
     _move(session, job, place, structs.replace(place, run_at=session.now))
     return Verdict.DONE
@@ -107,8 +95,6 @@ def _run_now(session: Session, job: Stored, place: Place) -> Verdict:
 
 def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> Verdict:
     """A new run: the attempt number goes on, the failures begin anew."""
-    if place.state not in REQUEUEABLE:
-        return Verdict.CONFLICT
     run_at = session.now if requeue.run_at is None else requeue.run_at
     expires_at = job.expires_at if job.expires_at is None or job.expires_at > session.now else None
     session.execute(OPERATE["set_run_at"], (run_at, expires_at, job.id))
@@ -135,19 +121,17 @@ def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> V
 
 
 def _update(session: Session, job: Stored, place: Place, update: Update) -> Verdict:
-    if place.state not in CHANGEABLE:
-        return Verdict.CONFLICT
-    options = structs.replace(
-        job.options,
-        **{
-            name: value
-            for name in ("max_attempts", "timeout", "tags")
-            if (value := getattr(update, name)) is not UNSET
-        },
-    )
+    changed_options = {
+        name: value
+        for name in ("max_attempts", "timeout", "tags")
+        if (value := getattr(update, name)) is not UNSET
+    }
+    # What cannot be read stays as it is, unless it is said what shall stand there.
+    options = encoded_options(structs.replace(job.options, **changed_options))
+    if not changed_options and job.unreadable_options is not None:
+        options = job.unreadable_options
     changed = structs.replace(
         job,
-        options=options,
         **{
             name: value
             for name in ("priority", "run_at", "payload", "expires_at")
@@ -159,7 +143,7 @@ def _update(session: Session, job: Stored, place: Place, update: Update) -> Verd
         changed.run_at,
         changed.payload,
         changed.expires_at,
-        encoded_options(options),
+        options,
         job.id,
     )
     session.execute(OPERATE["update_job"], row)

@@ -6,19 +6,15 @@ attempt's `next_at`, one that has not is at its own `run_at`. Three key probes f
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import StoreError
-from taskharbor.job import NO_OPTIONS, AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State
+from taskharbor.job import AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State, read_options
 
 READS = statements("reads")
-_decode_options = msgspec.json.Decoder(Options).decode
 
 
 class Stored(Struct):
@@ -36,6 +32,7 @@ class Stored(Struct):
     delivery: Delivery | None
     options: Options
     version: int
+    unreadable_options: str | None = None
 
 
 class Latest(Struct):
@@ -73,7 +70,8 @@ def stored(session: Session, job_id: str) -> Stored | None:
         return None
     columns = list(row)
     columns[9] = columns[9] and Delivery(columns[9])
-    columns[10] = decoded_options(columns[10])
+    columns[10], unreadable = read_options(columns[10])
+    columns.append(unreadable)
     return Stored(*columns)
 
 
@@ -205,8 +203,5 @@ def record_at(session: Session, job: Stored, latest: Latest | None, place: Place
         error=latest.error if latest else None,
         result=latest.result if latest and place.state is State.SUCCEEDED else None,
         progress=Progress(*progress) if progress else None,
+        unreadable_options=job.unreadable_options,
     )
-
-
-def decoded_options(text: Any) -> Options:
-    return NO_OPTIONS if text is None else _decode_options(text)

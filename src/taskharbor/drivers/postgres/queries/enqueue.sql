@@ -80,26 +80,6 @@ SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[]::uuid[], $4::
 -- name: insert_tags
 INSERT INTO {schema}.tags (tag, job_id) SELECT * FROM unnest($1::text[], $2::text[]::uuid[]) ON CONFLICT DO NOTHING
 
--- name: share_leases
--- Until the end of this transaction nobody settles under these leases.
-SELECT token FROM {schema}.leases WHERE token = ANY ($1::text[]) ORDER BY token FOR SHARE
-
--- name: share_jobs
--- … deletes these jobs, …
-SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR KEY SHARE
-
--- name: share_ready
--- … claims them, …
-SELECT r.id FROM unnest($1::boolean[], $2::text[], $3::smallint[], $4::timestamptz[], $5::text[]::uuid[])
-    AS k (suspect, queue, rank, run_at, id)
-JOIN {schema}.ready AS r ON r.suspect = k.suspect AND r.queue = k.queue AND r.rank = k.rank
-    AND r.run_at = k.run_at AND r.id = k.id
-ORDER BY r.id FOR KEY SHARE OF r
-
--- name: share_waiting
--- … releases them …
-SELECT job_id FROM {schema}.waiting WHERE job_id = ANY ($1::text[]::uuid[]) ORDER BY job_id FOR KEY SHARE
-
--- name: share_ended
--- … or requeues them.
-SELECT job_id FROM {schema}.ended WHERE job_id = ANY ($1::text[]::uuid[]) ORDER BY job_id FOR KEY SHARE
+-- name: hold_members
+SELECT {schema}.hold_members($1, $2::text[]::uuid[], $3, $4, $5, $6, $7::text[]::uuid[], $8::text[]::uuid[],
+                             $9::text[]::uuid[])

@@ -32,14 +32,56 @@ SELECT pg_advisory_xact_lock(hashtext('taskharbor migrate'), hashtext($1))
 SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)
 
 -- name: settings
+-- That there are replicas is seen by everybody; which of them are synchronous is not.
 SELECT current_setting('server_version_num')::integer AS version, current_setting('fsync') AS fsync,
        current_setting('full_page_writes') AS full_page_writes,
-       current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS standby
+       current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS standby,
+       current_setting('synchronous_standby_names') AS synchronous_standby_names,
+       (SELECT count(*) FROM pg_stat_replication) AS replicas
 
 -- name: health
+-- A session of another user shows neither its state nor its transaction, unless ours may read all statistics.
+WITH sessions AS MATERIALIZED (
+    SELECT xact_start AS since, state IS NULL AS hidden,
+           format('a transaction of %s (pid %s, %s, %s)', usename, pid,
+                  coalesce(nullif(application_name, ''), 'no name'), state) AS whose
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+      AND coalesce(backend_type, 'client backend') = 'client backend'
+    UNION ALL
+    SELECT prepared, false, format('the prepared transaction %s of %s', quote_literal(gid), owner)
+    FROM pg_prepared_xacts WHERE database = current_database()
+), oldest AS (
+    SELECT * FROM sessions WHERE since IS NOT NULL ORDER BY since LIMIT 1
+), ready AS (
+    SELECT count(*) FILTER (WHERE run_at <= clock_timestamp()) AS depth,
+           count(*) FILTER (WHERE run_at > clock_timestamp()) AS scheduled, min(run_at) AS first_at
+    FROM {schema}.ready
+)
 SELECT (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = $1
-          AND relname IN ('ready', 'leases', 'claims')) AS dead_rows,
-       (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
-        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')
-           AS oldest_transaction,
-       (SELECT count(*) FROM {schema}.ready WHERE run_at <= clock_timestamp()) AS depth
+          AND relname IN ('ready', 'leases', 'claims', 'tallies')) AS dead_rows,
+       (SELECT extract(epoch FROM clock_timestamp() - since)::float8 FROM oldest) AS oldest_seconds,
+       (SELECT whose FROM oldest) AS oldest_whose,
+       (SELECT count(*) FROM sessions WHERE hidden) AS hidden_sessions,
+       ready.depth, ready.scheduled,
+       CASE WHEN ready.depth > 0 THEN extract(epoch FROM clock_timestamp() - ready.first_at)::float8 END
+           AS oldest_ready_seconds
+FROM ready
+
+-- name: user_rights
+-- By the catalogue's own numbers: asking about a name would take the very right that may be missing.
+SELECT current_user::text AS name,
+       EXISTS (SELECT FROM pg_namespace AS n WHERE n.nspname = $1) AS exists,
+       coalesce((SELECT has_schema_privilege(n.oid, 'USAGE') FROM pg_namespace AS n WHERE n.nspname = $1), false) AS usage
+
+-- name: table_rights
+SELECT c.relname::text AS name, ARRAY(
+    SELECT r FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r WHERE has_table_privilege(c.oid, r)
+) AS rights
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
+
+-- name: function_rights
+-- Those that the user may execute.
+SELECT p.proname::text AS name FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE n.nspname = $1 GROUP BY p.proname HAVING bool_and(has_function_privilege(p.oid, 'EXECUTE'))

@@ -36,11 +36,12 @@ ORDER BY e.id DESC LIMIT $2
 
 -- name: queue_numbers
 -- Everything that can be counted by queue, in one snapshot. Ready, scheduled and waiting ones are counted,
--- running ones are looked up in their leases, terminal ones are the sum of what the tallies say.
+-- running ones are looked up in their leases, terminal ones are the sum of what the tallies say. The scan of the
+-- ready ones is the dear part: without $3 it is left out.
 WITH clock AS MATERIALIZED (SELECT coalesce($1::timestamptz, clock_timestamp()) AS now)
 SELECT r.queue, CASE WHEN r.run_at <= clock.now THEN 'ready' ELSE 'scheduled' END AS state,
        count(*) AS jobs, min(r.run_at) AS oldest_at
-FROM {schema}.ready AS r CROSS JOIN clock WHERE $2::text IS NULL OR r.queue = $2 GROUP BY 1, 2
+FROM {schema}.ready AS r CROSS JOIN clock WHERE $3::boolean AND ($2::text IS NULL OR r.queue = $2) GROUP BY 1, 2
 UNION ALL
 SELECT j.queue, 'waiting', count(*), NULL
 FROM {schema}.waiting AS w JOIN {schema}.jobs AS j ON j.id = w.job_id

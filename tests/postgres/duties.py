@@ -1,0 +1,197 @@
+"""What each role is there for, done through a driver: every statement that the role may ever need."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from taskharbor.drivers.base import (
+    Answer,
+    Cancel,
+    Claimed,
+    ClaimRequest,
+    Delete,
+    Discard,
+    Extension,
+    Occurrence,
+    Operation,
+    ProgressNote,
+    Requeue,
+    RunNow,
+    StepNote,
+    Transition,
+    Update,
+    Verdict,
+)
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.job import AttemptStatus, JobFilter, NewJob, Options, Progress, Reason, State
+
+SECOND = 1_000_000
+HOUR = 3_600 * SECOND
+LEASE = 30 * SECOND
+_hours = itertools.count(500_000)  # since 1970: every story has an hour of its own
+
+
+def new(queue: str, **fields: Any) -> NewJob:
+    return NewJob(str(uuid.uuid4()), "task", queue=queue, **fields)
+
+
+def ended(token: str, job: Claimed, to: State, **fields: Any) -> Transition:
+    status = AttemptStatus.SUCCEEDED if to is State.SUCCEEDED else AttemptStatus.FAILED
+    fields = {"status": status, "started_at": 0, "attempts": int(to is not State.SUCCEEDED), **fields}
+    return Transition(token, job.id, job.number, to=to, **fields)
+
+
+async def produce(driver: PostgresDriver) -> None:
+    """Enqueue, in each of the ways there are, and look at what was enqueued."""
+    queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
+    await driver.open()
+    plain, keyed, tagged = (
+        new(queue),
+        new(queue, idempotency_key="k"),
+        new(queue, options=Options(tags=("t",))),
+    )
+    await driver.enqueue([plain], now=now)
+    await driver.enqueue([keyed, tagged], now=now)
+    [again] = await driver.enqueue([new(queue, idempotency_key="k")], now=now)
+    assert (again.id, again.existed) == (keyed.id, True)
+    [waiting] = await driver.enqueue([new(queue, depends_on=(plain.id,))], now=now)
+    assert waiting.state is State.WAITING
+    found = await driver.get([plain.id, keyed.id, tagged.id, waiting.id], now=now)
+    assert [job.state for job in found if job] == [State.READY] * 3 + [State.WAITING]
+    assert await driver.history(plain.id) == []
+
+
+async def work(driver: PostgresDriver) -> None:
+    """Everything that a worker does in its life."""
+    queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
+    await driver.open()
+    jobs = [new(queue, run_at=now + n, options=Options(tags=("t",))) for n in range(6)]
+    overdue = [
+        new(queue, run_at=now + HOUR, expires_at=now + 1),
+        new(queue, depends_on=(jobs[0].id,), expires_at=now + 1),
+    ]
+    await driver.enqueue(
+        [*jobs, *overdue, new(queue, run_at=now + HOUR, depends_on=(jobs[0].id, jobs[1].id))], now=now
+    )
+    assert set(await driver.expire(10_000, now=now + 2)) >= {job.id for job in overdue}
+    token = f"worker/{uuid.uuid4()}"
+    claim = await driver.claim(ClaimRequest(token, LEASE, 6, (queue,), once_limit=6), now=now + SECOND)
+    a, b, c, d, e, f = claim.jobs
+    beat = await driver.extend(
+        [Extension(token, LEASE, ((a.id, now),), at_most_once=(e.id,))], now=now + SECOND
+    )
+    assert beat.leases[0].answer is Answer.DONE
+    progress, step = (
+        ProgressNote(token, a.id, a.number, Progress(0.5)),
+        StepNote(token, a.id, a.number, "s", "1"),
+    )
+    assert await driver.note([progress, progress, step], now=now + SECOND) == [Answer.DONE] * 3
+    assert await driver.steps(a.id) == {"s": "1"}
+    child = new(queue, run_at=now + HOUR, options=Options(tags=("t",)))
+    settled = await driver.settle(
+        [
+            ended(token, a, State.SUCCEEDED, result="1"),
+            ended(token, b, State.SUCCEEDED, inserts=(child,)),
+            ended(token, c, State.DEAD, reason=Reason.EXHAUSTED, error="e"),
+            ended(token, d, State.READY, delay=HOUR, occurrence=Occurrence(now + HOUR, 1)),
+        ],
+        now=now + SECOND,
+    )
+    assert [each.answer for each in settled] == [Answer.DONE] * 4
+    assert len(settled[1].released) == 1
+    assert [
+        each.answer for each in await driver.settle([ended(token, f, State.SUCCEEDED)], now=now + SECOND)
+    ] == [Answer.DONE]
+    await collect(driver, now + HOUR)
+    await driver.outlive(token, [(e.id, e.number)])
+    await driver.leases(now=now)
+    await driver._fold_tallies()
+    assert await driver.prune(
+        dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR), 10_000, now=now + HOUR
+    )
+    # A schedule that ends: the recurring job goes from occurrence to occurrence, its old steps with it.
+    token = f"worker/{uuid.uuid4()}"
+    claim = await driver.claim(ClaimRequest(token, LEASE, 1, (queue,)), now=now + 2 * HOUR)
+    await driver.settle(
+        [ended(token, claim.jobs[0], State.SUCCEEDED, occurrence=Occurrence(now + 9 * HOUR, 1))],
+        now=now + 2 * HOUR,
+    )
+
+
+async def collect(driver: PostgresDriver, now: int) -> None:
+    while (expired := await driver.take_expired(f"collector/{uuid.uuid4()}", LEASE, now=now)) is not None:
+        lost = [
+            ended(expired.token, job, State.READY, status=AttemptStatus.LOST, attempts=0, delay=HOUR)
+            for job in expired.jobs
+        ]
+        await driver.settle(lost, now=now)
+        if not lost:
+            return
+
+
+async def prepare(driver: PostgresDriver) -> tuple[str, int, list[str]]:
+    """Jobs for an operator, made by a worker: five ready, one scheduled, three dead, one running."""
+    queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
+    token = f"worker/{uuid.uuid4()}"
+    jobs = [new(queue, run_at=now + n, options=Options(tags=("t",))) for n in range(4)]
+    await driver.enqueue(jobs, now=now)
+    claim = await driver.claim(ClaimRequest(token, LEASE, 4, (queue,)), now=now + SECOND)
+    note = StepNote(token, claim.jobs[0].id, 1, "s", "1")
+    await driver.note([note, ProgressNote(token, claim.jobs[0].id, 1, Progress(1))], now=now + SECOND)
+    await driver.settle(
+        [ended(token, job, State.DEAD, reason=Reason.EXHAUSTED) for job in claim.jobs[:3]], now=now + SECOND
+    )
+    others = [new(queue, run_at=now) for _ in range(5)]
+    waiting = new(queue, run_at=now, depends_on=(others[0].id,))
+    await driver.enqueue([*others, waiting, new(queue, run_at=now + HOUR)], now=now)
+    page = await driver.list(JobFilter(queue=queue, state=State.SCHEDULED), now=now)
+    ids = (
+        [job.id for job in claim.jobs]
+        + [job.id for job in [*others, waiting]]
+        + [job.id for job in page.jobs]
+    )
+    return queue, now + 2 * SECOND, ids
+
+
+async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str]]) -> None:
+    """Everything that an operator does."""
+    queue, now, ids = prepared
+    dead, dead2, dead3, running, ready, ready2, ready3, _, _, waiting, scheduled = ids
+    await driver.open()
+
+    async def do(operation: Operation, job_id: str) -> Verdict:
+        [answer] = await driver.operate(operation, [job_id], now=now)
+        return answer.verdict
+
+    for state in State:
+        await driver.list(JobFilter(state=state), now=now)
+    assert len((await driver.list(JobFilter(tag="t", queue=queue), now=now)).jobs) == 4
+    assert (await driver.counts(queue, now=now))[State.DEAD] == 3
+    await driver.queues(now=now)
+    await driver.leases(now=now)
+    assert await driver.steps(dead) == {"s": "1"}
+    assert len(await driver.history(dead)) == 1
+    assert await do(Cancel(), running) is Verdict.REQUESTED
+    assert await do(Update(tags=("u",), priority=3), ready2) is Verdict.DONE
+    assert await do(Update(expires_at=now + HOUR), waiting) is Verdict.DONE
+    assert await do(Cancel(), waiting) is Verdict.DONE
+    assert await do(Requeue(), waiting) is Verdict.DONE
+    assert await do(Cancel(), ready2) is Verdict.DONE
+    assert await do(RunNow(), scheduled) is Verdict.DONE
+    assert await do(Requeue(), dead) is Verdict.DONE
+    assert await do(Delete(), dead) is Verdict.DONE
+    assert await do(Discard(), dead2) is Verdict.DONE
+    assert await do(Delete(), ready3) is Verdict.DONE
+    assert await do(Delete(), waiting) is Verdict.DONE
+    assert await do(Delete(), ready) is Verdict.DONE
+    await driver.pause(queue, True)
+    await driver.pause(queue, False)
+    await collect(driver, now + HOUR)
+    await driver._fold_tallies()
+    assert (
+        await driver.prune({State.DEAD: now + HOUR, State.CANCELLED: now + HOUR}, 10_000, now=now + HOUR) >= 2
+    )
+    assert await driver.get([dead3], now=now) == [None]

@@ -1,0 +1,193 @@
+"""Races between operators, claims and settles. See `tests/postgres/races.py`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from taskharbor.drivers.base import (
+    Answer,
+    Cancel,
+    ClaimRequest,
+    Delete,
+    Update,
+    Verdict,
+)
+from taskharbor.drivers.postgres import leases, operate, settle
+from taskharbor.job import State
+from tests.postgres import store
+from tests.postgres.races import (
+    LEASE,
+    NOW,
+    Race,
+    begun,
+    failure,
+    race,
+    success,
+)
+
+# -- cancel and settle ---------------------------------------------------------------------------
+
+
+@race
+async def test_request_to_cancel_that_meets_a_settle_finds_the_job_where_it_went(race: Race) -> None:
+    """The settle holds the lease; the request waits for it, and then sees the attempt's row."""
+    token, job = await race.running()
+    async with race.transaction() as session:
+        await settle.settle(session, [success(token, job)])
+        cancelling = await begun(race.operate(Cancel(), job.id), race)
+    assert await cancelling == [Verdict.CONFLICT]
+    assert await race.state(job.id) is State.SUCCEEDED
+
+
+@race
+async def test_request_to_cancel_that_meets_a_retry_cancels_the_job(race: Race) -> None:
+    """The retry put it back into its place: there the operator finds it in a new snapshot."""
+    token, job = await race.running()
+    async with race.transaction() as session:
+        await settle.settle(session, [failure(token, job)])
+        cancelling = await begun(race.operate(Cancel(), job.id), race)
+    assert await cancelling == [Verdict.DONE]
+    assert await race.state(job.id) is State.CANCELLED
+
+
+@race
+async def test_settle_that_meets_a_request_to_cancel_obeys_it(race: Race) -> None:
+    """The request is in the lease's row: whoever settles next reads the row as it is when the lock is his."""
+    token, job = await race.running()
+    async with race.transaction() as session:
+        answers = await operate.operate(session, Cancel(), [job.id])
+        settling = await begun(race.settle(failure(token, job)), race)
+    assert answers[job.id].verdict is Verdict.REQUESTED
+    assert await settling == [Answer.DONE]
+    assert await race.state(job.id) is State.CANCELLED
+
+
+@race
+async def test_success_that_meets_a_request_to_cancel_wins(race: Race) -> None:
+    """The quick way of settling waits for the request as well, and does not lose its lease over it."""
+    token, job = await race.running()
+    async with race.transaction() as session:
+        await operate.operate(session, Cancel(), [job.id])
+        settling = await begun(race.settle(success(token, job)), race)
+    assert await settling == [Answer.DONE]
+    assert await race.state(job.id) is State.SUCCEEDED
+    assert await race.driver.leases(now=NOW) == []
+
+
+# -- operators and claims ------------------------------------------------------------------------
+
+
+@race
+async def test_change_that_meets_a_claim_is_a_conflict(race: Race) -> None:
+    """The claim has taken the row: the operator, who would rewrite it, looks again and finds the job running."""
+    job_id = await race.ready()
+    async with race.transaction() as session:
+        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1))
+        changing = await begun(race.operate(Update(priority=5), job_id), race)
+    assert await changing == [Verdict.CONFLICT]
+    record = await race.record(job_id)
+    assert (record.state, record.priority, record.version) == (State.RUNNING, 0, 1)
+
+
+@race
+async def test_operator_between_looking_and_rewriting_loses_to_a_claim(race: Race) -> None:
+    """The barrier stands after the look: the place is found empty, and the whole thing begins anew."""
+    job_id = await race.ready()
+    async with race.transaction() as session:
+        session.stop_before = "take_ready"
+        changing = asyncio.ensure_future(operate.operate(session, Update(priority=5), [job_id]))
+        await session.stopped.wait()
+        _, claim = await race.claim()
+        session.go_on.set()
+        assert await changing == {}  # no answer: to be looked for again
+    assert [job.id for job in claim.jobs] == [job_id]
+    assert await race.operate(Update(priority=5), job_id) == [Verdict.CONFLICT]
+
+
+@race
+async def test_claim_passes_over_a_job_that_is_being_changed(race: Race) -> None:
+    """It neither waits for the operator nor hands out what the job was before."""
+    job_id = await race.ready()
+    async with race.transaction() as session:
+        await operate.operate(session, Update(priority=5, payload='{"new":1}'), [job_id])
+        assert (await race.claim())[1].jobs == []
+    _, claim = await race.claim()
+    assert [(job.priority, job.payload) for job in claim.jobs] == [(5, '{"new":1}')]
+
+
+@race
+async def test_two_claims_at_once_never_wait_for_each_other(race: Race) -> None:
+    """What one is about to take, the other passes over, also across queues and priorities."""
+    ids = [await race.ready(queue=queue, priority=priority) for queue in "ab" for priority in (0, 1)]
+    async with race.transaction() as session:
+        first = await leases.claim(session, ClaimRequest("worker/a", LEASE, 2))
+        _, second = await race.claim(2)
+    assert [job.priority for job in first.jobs] == [1, 1]
+    assert [job.priority for job in second.jobs] == [0, 0]
+    assert sorted(job.id for job in first.jobs + second.jobs) == sorted(ids)
+
+
+@race
+async def test_expiry_and_claim_meet_on_one_job(race: Race) -> None:
+    """Either it begins or it is cancelled, never both."""
+    job_id = await race.ready(expires_at=NOW)
+    async with race.transaction() as session:
+        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1))
+        assert await race.driver.expire(10, now=NOW) == []
+    assert await race.state(job_id) is State.RUNNING
+
+
+# -- deleting what a lease still names -----------------------------------------------------------
+
+
+@race
+async def test_deleted_job_is_struck_out_of_the_lease_that_still_names_it(race: Race) -> None:
+    """Without its attempt row it would look unsettled, and a collector would raise it from the dead."""
+    await race.ready()
+    await race.ready()
+    token, claim = await race.claim()
+    first, second = claim.jobs
+    await race.settle(success(token, first))
+    async with race.transaction() as session:
+        await session.rows("hold_leases", [token])
+        deleting = await begun(race.operate(Delete(), first.id), race)  # it waits for the lease
+    assert await deleting == [Verdict.DONE]
+    expired = await race.driver.take_expired("collector/1", LEASE, now=NOW + LEASE)
+    assert expired is not None
+    assert [job.id for job in expired.jobs] == [second.id]
+
+
+@race
+async def test_settle_of_a_job_that_was_deleted_meanwhile_leaves_no_row(race: Race) -> None:
+    """The quick way trusts what it claimed itself, but not a lease that something was struck out of."""
+    await race.ready()
+    await race.ready()
+    token, claim = await race.claim()
+    first, second = claim.jobs
+    other = store.another(race.driver)
+    await other.settle([failure(token, first)], now=NOW)
+    await other.operate(Cancel(), [first.id], now=NOW)
+    await other.operate(Delete(), [first.id], now=NOW)
+    await other.close()
+    assert await race.settle(success(token, first), success(token, second)) == [
+        Answer.NOT_RUNNING,
+        Answer.DONE,
+    ]
+    assert await race.driver.history(first.id) == []
+    assert await race.driver.leases(now=NOW) == []
+
+
+@race
+async def test_pruning_and_settling_under_one_lease(race: Race) -> None:
+    """Pruning holds the leases that name what it deletes: a settle waits, and closes its lease rightly."""
+    await race.ready()
+    await race.ready()
+    token, claim = await race.claim()
+    first, second = claim.jobs
+    await race.settle(success(token, first))
+    async with race.transaction() as session:
+        assert await operate.prune(session, {State.SUCCEEDED: NOW + 1}, 10) == 1
+        settling = await begun(race.settle(success(token, second)), race)
+    assert await settling == [Answer.DONE]
+    assert await race.driver.leases(now=NOW) == []
+    assert (await race.driver.counts(now=NOW))[State.SUCCEEDED] == 1
