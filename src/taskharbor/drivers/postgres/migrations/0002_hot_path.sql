@@ -27,9 +27,13 @@ DECLARE
     v_expires_at timestamptz := v_now + p_lease * interval '1 microsecond';
     v_paused text[];
     v_queues text[];
-    v_queue text;
-    v_rank integer := -32768;
+    v_ranks integer[];      -- of each queue: the rank, …
+    v_froms timestamptz[];  -- … and the due time of the first row that is still to be looked at
+    v_first_ranks integer[];
+    v_first record;
+    v_rank integer;
     v_lanes text[];
+    v_lane_froms timestamptz[];
     v_left integer := greatest(p_limit, 0);
     v_once_left integer := greatest(p_once_limit, 0);
     v_found integer;
@@ -58,37 +62,41 @@ BEGIN
         RETURN;
     END IF;
 
+    -- Where each queue begins. While somebody holds an old snapshot, the rows that were claimed since lie before
+    -- its first live one, dead but not removable, and to find that one is to walk past all of them. So it is found
+    -- one time in a claim, and everything else starts from there.
     SELECT coalesce(array_agg(p.queue), '{}') INTO v_paused FROM {schema}.paused AS p;
     IF p_queues IS NOT NULL THEN
-        SELECT coalesce(array_agg(DISTINCT q), '{}') INTO v_queues FROM unnest(p_queues) AS q
-        WHERE q <> ALL (v_paused);
+        SELECT array_agg(q.queue), array_agg(n.rank), array_agg(n.run_at) INTO v_queues, v_ranks, v_froms
+        FROM (SELECT DISTINCT q AS queue FROM unnest(p_queues) AS q WHERE q <> ALL (v_paused)) AS q
+        CROSS JOIN LATERAL (
+            SELECT r.rank, r.run_at FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue = q.queue
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+        ) AS n;
     ELSE
         -- A skip scan over the primary key: one seek for each queue, however many rows it holds.
-        v_queues := '{}';
-        SELECT r.queue INTO v_queue FROM {schema}.ready AS r WHERE r.suspect = p_suspects
-        ORDER BY r.suspect, r.queue LIMIT 1;
-        WHILE v_queue IS NOT NULL LOOP
-            IF v_queue <> ALL (v_paused) THEN
-                v_queues := v_queues || v_queue;
+        SELECT r.queue, r.rank, r.run_at INTO v_first FROM {schema}.ready AS r WHERE r.suspect = p_suspects
+        ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
+        WHILE v_first.queue IS NOT NULL LOOP
+            IF v_first.queue <> ALL (v_paused) THEN
+                v_queues := v_queues || v_first.queue;
+                v_ranks := v_ranks || v_first.rank::integer;
+                v_froms := v_froms || v_first.run_at;
             END IF;
-            SELECT min(n.queue) INTO v_queue FROM (
-                SELECT r.queue FROM {schema}.ready AS r WHERE r.suspect = p_suspects AND r.queue > v_queue
-                ORDER BY r.suspect, r.queue LIMIT 1
-            ) AS n;
+            SELECT r.queue, r.rank, r.run_at INTO v_first FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue > v_first.queue
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
         END LOOP;
     END IF;
+    v_first_ranks := v_ranks;
 
     WHILE v_left > 0 LOOP
         -- The next rank that any of the queues holds, and which of them do. A million future jobs at the top
-        -- priority cost this one seek.
-        SELECT n.rank, array_agg(q) INTO v_rank, v_lanes
-        FROM unnest(v_queues) AS q
-        CROSS JOIN LATERAL (
-            SELECT r.rank FROM {schema}.ready AS r
-            WHERE r.suspect = p_suspects AND r.queue = q AND r.rank > v_rank
-            ORDER BY r.suspect, r.queue, r.rank LIMIT 1
-        ) AS n
-        GROUP BY n.rank ORDER BY n.rank LIMIT 1;
+        -- priority cost one seek.
+        SELECT l.rank, array_agg(l.queue), array_agg(l.from_at) INTO v_rank, v_lanes, v_lane_froms
+        FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+        WHERE l.rank IS NOT NULL GROUP BY l.rank ORDER BY l.rank LIMIT 1;
         EXIT WHEN NOT FOUND;
 
         IF cardinality(v_lanes) = 1 THEN
@@ -97,7 +105,8 @@ BEGIN
                 SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
                        r.expires_at, r.delivery
                 FROM {schema}.ready AS r
-                WHERE r.suspect = p_suspects AND r.queue = v_lanes[1] AND r.rank = v_rank AND r.run_at <= v_now
+                WHERE r.suspect = p_suspects AND r.queue = v_lanes[1] AND r.rank = v_rank
+                  AND r.run_at BETWEEN v_lane_froms[1] AND v_now
                 ORDER BY r.suspect, r.queue, r.rank, r.run_at, r.id LIMIT v_left FOR UPDATE SKIP LOCKED
             ), counted AS (
                 SELECT *, count(*) FILTER (WHERE delivery = 'at_most_once')
@@ -117,10 +126,11 @@ BEGIN
                 SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
                        r.expires_at, r.delivery
                 FROM (
-                    SELECT q AS queue, n.run_at, n.id FROM unnest(v_lanes) AS q
+                    SELECT l.queue, n.run_at, n.id FROM unnest(v_lanes, v_lane_froms) AS l (queue, from_at)
                     CROSS JOIN LATERAL (
                         SELECT r.run_at, r.id FROM {schema}.ready AS r
-                        WHERE r.suspect = p_suspects AND r.queue = q AND r.rank = v_rank AND r.run_at <= v_now
+                        WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank = v_rank
+                          AND r.run_at BETWEEN l.from_at AND v_now
                         ORDER BY r.suspect, r.queue, r.rank, r.run_at, r.id LIMIT v_left * 4
                     ) AS n
                     ORDER BY n.run_at, n.id LIMIT v_left * 4
@@ -157,7 +167,17 @@ BEGIN
             v_left := v_left - v_taken;
         END IF;
         -- What comes after an at_most_once job too many must not overtake it.
-        EXIT WHEN v_taken < c.found;
+        EXIT WHEN v_taken < c.found OR v_left = 0;
+
+        SELECT array_agg(CASE l.rank WHEN v_rank THEN n.rank ELSE l.rank END ORDER BY l.position),
+               array_agg(CASE l.rank WHEN v_rank THEN n.run_at ELSE l.from_at END ORDER BY l.position)
+        INTO v_ranks, v_froms
+        FROM unnest(v_queues, v_ranks, v_froms) WITH ORDINALITY AS l (queue, rank, from_at, position)
+        LEFT JOIN LATERAL (
+            SELECT r.rank, r.run_at FROM {schema}.ready AS r
+            WHERE l.rank = v_rank AND r.suspect = p_suspects AND r.queue = l.queue AND r.rank > v_rank
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+        ) AS n ON true;
     END LOOP;
 
     IF v_ids <> '{}' THEN
@@ -176,14 +196,13 @@ BEGIN
 
     IF cardinality(v_ids) < p_limit THEN
         SELECT min(due.run_at) INTO v_next_due
-        FROM unnest(v_queues) AS q
+        FROM unnest(v_queues, v_first_ranks) AS q (queue, rank)
         CROSS JOIN LATERAL (
             WITH RECURSIVE ranks AS (
-                (SELECT r.rank FROM {schema}.ready AS r WHERE r.suspect = p_suspects AND r.queue = q
-                 ORDER BY r.suspect, r.queue, r.rank LIMIT 1)
+                SELECT q.rank
                 UNION ALL
-                SELECT (SELECT r.rank FROM {schema}.ready AS r
-                        WHERE r.suspect = p_suspects AND r.queue = q AND r.rank > ranks.rank
+                SELECT (SELECT r.rank::integer FROM {schema}.ready AS r
+                        WHERE r.suspect = p_suspects AND r.queue = q.queue AND r.rank > ranks.rank
                         ORDER BY r.suspect, r.queue, r.rank LIMIT 1)
                 FROM ranks WHERE ranks.rank IS NOT NULL
             )
@@ -191,7 +210,7 @@ BEGIN
         ) AS lane
         CROSS JOIN LATERAL (
             SELECT r.run_at FROM {schema}.ready AS r
-            WHERE r.suspect = p_suspects AND r.queue = q AND r.rank = lane.rank AND r.run_at > v_now
+            WHERE r.suspect = p_suspects AND r.queue = q.queue AND r.rank = lane.rank AND r.run_at > v_now
             ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
         ) AS due;
     END IF;
