@@ -77,5 +77,5 @@ $(VENV)/.ready-dev: pyproject.toml | venv
 	@touch $@
 
 $(VENV)/.ready-bench: pyproject.toml | venv
-	$(PIP) install --quiet --editable '.[bench]'
+	$(BIN)/python -m benchmarks.installing
 	@touch $@

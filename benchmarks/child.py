@@ -12,7 +12,9 @@ from pathlib import Path
 from benchmarks.discovery import pick
 from benchmarks.growth import run_growth_step
 from benchmarks.measures import measure
+from benchmarks.scaling import drain_by_processes, drain_share
 from benchmarks.settings import Settings
+from benchmarks.snapshot import measure_churn
 from benchmarks.worker_process import REPORT
 
 
@@ -23,12 +25,21 @@ def main() -> None:
     if options.verb == "measure":
         print(json.dumps(measure(options.measure, options.module, contestant, settings, options.directory)))
         return
+    if options.verb == "scale":
+        figures = drain_by_processes(options.module, contestant, options.count, settings, options.directory)
+        print(json.dumps(figures))
+        return
+    if options.verb == "snapshot":
+        print(json.dumps(measure_churn(contestant, options.seconds, options.directory)))
+        return
     contestant.setup(options.directory)
     try:
         if options.verb == "serve":
             contestant.serve(partial(report_started, options.report))
         elif options.verb == "fill":
             contestant.fill(options.count)
+        elif options.verb == "share":
+            drain_share(contestant)
         else:
             print(json.dumps(run_growth_step(contestant, options.step, options.count)))
     finally:
@@ -42,7 +53,7 @@ def report_started(descriptor: int, number: int) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.child")
-    parser.add_argument("verb", choices=["measure", "serve", "fill", "growth"])
+    parser.add_argument("verb", choices=["measure", "serve", "fill", "growth", "scale", "share", "snapshot"])
     parser.add_argument("module")
     parser.add_argument("name")
     parser.add_argument("--settings", required=True)
@@ -50,6 +61,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--measure")
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--step")
+    parser.add_argument("--seconds", type=float)
     parser.add_argument("--report", type=int)
     return parser.parse_args()
 

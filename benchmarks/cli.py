@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +16,26 @@ from benchmarks.discovery import Entry, Field, discover
 from benchmarks.growth import GrowthContestant
 from benchmarks.machine import describe, scratch_directory
 from benchmarks.measures import MEASURES
-from benchmarks.report import RATIO_RULE, Table, contestants_table, growth_table, markdown, plain, tables_of
-from benchmarks.rounds import Samples, run_growth, run_rounds
+from benchmarks.report import (
+    RATIO_RULE,
+    Table,
+    contestants_table,
+    growth_table,
+    markdown,
+    plain,
+    scaling_table,
+    snapshot_tables,
+    tables_of,
+)
+from benchmarks.rounds import Samples, run_growth, run_rounds, run_scaling, run_snapshots
+from benchmarks.scaling import can_share
 from benchmarks.settings import Settings
+from benchmarks.snapshot import can_churn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the run's server and its files go with it
     settings = settings_of(options)
     scratch = scratch_directory(options.directory)
     found = discover()
@@ -27,16 +43,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not entries:
         print(plain([contestants_table([], found.absent)]), file=sys.stderr)
         raise SystemExit("no contestant left to measure: see the reasons above, and --only, --peers")
+    machine = describe(scratch)
+    with ExitStack() as servers:
+        if any(entry.contestant.needs_postgres for entry in entries):
+            machine["PostgreSQL"] = start_postgres(servers, options, scratch)
+        samples, tables = run(entries, options, settings, scratch)
+    tables.append(contestants_table([entry.contestant for entry in entries], found.absent))
+    tell(tables, samples, settings, machine, options)
+    return 1 if samples.failures else 0
+
+
+def start_postgres(servers: ExitStack, options: argparse.Namespace, scratch: Path) -> str:
+    """Have a server until the run ends: its version and what it was told."""
+    from benchmarks import postgres  # its contestants could be imported, so this can
+
+    servers.enter_context(postgres.serving(options.postgres_url, scratch))
+    if options.postgres_url:
+        return f"{postgres.version()}, a server given by its URL"
+    told = ", ".join(f"{name}={value}" for name, value in postgres.SETTINGS.items())
+    return f"{postgres.version()}, {told}"
+
+
+def run(
+    entries: list[Entry], options: argparse.Namespace, settings: Settings, scratch: Path
+) -> tuple[Samples, list[Table]]:
     contestants = [entry.contestant for entry in entries]
     if options.growth:
         samples = run_growth(entries, options.growth_rows, settings, scratch)
-        tables = [growth_table(contestants, samples, options.growth_rows)]
-    else:
-        samples = run_rounds(entries, options.measure or list(MEASURES), settings, scratch)
-        tables = tables_of(contestants, samples)
-    tables.append(contestants_table(contestants, found.absent))
-    tell(tables, samples, settings, describe(scratch), options)
-    return 1 if samples.failures else 0
+        return samples, [growth_table(contestants, samples, options.growth_rows)]
+    if options.processes:
+        samples = run_scaling(entries, options.processes, settings, scratch)
+        return samples, [scaling_table(contestants, samples, settings.memory_jobs)]
+    if options.snapshot_seconds:
+        samples = run_snapshots(entries, options.snapshot_seconds, settings, scratch)
+        return samples, snapshot_tables(contestants, samples, options.snapshot_seconds)
+    samples = run_rounds(entries, options.measure or list(MEASURES), settings, scratch)
+    return samples, tables_of(contestants, samples)
 
 
 def choose(found: Field, options: argparse.Namespace) -> list[Entry]:
@@ -45,8 +87,14 @@ def choose(found: Field, options: argparse.Namespace) -> list[Entry]:
     def takes_part(entry: Entry) -> bool:
         if options.growth and not issubclass(entry.contestant, GrowthContestant):
             return False
-        if options.growth and not options.only:
-            return entry.contestant.separate_worker
+        if options.processes and not can_share(entry.contestant):
+            return False
+        if options.snapshot_seconds and not can_churn(entry.contestant):
+            return False
+        if options.store and entry.contestant.store not in options.store:
+            return False
+        if options.growth and not options.only and not entry.contestant.separate_worker:
+            return False
         if options.only:
             return any(wanted in entry.contestant.name for wanted in options.only)
         return bool(options.peers) or entry.contestant.role == "taskharbor"
@@ -90,12 +138,13 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "--peers", action=argparse.BooleanOptionalAction, default=False, help="measure peers too"
     )
     parser.add_argument("--only", action="append", metavar="NAME", help="contestants whose name holds NAME")
+    parser.add_argument("--store", action="append", metavar="STORE", help="memory, sqlite or postgresql")
     parser.add_argument("--measure", action="append", choices=list(MEASURES), help="default: all of them")
     parser.add_argument("--rounds", type=positive)
     parser.add_argument("--jobs", type=positive, help="jobs in a drain and in a bulk enqueue")
@@ -105,10 +154,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one small round: does it run, not how fast")
     parser.add_argument("--growth", action="store_true", help="drain beside many jobs against an empty store")
     parser.add_argument("--growth-rows", type=positive, default=1_000_000, metavar="N")
+    parser.add_argument(
+        "--processes",
+        type=positives,
+        metavar="N,N",
+        help="drain one store by so many worker processes: 1,2,4",
+    )
+    parser.add_argument(
+        "--snapshot-seconds", type=float, metavar="S", help="load while a snapshot is held open so long"
+    )
+    parser.add_argument(
+        "--postgres-url",
+        default=os.environ.get("BENCH_POSTGRES_URL"),
+        metavar="URL",
+        help="a server to make databases on; default: $BENCH_POSTGRES_URL, else one of the run's own",
+    )
     parser.add_argument("--directory", type=Path, help="where the stores are made; must be on a disk")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, for other tools")
-    return parser.parse_args(arguments)
+    return parser
+
+
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
 
 
 def positive(text: str) -> int:

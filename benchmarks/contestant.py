@@ -49,8 +49,23 @@ class Contestant(ABC):
     separate_worker: ClassVar[bool] = True
     """False where a worker cannot be another process than the producer: the store lives in the process."""
 
+    needs_postgres: ClassVar[bool] = False
+    """Whether the run must have a PostgreSQL server for it."""
+    jobs_max: ClassVar[int | None] = None
+    """A slow queue is measured with fewer jobs: its rate is the same, and the others need not wait for it."""
+
     def __init__(self, *, poll_seconds: float) -> None:
         self.poll_seconds = poll_seconds
+
+    @classmethod
+    def create_store(cls, directory: Path) -> None:
+        """Make what a server keeps for this directory's store; called once, before any `setup`."""
+        return
+
+    @classmethod
+    def remove_store(cls, directory: Path) -> None:
+        """Remove it again; the directory itself goes by itself."""
+        return
 
     @classmethod
     def version(cls) -> str:
@@ -97,6 +112,18 @@ class Contestant(ABC):
 
     def drain(self, count: int) -> float | None:
         """Run the `count` no-op jobs that are in the store in this process; raise if another number ran."""
+        return None
+
+    def drain_share(self) -> int | None:
+        """Run jobs until none is left to claim, beside other processes that do so too: how many ran here."""
+        return None
+
+    def count_queries(self) -> None:
+        """From now on count what the store is asked, by connections that are opened from now on."""
+        return
+
+    def queries_counted(self) -> int | None:
+        """How often it was asked so far, or None where nobody can tell."""
         return None
 
     def probe(self, number: int) -> None:

@@ -34,7 +34,7 @@ def discover() -> Field:
         try:
             found.entries += [Entry(module, contestant) for contestant in load(module)]
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] == "benchmarks":
+            if error.name is None or error.name.partition(".")[0] in ("benchmarks", "tools"):
                 raise  # a mistake in the harness, not a package that is not there
             found.absent[module] = f"not installed: {error.name}"
         except ImportError as error:

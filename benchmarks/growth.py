@@ -10,6 +10,7 @@ TOP_PRIORITY = 100
 LOW_PRIORITY = -50
 FAR_FUTURE_SECONDS = 7 * 86_400.0
 FILL_STEPS = ("finished", "ready", "future")
+REST_STEP = "rest"
 RACE_STEP = "race"
 
 
@@ -19,6 +20,9 @@ class GrowthContestant(Contestant):
     @abstractmethod
     def enqueue_with(self, count: int, *, priority: int, delay_seconds: float) -> None:
         """Enqueue `count` no-op jobs at a priority, due after a delay."""
+
+    def rest(self) -> None:
+        """What the store does by itself in a quiet hour, done now."""
 
     @abstractmethod
     def race(self, count: int) -> float:
@@ -42,6 +46,8 @@ def run_growth_step(contestant: Contestant, step: str, count: int) -> dict[str, 
         contestant.enqueue_with(count, priority=LOW_PRIORITY, delay_seconds=0)
     elif step == "future":
         contestant.enqueue_with(count, priority=TOP_PRIORITY, delay_seconds=FAR_FUTURE_SECONDS)
+    elif step == REST_STEP:
+        contestant.rest()
     else:
-        raise ValueError(f"unknown step {step!r}, expected one of {(*FILL_STEPS, RACE_STEP)}")
+        raise ValueError(f"unknown step {step!r}, expected one of {(*FILL_STEPS, REST_STEP, RACE_STEP)}")
     return {}

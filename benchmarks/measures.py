@@ -6,7 +6,6 @@ import math
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from pathlib import Path
 from benchmarks.contestant import Contestant
 from benchmarks.processes import memory_megabytes, processor_seconds
 from benchmarks.settings import Settings
+from benchmarks.stores import fresh_store
 from benchmarks.worker_process import WorkerProcess, fill_in_other_process
 
 WARM_UP_PROBES = 5
 GAP_SECONDS = (0.02, 0.15)
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 5.0
 
 Figures = dict[str, float | None]
 
@@ -34,23 +34,27 @@ class Arena:
     settings: Settings
 
 
+def jobs_of(arena: Arena, wanted: int) -> int:
+    return min(wanted, arena.contestant.jobs_max or wanted)
+
+
 def enqueue_one(arena: Arena) -> Figures:
-    count = arena.settings.single_jobs
+    count = jobs_of(arena, arena.settings.single_jobs)
     return {"enqueue_one": rate(count, arena.contestant.enqueue_one(count))}
 
 
 def enqueue_concurrent(arena: Arena) -> Figures:
-    count, callers = arena.settings.single_jobs, arena.settings.callers
+    count, callers = jobs_of(arena, arena.settings.single_jobs), arena.settings.callers
     return {"enqueue_concurrent": rate(count, arena.contestant.enqueue_concurrent(count, callers))}
 
 
 def enqueue_bulk(arena: Arena) -> Figures:
-    count = arena.settings.jobs
+    count = jobs_of(arena, arena.settings.jobs)
     return {"enqueue_bulk": rate(count, arena.contestant.enqueue_bulk(count))}
 
 
 def drain(arena: Arena) -> Figures:
-    count = arena.settings.jobs
+    count = jobs_of(arena, arena.settings.jobs)
     arena.contestant.fill(count)
     return {"drain": rate(count, arena.contestant.drain(count))}
 
@@ -72,23 +76,29 @@ def latency(arena: Arena) -> Figures:
 
 
 def idle(arena: Arena) -> Figures:
-    """Memory and processor use of a worker that has run one job and now has nothing to do."""
+    """What a worker that has run one job and now has nothing to do uses, and how often it asks the store."""
     if not arena.contestant.separate_worker:
-        return {"idle_memory": None, "idle_processor": None}
+        return {"idle_memory": None, "idle_processor": None, "idle_queries": None}
+    arena.contestant.count_queries()
     with WorkerProcess(arena.module, arena.contestant.name, arena.directory, arena.settings) as worker:
         arena.contestant.probe(0)
         worker.wait_started(0)
         time.sleep(0.5)  # let it settle that job
+        asked_before = arena.contestant.queries_counted()
         before, begun = processor_seconds(worker.pid), time.perf_counter()
         time.sleep(IDLE_SECONDS)
         after, elapsed = processor_seconds(worker.pid), time.perf_counter() - begun
-        used = None if before is None or after is None else 100 * (after - before) / elapsed
-        return {"idle_memory": memory_megabytes(worker.pid, peak=False), "idle_processor": used}
+        asked_after = arena.contestant.queries_counted()
+        return {
+            "idle_memory": memory_megabytes(worker.pid, peak=False),
+            "idle_processor": per_second(before, after, elapsed / 100),
+            "idle_queries": per_second(asked_before, asked_after, elapsed),
+        }
 
 
 def drain_memory(arena: Arena) -> Figures:
     """The high-water mark of a process that drains what, where the store allows it, another enqueued."""
-    count = arena.settings.memory_jobs
+    count = jobs_of(arena, arena.settings.memory_jobs)
     if arena.contestant.separate_worker:
         fill_in_other_process(arena.module, arena.contestant.name, arena.directory, arena.settings, count)
     else:
@@ -99,6 +109,10 @@ def drain_memory(arena: Arena) -> Figures:
 
 def rate(count: int, seconds: float | None) -> float | None:
     return None if seconds is None else count / seconds
+
+
+def per_second(before: float | None, after: float | None, seconds: float) -> float | None:
+    return None if before is None or after is None else (after - before) / seconds
 
 
 def percentile(values: list[float], fraction: float) -> float:
@@ -120,8 +134,7 @@ MEASURES: Mapping[str, Callable[[Arena], Figures]] = {
 
 def measure(name: str, module: str, contestant: Contestant, settings: Settings, parent: Path) -> Figures:
     """Run one measure on a fresh store, and check first that the store is as durable as it is said to be."""
-    with tempfile.TemporaryDirectory(dir=parent, prefix="bench-") as created:
-        directory = Path(created)
+    with fresh_store(type(contestant), parent) as directory:
         contestant.setup(directory)
         try:
             seen = contestant.observed_durability()

@@ -78,6 +78,42 @@ def growth_table(contestants: Sequence[type[Contestant]], samples: Samples, rows
     return Table(title, ["contestant", "empty store, jobs/s", "grown store, jobs/s", "grown / empty"], lines)
 
 
+def scaling_table(contestants: Sequence[type[Contestant]], samples: Samples, jobs: int) -> Table:
+    rows = []
+    for contestant in contestants:
+        seen = samples.values.get(contestant.name, {})
+        by_count = {int(figure.rpartition("_")[2]): values for figure, values in seen.items()}
+        first = statistics.median(by_count[min(by_count)]) if by_count else None
+        rows += [
+            [
+                contestant.name,
+                str(count),
+                number(statistics.median(values)),
+                spread(values),
+                times(statistics.median(values) / first) if first else DASH,
+            ]
+            for count, values in sorted(by_count.items())
+        ]
+    head = ["contestant", "worker processes", "jobs/s", f"min{DASH}max", "vs the first"]
+    return Table(f"drain of {jobs:,} jobs by several worker processes", head, rows)
+
+
+def snapshot_tables(contestants: Sequence[type[Contestant]], samples: Samples, seconds: float) -> list[Table]:
+    """One for each contestant: its slices in the order of time."""
+    tables = []
+    for contestant in contestants:
+        seen = samples.values.get(contestant.name, {})
+        medians = {label: statistics.median(values) for label, values in seen.items()}
+        first = next(iter(medians.values()), None)
+        rows = [
+            [label, number(medians[label]), spread(values), times(medians[label] / first) if first else DASH]
+            for label, values in seen.items()
+        ]
+        title = f"{contestant.name}: enqueue and drain, a snapshot held for {seconds:g} s"
+        tables.append(Table(title, ["slice", "jobs/s", f"min{DASH}max", "vs before"], rows))
+    return tables
+
+
 def number(value: float | None) -> str:
     if value is None:
         return DASH

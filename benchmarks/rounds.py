@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.discovery import Entry
-from benchmarks.growth import FILL_STEPS, RACE_STEP
+from benchmarks.growth import FILL_STEPS, RACE_STEP, REST_STEP
 from benchmarks.settings import Settings
+from benchmarks.stores import fresh_store
 from benchmarks.worker_process import child_command
 
 
@@ -50,12 +50,12 @@ def run_growth(entries: Sequence[Entry], rows: int, settings: Settings, scratch:
     """The same race on an empty store and on a grown one, in turn. Growing takes long, so it is done once."""
     samples = Samples()
     for entry in entries:
-        with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-grown-") as grown:
-            for step in FILL_STEPS:
+        with fresh_store(entry.contestant, scratch, prefix="bench-grown-") as grown:
+            for step in (*FILL_STEPS, REST_STEP):
                 run_growth_child(entry, step, rows, grown, settings, samples, f"growth: {rows} {step}")
             for number in range(1, settings.rounds + 1):
                 label = f"growth {number}/{settings.rounds} {entry.contestant.name}"
-                with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-empty-") as empty:
+                with fresh_store(entry.contestant, scratch, prefix="bench-empty-") as empty:
                     run_growth_child(
                         entry, RACE_STEP, settings.jobs, empty, settings, samples, f"{label}, empty"
                     )
@@ -63,10 +63,34 @@ def run_growth(entries: Sequence[Entry], rows: int, settings: Settings, scratch:
     return samples
 
 
+def run_scaling(
+    entries: Sequence[Entry], processes: Sequence[int], settings: Settings, scratch: Path
+) -> Samples:
+    """1 2 4, 1 2 4: all the numbers of processes in turn."""
+    samples = Samples()
+    for number in range(1, settings.rounds + 1):
+        for entry in entries:
+            for count in processes:
+                label = f"processes {number}/{settings.rounds} {entry.contestant.name}, {count}"
+                arguments = ["--count", str(count), "--directory", str(scratch)]
+                run_child("scale", entry, arguments, settings, samples, label)
+    return samples
+
+
+def run_snapshots(entries: Sequence[Entry], seconds: float, settings: Settings, scratch: Path) -> Samples:
+    samples = Samples()
+    for number in range(1, settings.rounds + 1):
+        for entry in entries:
+            label = f"snapshot {number}/{settings.rounds} {entry.contestant.name}"
+            arguments = ["--seconds", str(seconds), "--directory", str(scratch)]
+            run_child("snapshot", entry, arguments, settings, samples, label)
+    return samples
+
+
 def run_growth_child(
-    entry: Entry, step: str, count: int, directory: str, settings: Settings, samples: Samples, label: str
+    entry: Entry, step: str, count: int, directory: Path, settings: Settings, samples: Samples, label: str
 ) -> None:
-    arguments = ["--step", step, "--count", str(count), "--directory", directory]
+    arguments = ["--step", step, "--count", str(count), "--directory", str(directory)]
     suffix = label.rpartition(", ")[2] if step == RACE_STEP else None
     run_child("growth", entry, arguments, settings, samples, label, suffix=suffix)
 

@@ -28,7 +28,8 @@ class Figure:
     unit: str
     more_is_better: bool
     comparisons: tuple[str, ...]
-    """None for processor use: who sleeps for ten seconds uses nothing, and a ratio to nothing says nothing."""
+    """None for processor use and queries: who sleeps for ten seconds uses nothing, and a ratio to nothing says
+    nothing."""
 
 
 FIGURES = {
@@ -40,6 +41,7 @@ FIGURES = {
     "latency_p99": Figure("idle latency, p99", "ms", False, (ANY, WORKER)),
     "idle_memory": Figure("memory of an idle worker", "MB", False, (ANY, WORKER)),
     "idle_processor": Figure("processor use of an idle worker", "% of a core", False, ()),
+    "idle_queries": Figure("queries of an idle worker", "queries/s", False, ()),
     "drain_memory": Figure("peak memory of a draining worker", "MB", False, (ANY, WORKER)),
 }
 

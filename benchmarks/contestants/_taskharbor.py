@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
-from benchmarks.contestant import Durability, Started, check_all_ran
+from benchmarks.asynchronous import new_loop
+from benchmarks.contestant import Durability, Role, Started, check_all_ran
 from benchmarks.growth import GrowthContestant
 from taskharbor import Harbor, Worker
 
@@ -18,7 +20,7 @@ CHUNK = 10_000
 
 
 class TaskHarbor(GrowthContestant):
-    role = "taskharbor"
+    role: ClassVar[Role] = "taskharbor"
     durability = Durability.FULL
     distribution = "taskharbor"
 
@@ -26,7 +28,10 @@ class TaskHarbor(GrowthContestant):
         raise NotImplementedError
 
     def setup(self, directory: Path) -> None:
-        self.harbor = harbor = Harbor(self.url(directory))
+        self.declare(Harbor(self.url(directory)))
+
+    def declare(self, harbor: Harbor) -> None:
+        self.harbor = harbor
         self.ran = 0
 
         @harbor.task(name="noop")
@@ -87,6 +92,10 @@ class TaskHarbor(GrowthContestant):
         check_all_ran(self.ran, count)
         return seconds
 
+    def drain_share(self) -> int:
+        Worker(self.harbor, concurrency=CONCURRENCY).drain_sync()
+        return self.ran
+
     def probe(self, number: int) -> None:
         self.probe_task.enqueue(number)
 
@@ -102,7 +111,8 @@ class TaskHarbor(GrowthContestant):
     def race(self, count: int) -> float:
         for size in chunks(count):
             self.racer.enqueue_many([{}] * size)
-        return asyncio.run(self.run_racers(count))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(self.run_racers(count))
 
     async def run_racers(self, count: int) -> float:
         finished = asyncio.Event()

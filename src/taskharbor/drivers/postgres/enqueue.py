@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import asyncpg
 from msgspec import Struct
@@ -27,7 +28,12 @@ def is_plain(job: NewJob) -> bool:
 async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
     """All at once, when each must be new; None, with nothing stored, if one is not."""
     try:
-        now = await (_insert_one(session, jobs[0]) if len(jobs) == 1 else _insert_all(session, jobs))
+        if len(jobs) == 1:
+            now = await _insert_one(session, jobs[0])
+        elif _are_alike(jobs):
+            now = await _insert_alike(session, jobs)
+        else:
+            now = await _insert_all(session, jobs)
     except asyncpg.UniqueViolationError:
         return None
     return [fresh_answer(job, now) for job in jobs]
@@ -37,6 +43,27 @@ async def _insert_one(session: Session, job: NewJob) -> int:
     now: int = await session.value(
         "enqueue_one", job.id, job.queue, job.task, job.payload, job.priority, job.run_at, job.delay,
         job.expires_at, job.idempotency_key, job.delivery, encoded_options(job.options), session.given_now,
+    )  # fmt: skip
+    return now
+
+
+_shared = attrgetter(
+    "queue", "task", "priority", "run_at", "delay", "expires_at", "idempotency_key", "delivery", "options"
+)
+
+
+def _are_alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether they differ in their ids and payloads only, as those of one `enqueue_many` do."""
+    wanted = _shared(jobs[0])
+    return jobs[0].idempotency_key is None and all(_shared(job) == wanted for job in jobs)
+
+
+async def _insert_alike(session: Session, jobs: Sequence[NewJob]) -> int:
+    session.expect(len(jobs))
+    one = jobs[0]
+    now: int = await session.value(
+        "enqueue_alike", [job.id for job in jobs], one.queue, one.task, [job.payload for job in jobs], one.priority,
+        one.run_at, one.delay, one.expires_at, one.delivery, encoded_options(one.options), session.given_now,
     )  # fmt: skip
     return now
 

@@ -35,6 +35,24 @@ WITH stored AS (
 )
 SELECT enqueued_at FROM stored
 
+-- name: enqueue_alike
+-- The same for many jobs that differ in their ids and payloads only: packing an array costs the client, and
+-- unpacking it the server, half of all that storing a job takes.
+WITH shared AS MATERIALIZED (
+    SELECT clock.now, coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now) AS place
+    FROM (SELECT coalesce($11::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
+), given AS MATERIALIZED (
+    SELECT g.id, g.payload, shared.place, shared.now
+    FROM shared CROSS JOIN unnest($1::text[]::uuid[], $4::text[]) AS g (id, payload)
+), stored AS (
+    INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options)
+    SELECT id, $2::text, $3::text, payload, $5::smallint, place, now, $8::timestamptz, $9::text, $10::text FROM given
+), placed AS (
+    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
+    SELECT false, $2::text, -$5::smallint, place, id, 0, 0, 1, $8::timestamptz, $9::text FROM given
+)
+SELECT now FROM shared
+
 -- name: known_ids
 SELECT id::text FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[])
 

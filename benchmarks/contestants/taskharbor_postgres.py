@@ -1,0 +1,101 @@
+"""TaskHarbor on PostgreSQL, at its defaults.
+
+Jobs are enqueued as those of the other libraries here are, inside a running loop: by `aenqueue`. `(sync)` is the
+same by `enqueue`, from threads that have no loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks import postgres
+from benchmarks.contestant import Contestant, Role, Started, run_in_threads
+from benchmarks.contestants._postgres import PostgresContestant
+from benchmarks.contestants._taskharbor import CONCURRENCY, TaskHarbor
+from taskharbor import Harbor, Worker
+
+
+class TaskHarborPostgres(PostgresContestant, TaskHarbor):
+    name = "taskharbor postgres"
+    role: ClassVar[Role] = "taskharbor"
+    durability_note = (
+        "asyncpg, LISTEN/NOTIFY; kill -9 reruns the job after its lease, finished jobs and history are kept"
+    )
+    distribution = "taskharbor"
+
+    @classmethod
+    def install(cls, url: str) -> None:
+        with Harbor(url) as harbor:
+            harbor.migrate()
+
+    async def open(self, directory: Path) -> None:
+        self.declare(Harbor(self.database_url))
+        await self.harbor.driver.open()
+
+    async def shut(self) -> None:
+        await self.harbor.aclose()
+
+    async def put(self) -> None:
+        await self.noop.aenqueue()
+
+    async def put_many(self, count: int) -> None:
+        await self.noop.aenqueue_many([{}] * count)
+
+    async def put_probe(self, number: int) -> None:
+        await self.probe_task.aenqueue(number)
+
+    def enqueue_bulk(self, count: int) -> float:
+        return self.run(self.timed_put_many(count))
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        async with Worker(self.harbor, concurrency=CONCURRENCY):
+            yield
+
+    def fill(self, count: int) -> None:
+        TaskHarbor.fill(self, count)  # in chunks
+
+    def drain(self, count: int) -> float:
+        return TaskHarbor.drain(self, count)  # until the last one is settled, not only run
+
+    def rest(self) -> None:
+        postgres.execute(self.database_url, "VACUUM (ANALYZE)")  # as autovacuum does after so many changes
+
+    def serve(self, started: Started) -> None:
+        TaskHarbor.serve(self, started)
+
+
+class TaskHarborPostgresSync(TaskHarborPostgres):
+    name = "taskharbor postgres (sync)"
+    durability_note = "as taskharbor postgres, enqueued by the synchronous form"
+    separate_worker = False  # its worker would be the same
+
+    def enqueue(self) -> None:
+        self.noop.enqueue()
+
+    def enqueue_one(self, count: int) -> float | None:
+        self.noop.enqueue()  # opens the connections of the synchronous form
+        return Contestant.enqueue_one(self, count)
+
+    def enqueue_concurrent(self, count: int, callers: int) -> float:
+        self.noop.enqueue()
+        return run_in_threads(self.enqueue, count, callers)
+
+    def enqueue_bulk(self, count: int) -> float:
+        self.noop.enqueue()
+        begun = time.perf_counter()
+        self.noop.enqueue_many([{}] * count)
+        return time.perf_counter() - begun
+
+    def fill(self, count: int) -> None:
+        return None
+
+    def drain(self, count: int) -> None:  # type: ignore[override]
+        return None
+
+
+CONTESTANTS = [TaskHarborPostgres, TaskHarborPostgresSync]

