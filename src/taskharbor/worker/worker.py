@@ -20,14 +20,18 @@ from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
 from taskharbor.errors import ConfigurationError, TaskHarborError
 from taskharbor.job import Progress
-from taskharbor.outcome import HandedBack, Interrupted
+from taskharbor.locating import refuse_while_importing
+from taskharbor.outcome import HandedBack
 from taskharbor.policy import DEFAULT_MAX_LOSSES, UNFIT_GRACE_SECONDS
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.committer import Committer
+from taskharbor.worker.endings import of_abandoned
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.fetcher import Fetcher
 from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.isolation.pool import ProcessPool, refuse_unreachable_hooks
+from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.report import Reporter
@@ -40,6 +44,7 @@ RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release w
 STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
 LEASE_SECONDS_MIN = 0.1
 MAX_LOSSES_MAX = 100  # history is read as far back as this needs
+HANDLER_JOBS_MAX = 1_000_000_000
 EVENTS_SECONDS = 2.0
 
 
@@ -62,6 +67,7 @@ class Worker:
         max_losses: int = DEFAULT_MAX_LOSSES,
         unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
         poll_seconds: float = 5.0,
+        handler_max_jobs: int | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -79,6 +85,11 @@ class Worker:
         self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
         self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
+        self.handler_max_jobs = (
+            None
+            if handler_max_jobs is None
+            else _checked_count("handler_max_jobs", handler_max_jobs, HANDLER_JOBS_MAX)
+        )
         self.name = (
             checked_name("worker", name)
             if name is not None
@@ -127,6 +138,8 @@ class Worker:
         return False
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
+        refuse_while_importing("a worker was started")
+        refuse_unreachable_hooks(self.harbor)
         if self._shift is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
         self._shift = _Shift(self)  # first of all: from here on `stop` is heard
@@ -165,6 +178,7 @@ class _Shift:
             driver,
             worker_policy=worker.retry,
             unfit_grace_seconds=worker.unfit_grace_seconds,
+            max_losses=worker.max_losses,
             leases=self._leases,
             time=time,
             clock=clock,
@@ -186,6 +200,7 @@ class _Shift:
             clock=clock,
             time=time,
             middlewares=harbor.middlewares,
+            processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
             finish=self._finish,
@@ -281,7 +296,7 @@ class _Shift:
         for execution in self._executor.begin_no_more():
             self._committer.put(execution, HandedBack())
         for execution in self._executor.running:
-            execution.cancelled = True
+            execution.mark_cancelled()
         if await self._all_ended(self._worker.grace_seconds):
             await self._settled_as_far_as_can_be()
             return
@@ -309,8 +324,9 @@ class _Shift:
         """Handlers that do not end are left behind: their jobs are released, and they can commit nothing."""
         for execution in list(self._executor.running):
             logger.warning("a handler did not end; its job is released", extra={"fields": execution.fields()})
+            outcome = of_abandoned(execution)
             execution.interrupted = Interrupt.LEASE_LOST
-            self._committer.put(execution, Interrupted())
+            self._committer.put(execution, outcome)
 
     async def _all_ended(self, seconds: float) -> bool:
         async def ended() -> None:
@@ -391,7 +407,7 @@ def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Wor
             for number in installed:
                 loop.remove_signal_handler(number)
 
-    loop = _fastest_loop()
+    loop = fastest_loop()
     try:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(with_signals())
@@ -407,7 +423,7 @@ def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Wor
         loop.close()
 
 
-def _fastest_loop() -> asyncio.AbstractEventLoop:
+def fastest_loop() -> asyncio.AbstractEventLoop:
     """uvloop's, where it is installed."""
     try:
         import uvloop
