@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Set
 from typing import Any
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
@@ -79,6 +79,10 @@ class Executor:
     @property
     def is_idle(self) -> bool:
         return not self.buffer and not self.running and not self._starting
+
+    def is_idle_but_for(self, abandoned: Set[Execution]) -> bool:
+        """Whether nothing is under way but these."""
+        return not self.buffer and not self._starting and self.running.keys() <= abandoned
 
     def offer(self, executions: Iterable[Execution]) -> None:
         self.buffer.extend(executions)

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Set
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from taskharbor.client.options import checked_timeout
 from taskharbor.clock import MICROS_PER_SECOND, check_seconds, seconds_to_micros, wait_for
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
-from taskharbor.errors import ConfigurationError, TaskHarborError
+from taskharbor.errors import ConfigurationError, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.locating import refuse_while_importing
 from taskharbor.outcome import HandedBack
@@ -35,6 +35,7 @@ from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.report import Reporter
+from taskharbor.worker.stubborn import StubbornWatch
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -53,6 +54,10 @@ class Worker:
 
     `retry` is the policy for jobs that have none of their own, and caps everybody's limit with its
     `max_attempts` (0 lifts the cap); None means that the first failure is the last.
+
+    `stubborn_seconds` ends the worker, with `StubbornHandler`, when a handler in a thread has not ended so long
+    after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
+    replaces a process of `isolation="process"` handlers after so many jobs.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Worker:
         max_losses: int = DEFAULT_MAX_LOSSES,
         unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
         poll_seconds: float = 5.0,
+        stubborn_seconds: float | None = None,
         handler_max_jobs: int | None = None,
         name: str | None = None,
     ) -> None:
@@ -85,6 +91,9 @@ class Worker:
         self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
         self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
+        self.stubborn_seconds = (
+            None if stubborn_seconds is None else checked_timeout(stubborn_seconds, "stubborn_seconds")
+        )
         self.handler_max_jobs = (
             None
             if handler_max_jobs is None
@@ -150,6 +159,7 @@ class Worker:
             if started is not None:
                 started.set()
             await self._shift.work(until_drained)
+            self._shift.raise_if_given_up()
         finally:
             self._shift = None
             async with AsyncExitStack() as closing:  # in reverse, and one that fails does not keep the others
@@ -219,6 +229,13 @@ class _Shift:
             clock=clock,
             make=self._make,
         )
+        self._given_up: set[Execution] = set()  # handlers that this worker ends for
+        self._stubborn = StubbornWatch(
+            lambda: self._executor.running,
+            limit_seconds=worker.stubborn_seconds,
+            clock=clock,
+            give_up=self._give_up,
+        )
         self._maintenance = Maintenance(
             harbor,
             worker=worker.name,
@@ -257,6 +274,7 @@ class _Shift:
                     self._committer.run(),
                     self._heart.run(),
                     self._maintenance.run(),
+                    self._stubborn.run(),
                     self._hand_back_the_stalled(),
                 )
             ]
@@ -297,7 +315,7 @@ class _Shift:
             self._committer.put(execution, HandedBack())
         for execution in self._executor.running:
             execution.mark_cancelled()
-        if await self._all_ended(self._worker.grace_seconds):
+        if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
             await self._settled_as_far_as_can_be()
             return
         if not self._ending_now.is_set():
@@ -328,9 +346,9 @@ class _Shift:
             execution.interrupted = Interrupt.LEASE_LOST
             self._committer.put(execution, outcome)
 
-    async def _all_ended(self, seconds: float) -> bool:
+    async def _all_ended(self, seconds: float, but_for: Set[Execution] = frozenset()) -> bool:
         async def ended() -> None:
-            while not self._executor.is_idle:
+            while not self._executor.is_idle and not self._executor.is_idle_but_for(but_for):
                 self._ended.clear()
                 await self._ended.wait()
 
@@ -348,6 +366,27 @@ class _Shift:
         finally:
             for each in steps:
                 each.cancel()
+
+    def _give_up(self, execution: Execution) -> None:
+        """Its thread cannot be ended without the process: shut down, so that the process can end."""
+        if execution in self._given_up:
+            return
+        self._given_up.add(execution)
+        limit = {"stubborn_seconds": self._worker.stubborn_seconds}
+        logger.error(
+            "a handler does not end; this worker shuts down so that its process can be replaced",
+            extra={"fields": execution.fields() | limit},
+        )
+        self._stopping.set()
+        self._ended.set()
+
+    def raise_if_given_up(self) -> None:
+        if self._given_up:
+            names = ", ".join(sorted({execution.claimed.task for execution in self._given_up}))
+            raise StubbornHandler(
+                f"a handler of {names} did not end within {self._worker.stubborn_seconds:g} s of being told to; "
+                "this worker has shut down, and its process should end and be started again"
+            )
 
     # -- what passes between the parts --
 
