@@ -239,7 +239,7 @@ def say(text: str) -> None:
 # -- declarations of all kinds -------------------------------------------------------------------
 
 
-def shouting(function: Callable[..., Any]) -> Callable[..., Any]:
+def shouting(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def louder(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs).upper()
@@ -282,8 +282,12 @@ def what_is_open() -> list[str]:
     return list(opened)
 
 
-def fail_to_open() -> None:
-    raise ConnectionError("the database is away")
+worker_process: int | None = None  # set in a test's own process, and there only
+
+
+def fail_to_open_elsewhere() -> None:
+    if worker_process is None:
+        raise ConnectionError("the database is away")
 
 
 def close_something() -> None:

@@ -11,7 +11,7 @@ from taskharbor.worker.execution import Execution
 logger = logging.getLogger("taskharbor.worker")
 
 LOOK_SECONDS = 1.0
-FIRST_WARNING_SECONDS = 5.0  # after it was told to end; the next ones after twice as long each
+FIRST_WARNING_SECONDS = 5.0  # after it was told to end; each next one after twice as long
 WARNING_SECONDS_MAX = 600.0
 
 
@@ -53,7 +53,7 @@ class StubbornWatch:
         for execution, told in self._told.items():
             waited = now - told.at
             if waited >= told.warn_after:
-                told.warn_after = waited + min(2 * told.warn_after, WARNING_SECONDS_MAX)
+                told.warn_after = waited + min(waited, WARNING_SECONDS_MAX)
                 logger.warning(
                     "a handler was told to end and has not; its slot stays occupied",
                     extra={"fields": execution.fields() | _why(execution) | {"since_seconds": round(waited)}},

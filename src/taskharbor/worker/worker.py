@@ -231,7 +231,7 @@ class _Shift:
         )
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
         self._stubborn = StubbornWatch(
-            lambda: self._executor.running,
+            lambda: () if self._stopping.is_set() else self._executor.running,  # a shutdown has its own limits
             limit_seconds=worker.stubborn_seconds,
             clock=clock,
             give_up=self._give_up,
@@ -339,9 +339,9 @@ class _Shift:
             )
 
     def _abandon_the_stubborn(self) -> None:
-        """Handlers that do not end are left behind: their jobs are released, and they can commit nothing."""
+        """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
         for execution in list(self._executor.running):
-            logger.warning("a handler did not end; its job is released", extra={"fields": execution.fields()})
+            logger.warning("a handler did not end and is left behind", extra={"fields": execution.fields()})
             outcome = of_abandoned(execution)
             execution.interrupted = Interrupt.LEASE_LOST
             self._committer.put(execution, outcome)

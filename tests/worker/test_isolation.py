@@ -1,0 +1,728 @@
+"""Handlers in processes of their own: what comes back from them, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor, RemoteError, RetryPolicy, Worker
+from taskharbor.clock import ManualClock
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import Reason, State
+from taskharbor.worker.isolation.pool import IDLE_SECONDS
+from taskharbor.worker.isolation.running import CANCEL_PATIENCE_SECONDS
+from tests.worker import isolated
+from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
+
+
+def apart(harbor: Harbor, function: Callable[..., Any], **options: Any) -> Any:
+    """Declare a function of the module `isolated` to run in a process of its own."""
+    harbor.made_in.clear()  # nothing that the fixtures' module sets up is needed
+    options = {"name": function.__name__, "max_attempts": 1} | options
+    declaration: Any = harbor.task(isolation="process", **options)
+    return declaration(function)
+
+
+async def done(harbor: Harbor, **options: Any) -> None:
+    await soon(Worker(harbor, **options).drain())
+
+
+async def begun(path: Path) -> int:
+    """Until a handler has told its number, or that of what it started."""
+    await until(path.exists)
+    return number_in(path)
+
+
+def number_in(path: Path) -> int:
+    return int(path.read_text())
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; a zombie, which only waits for being noticed, does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+# -- what comes back -----------------------------------------------------------------------------
+
+
+async def test_results_come_back_intact(harbor):
+    jobs = {
+        5: await apart(harbor, isolated.add).aenqueue(3),
+        7: await apart(harbor, isolated.add_async).aenqueue(3, y=4),
+        2: await apart(harbor, isolated.own_loop).aenqueue(),  # a loop of its own is no problem
+        "DECORATED": await apart(harbor, isolated.decorated).aenqueue("decorated"),
+        "plain": await apart(harbor, isolated.inside.__wrapped__.function).aenqueue("plain"),
+        "method": await apart(harbor, isolated.Namespace.method).aenqueue("method"),
+    }
+    receipt = await apart(harbor, isolated.receipt).aenqueue()
+    await done(harbor, concurrency=2)
+    for result, job in jobs.items():
+        assert await job.aresult() == result
+    found = await receipt.aresult()
+    assert isinstance(found, isolated.Receipt)
+    assert found.pid != os.getpid()
+
+
+async def test_a_task_that_importing_declares_is_used_as_it_is_declared(tmp_path):
+    jobs = [await isolated.declared.aenqueue("new"), await isolated.inside.__wrapped__.aenqueue("quiet")]
+    old = await isolated.harbor.aenqueue("isolated.declared", {"word": "by name"})
+    await done(isolated.harbor, concurrency=1)
+    assert [await job.aresult() for job in (*jobs, old)] == ["new", "quiet", "by name"]
+
+
+async def test_errors_come_back_intact(memory):
+    job = await apart(memory, isolated.odd).aenqueue()
+    await done(memory)
+    found = await the_job(memory, job)
+    assert (found.state, found.reason) == (State.DEAD, Reason.EXHAUSTED)
+    [attempt] = await attempts_of(job)
+    assert attempt.error == "OddError: nobody knows: ünïcode"
+    assert "isolated.py" in str(attempt.traceback)
+    assert "raise OddError" in str(attempt.traceback)
+    assert "taskharbor/worker" not in str(attempt.traceback)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ({"never_retry_on": [LookupError]}, Reason.NOT_RETRYABLE),  # a base class
+        ({"never_retry_on": [isolated.OddError]}, Reason.NOT_RETRYABLE),
+        ({"never_retry_on": ["ÜNÏCODE"]}, Reason.NOT_RETRYABLE),
+        ({"retry_on": [ValueError]}, Reason.NOT_RETRYABLE),
+        ({"retry_on": ["odderror"], "never_retry_on": [KeyError]}, None),
+        ({"retry_on": [isolated.OddError]}, None),
+    ],
+    ids=["base", "type", "text", "other", "name", "same"],
+)
+async def test_errors_are_classified_as_if_they_had_been_raised_here(memory, policy, reason):
+    retry = RetryPolicy(max_attempts=5, initial=60, **policy)
+    by_task = await apart(memory, isolated.odd, retry=retry, max_attempts=5).aenqueue()
+    by_worker = await apart(memory, isolated.odd, name="other", max_attempts=5).aenqueue()
+    await done(memory, retry=retry, concurrency=1)
+    for job in (by_task, by_worker):
+        found = await the_job(memory, job)
+        assert (found.state, found.reason) == (State.SCHEDULED if reason is None else State.DEAD, reason)
+
+
+async def test_unrecoverable_and_retry_after_mean_what_they_mean(memory, clock):
+    no_use = await apart(memory, isolated.unrecoverable, max_attempts=5).aenqueue()
+    later = await apart(memory, isolated.later, max_attempts=5).aenqueue()
+    await done(memory, concurrency=1)
+    assert (await the_job(memory, no_use)).reason is Reason.UNRECOVERABLE
+    found = await the_job(memory, later)
+    assert found.state is State.SCHEDULED
+    assert (found.run_at - ManualClock.DEFAULT_START).total_seconds() == 77
+
+
+async def test_an_exit_of_the_handler_is_a_failure_not_a_loss(memory):
+    job = await apart(memory, isolated.leave).aenqueue()
+    await done(memory)
+    [attempt] = await attempts_of(job)
+    assert (str(attempt.status), attempt.error) == ("failed", "SystemExit: farewell")
+
+
+async def test_large_values_pass_and_too_large_ones_are_refused(memory):
+    longest = 1_048_576 - 100
+    there = await apart(memory, isolated.length_of).aenqueue("é" * (longest // 2))
+    back = await apart(memory, isolated.text_of).aenqueue(longest)
+    too_much = await apart(memory, isolated.text_of, name="too_much").aenqueue(10_000_000)
+    no_json = await apart(memory, isolated.unstorable).aenqueue()
+    await done(memory, concurrency=2)
+    assert await there.aresult() == longest // 2
+    assert len(await back.aresult()) == longest
+    found = await the_job(memory, too_much)
+    assert found.reason is Reason.UNRECOVERABLE
+    assert "the result takes 10,000,002 bytes as JSON, and the limit is 1,048,576" in str(found.error)
+    assert "the result cannot be stored" in str((await the_job(memory, no_json)).error)
+
+
+async def test_output_passes_through(memory, capfd):
+    await apart(memory, isolated.say).aenqueue("hello")
+    await done(memory)
+    out = capfd.readouterr()
+    assert "hello\n" in out.out
+    assert "HELLO\n" in out.err
+
+
+# -- the context ---------------------------------------------------------------------------------
+
+
+async def test_the_context_works_inside(harbor, clock, caplog):
+    caplog.set_level(logging.INFO)
+    job = await apart(harbor, isolated.tell_context, timeout=90).using(correlation_id="upload-7").aenqueue()
+    await done(harbor)
+    told = await job.aresult()
+    assert told == {
+        "id": job.id,
+        "task": "tell_context",
+        "attempt": 1,
+        "retry_count": 0,
+        "correlation_id": "upload-7",
+        "deadline": "2026-01-01T00:01:30+00:00",
+        "cancelled": False,
+    }
+    found = await the_job(harbor, job)
+    assert found.progress is not None
+    assert (found.progress.fraction, found.progress.message) == (0.25, "begun")
+    [line] = [record for record in caplog.records if record.name == "taskharbor.task"]
+    assert line.getMessage() == "from the process"
+    assert vars(line)["fields"] == {
+        "job": job.id, "task": "tell_context", "queue": "default", "attempt": 1, "correlation_id": "upload-7",
+        "own": 5, "odd": "/",
+    }  # fmt: skip
+    assert line.process != os.getpid()
+    assert [record.getMessage() for record in caplog.records if record.name == "elsewhere"] == ["plain"]
+
+
+async def test_children_exist_if_and_only_if_the_attempt_succeeds(harbor):
+    parents = apart(harbor, isolated.with_children)
+    fine = await parents.aenqueue(3)
+    failed = await parents.aenqueue(3, fail=True)
+    bad = await apart(harbor, isolated.bad_child).aenqueue()
+    await done(harbor, concurrency=1)
+    ids = await fine.aresult()
+    children = [await harbor.jobs.aget(child) for child in ids]
+    assert [(child.task, child.priority, child.payload) for child in children] == [
+        ("isolated.small", 5, {"n": n}) for n in range(3)
+    ]
+    assert len(await harbor.jobs.alist(task="isolated.small")) == 3
+    assert (await the_job(harbor, failed)).state is State.DEAD
+    assert "PayloadError" in str((await the_job(harbor, bad)).error)
+
+
+async def test_what_a_handler_leaves_behind_cannot_speak_for_the_next_job(memory, tmp_path):
+    """Its thread still has the old context; what that says is late."""
+    release = str(tmp_path / "release")
+    first = await apart(memory, isolated.leave_a_thread_behind).aenqueue(release)
+    second = await apart(memory, isolated.after_release).aenqueue(release)
+    await done(memory, concurrency=1)
+    assert (await the_job(memory, first)).progress is None
+    progress = (await the_job(memory, second)).progress
+    assert progress is not None
+    assert progress.fraction == 0.1
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+async def test_a_warm_process_is_used_again(memory):
+    pid = apart(memory, isolated.pid)
+    jobs = [await pid.aenqueue() for _ in range(20)]
+    await done(memory, concurrency=1)
+    assert len({await job.aresult() for job in jobs}) == 1
+
+
+async def test_handlers_compute_at_the_same_time(memory, tmp_path):
+    meet = apart(memory, isolated.meet)
+    one = await meet.aenqueue(str(tmp_path), "one", "other")
+    other = await meet.aenqueue(str(tmp_path), "other", "one")
+    await done(memory, concurrency=2)
+    assert await one.aresult() != await other.aresult()
+
+
+async def test_a_process_is_replaced_after_so_many_jobs(memory):
+    pid = apart(memory, isolated.pid)
+    jobs = [await pid.aenqueue() for _ in range(6)]
+    await done(memory, concurrency=1, handler_max_jobs=2)
+    pids = [await job.aresult() for job in jobs]
+    assert [pids.count(each) for each in dict.fromkeys(pids)] == [2, 2, 2]
+
+
+async def test_an_idle_process_is_retired(memory, clock):
+    pid = apart(memory, isolated.pid)
+    async with working(memory, concurrency=1):
+        first = await soon((await pid.aenqueue()).aresult())
+        await clock.jump(IDLE_SECONDS - 1)
+        assert is_alive(first)
+        await clock.jump(1)
+        await until(lambda: not is_alive(first))
+        assert await soon((await pid.aenqueue()).aresult()) != first
+
+
+async def test_no_process_is_left_when_the_worker_has_stopped(memory):
+    before = children_of(os.getpid())
+    job = await apart(memory, isolated.pid).aenqueue()
+    await done(memory, concurrency=1)
+    await until(lambda: children_of(os.getpid()) <= before)
+    assert not is_alive(await job.aresult())
+
+
+def children_of(pid: int) -> set[int]:
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    return {int(line) for line in found.stdout.split() if os.path.exists(f"/proc/{line}")}
+
+
+async def test_an_idle_process_that_was_killed_costs_no_job_anything(memory):
+    pid = apart(memory, isolated.pid)
+    async with working(memory, concurrency=1):
+        first = await soon((await pid.aenqueue()).aresult())
+        os.kill(first, signal.SIGKILL)
+        second = await pid.aenqueue()
+        assert await soon(second.aresult()) != first
+    assert "lost" not in await statuses(second)
+
+
+async def test_hooks_run_in_each_process(memory, tmp_path, monkeypatch):
+    closed = tmp_path / "closed"
+    monkeypatch.setenv("CLOSED_FILE", str(closed))
+    memory.on_worker_start(isolated.open_something)
+    memory.on_worker_stop(isolated.close_something)
+    job = await apart(memory, isolated.what_is_open).aenqueue()
+    pid = await apart(memory, isolated.pid).aenqueue()
+    worker = Worker(memory, concurrency=1)
+    async with worker:
+        process = await soon(pid.aresult())
+        closed.unlink(missing_ok=True)
+        worker.stop()
+        await until(lambda: closed.exists() and closed.read_text() == str(process))
+    assert await job.aresult() == [f"opened in {process}"]
+
+
+async def test_a_hook_that_another_process_cannot_find_is_refused_at_once(memory):
+    @memory.on_worker_start
+    def local() -> None: ...
+
+    apart(memory, isolated.add)
+    with pytest.raises(ConfigurationError, match="on_worker_start hook is .*local.*top level of a module"):
+        await Worker(memory).drain()
+
+
+async def test_a_process_that_cannot_start_puts_its_job_back_uncounted(memory):
+    memory.on_worker_start(isolated.fail_to_open_elsewhere)
+    isolated.worker_process = os.getpid()
+    job = await apart(memory, isolated.add, delivery="at_most_once").aenqueue(1)
+    await done(memory)
+    found = await the_job(memory, job)
+    assert (found.state, found.attempts) == (State.SCHEDULED, 0)
+    [attempt] = await attempts_of(job)
+    assert (str(attempt.status), attempt.started_at) == ("released", None)
+    assert "cannot be started: ConnectionError: the database is away" in str(attempt.error)
+
+
+async def test_signals_to_the_whole_tree_are_left_to_the_worker(memory):
+    job = await apart(memory, isolated.signalled).aenqueue()
+    await done(memory)
+    assert await job.aresult() == "SIGTERM"
+
+
+# -- timeouts, cancellation, shutdown ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [isolated.hang, isolated.hang_in_c], ids=["python", "c"])
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "middleware"])
+async def test_a_timeout_kills_the_process_and_frees_the_slot(memory, clock, tmp_path, function, wrapped):
+    if wrapped:
+
+        @memory.middleware
+        async def around(ctx, call):
+            return await call()
+
+    job = await apart(memory, function, timeout=5).aenqueue(str(tmp_path / "begun"))
+    add = apart(memory, isolated.add)
+    async with working(memory, concurrency=1):
+        pid = await begun(tmp_path / "begun")
+        waiting = await add.aenqueue(1)
+        await clock.jump(5)
+        await until_state(job, State.DEAD)
+        assert not is_alive(pid)
+        assert await soon(waiting.aresult()) == 3
+    [attempt] = await attempts_of(job)
+    assert str(attempt.status) == "timed_out"
+    assert attempt.error == "TimeoutError: the attempt took longer than its timeout of 5 s"
+
+
+async def test_the_time_a_process_takes_to_start_is_not_the_handlers(memory, clock, tmp_path):
+    job = await apart(memory, isolated.add, timeout=5).aenqueue(1)
+    async with working(memory, concurrency=1):
+        await clock.jump(10)  # while it starts, most likely; in no case may it matter
+        assert await soon(job.aresult()) == 3
+
+
+async def test_what_a_handler_has_started_is_killed_with_it(memory, clock, tmp_path):
+    job = await apart(memory, isolated.with_grandchild, timeout=5).aenqueue(str(tmp_path / "begun"))
+    async with working(memory):
+        sleeper = await begun(tmp_path / "begun")
+        await clock.jump(5)
+        await until_state(job, State.DEAD)
+        await until(lambda: not is_alive(sleeper))
+
+
+async def test_what_a_handler_has_started_is_killed_when_it_dies(memory, tmp_path):
+    job = await apart(memory, isolated.with_grandchild).aenqueue(str(tmp_path / "begun"), and_die=True)
+    await done(memory, max_losses=1)
+    sleeper = await begun(tmp_path / "begun")
+    await until(lambda: not is_alive(sleeper))
+    assert (await the_job(memory, job)).reason is Reason.POISON
+
+
+async def test_what_a_handler_has_started_may_outlive_the_job_but_not_the_process(memory):
+    start = apart(memory, isolated.with_lasting_grandchild)
+    async with working(memory):
+        sleeper = await soon((await start.aenqueue()).aresult())
+        assert is_alive(sleeper)
+    await until(lambda: not is_alive(sleeper))
+
+
+async def test_a_cancelled_handler_may_end_by_itself(memory, clock, tmp_path):
+    job = await apart(memory, isolated.until_cancelled).aenqueue(str(tmp_path / "begun"))
+    async with working(memory, lease_seconds=3):
+        await begun(tmp_path / "begun")
+        await memory.jobs.acancel(job.id)
+        await clock.jump(1)
+        assert await soon(job.aresult()) == "ended by itself"  # a success that is settled first wins
+
+
+async def test_a_cancelled_async_handler_is_cancelled(memory, clock, tmp_path):
+    ended = tmp_path / "ended"
+    job = await apart(memory, isolated.hang_async).aenqueue(str(tmp_path / "begun"), str(ended))
+    add = apart(memory, isolated.pid)
+    async with working(memory, lease_seconds=3, concurrency=1):
+        process = await begun(tmp_path / "begun")
+        await memory.jobs.acancel(job.id)
+        await clock.jump(1)
+        await until_state(job, State.CANCELLED)
+        assert ended.read_text() == "cancelled"
+        assert await soon((await add.aenqueue()).aresult()) == process  # it is none the worse for it
+    assert await statuses(job) == ["cancelled"]
+
+
+async def test_a_cancelled_handler_that_does_not_end_is_killed(memory, clock, tmp_path):
+    job = await apart(memory, isolated.hang).aenqueue(str(tmp_path / "begun"))
+    async with working(memory, lease_seconds=3):
+        pid = await begun(tmp_path / "begun")
+        await memory.jobs.acancel(job.id)
+        await clock.jump(1)
+        await clock.jump(CANCEL_PATIENCE_SECONDS - 0.5)
+        assert is_alive(pid)
+        await clock.jump(0.5)
+        await until_state(job, State.CANCELLED)
+        assert not is_alive(pid)
+    assert await statuses(job) == ["cancelled"]
+
+
+async def test_a_shutdown_gives_grace_and_then_kills_and_releases(memory, clock, tmp_path):
+    job = await apart(memory, isolated.hang).aenqueue(str(tmp_path / "begun"))
+    polite = await apart(memory, isolated.until_cancelled).aenqueue(str(tmp_path / "polite"))
+    worker = Worker(memory, grace_seconds=10)
+    async with worker:
+        pid = await begun(tmp_path / "begun")
+        await begun(tmp_path / "polite")
+        worker.stop()
+        await until_state(polite, State.SUCCEEDED)  # the context was marked at once
+        await clock.jump(9)
+        assert is_alive(pid)
+        await clock.jump(1)
+        await until(lambda: not is_alive(pid))
+    assert await statuses(job) == ["released"]
+    found = await the_job(memory, job)
+    assert (found.state, found.attempts) == (State.READY, 0)
+
+
+async def test_a_second_stop_ends_now(memory, clock, tmp_path):
+    await apart(memory, isolated.hang).aenqueue(str(tmp_path / "begun"))
+    worker = Worker(memory, grace_seconds=1000)
+    async with worker:
+        pid = await begun(tmp_path / "begun")
+        worker.stop()
+        worker.stop()
+    assert not is_alive(pid)
+
+
+# -- a process that dies -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("exit", "lost: its process ended with exit code 3"),
+        ("kill", "lost: its process was killed by SIGKILL (signal 9)"),
+        ("segfault", "lost: its process was killed by SIGSEGV (signal 11)"),
+    ],
+)
+async def test_a_job_that_ends_its_own_process_is_poison_in_the_end(memory, how, told):
+    lost: list[str] = []
+
+    @memory.on("lost")
+    async def hear(event: Any) -> None:
+        lost.append(event.job_id)
+
+    job = await apart(memory, isolated.die).aenqueue(how)
+    neighbours = [await apart(memory, isolated.add).aenqueue(n) for n in range(5)]
+    await done(memory, concurrency=2, max_losses=3)
+    found = await the_job(memory, job)
+    assert (found.state, found.reason, found.attempts) == (State.DEAD, Reason.POISON, 0)
+    assert [(str(a.status), a.error, a.detail) for a in await attempts_of(job)] == [
+        ("lost", told, "alone")
+    ] * 3
+    assert lost == [job.id] * 3
+    for n, neighbour in enumerate(neighbours):
+        assert await neighbour.aresult() == n + 2
+        assert await statuses(neighbour) == ["succeeded"]
+
+
+async def test_a_job_that_died_once_runs_again(harbor, tmp_path):
+    job = await apart(harbor, isolated.die_once).aenqueue(str(tmp_path / "marker"))
+    await done(harbor)
+    assert await job.aresult() == "survived"
+    assert await statuses(job) == ["lost", "succeeded"]
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["by the task", "by the job"])
+async def test_an_at_most_once_job_that_ended_its_process_is_lost(memory, declared):
+    once = {"delivery": "at_most_once"}
+    die = apart(memory, isolated.die, **(once if declared else {}))
+    job = await memory.aenqueue("die", {"how": "exit"}, **({} if declared else once))
+    assert die.name == "die"
+    await done(memory)
+    found = await the_job(memory, job)
+    assert (found.state, found.reason) == (State.DEAD, Reason.LOST)
+    assert await statuses(job) == ["lost"]
+
+
+# -- middleware ----------------------------------------------------------------------------------
+
+
+async def test_middleware_runs_in_the_worker_around_the_call(memory, tmp_path):
+    seen: list[Any] = []
+
+    @memory.middleware
+    async def around(ctx, call):
+        try:
+            value = await call()
+        except RemoteError as error:
+            seen.append((ctx.job.task, error.type_name, str(error)))
+            raise
+        seen.append((ctx.job.task, os.getpid(), value))
+        return value
+
+    good = await apart(memory, isolated.receipt).aenqueue()
+    bad = await apart(memory, isolated.odd, retry=RetryPolicy(retry_on=[ValueError])).aenqueue()
+    dying = await apart(memory, isolated.die).aenqueue("exit")
+    await done(memory, concurrency=1, max_losses=1)
+    assert isinstance(await good.aresult(), isolated.Receipt)
+    assert isinstance(seen[0][2], isolated.Receipt)
+    assert seen[0][1] == os.getpid()
+    assert seen[1] == ("odd", "OddError", "OddError: nobody knows: ünïcode")
+    found = await the_job(memory, bad)
+    assert found.reason is Reason.NOT_RETRYABLE
+    assert "raise OddError" in str((await attempts_of(bad))[0].traceback)
+    assert seen[2] == ("die", "", "lost: its process ended with exit code 3")
+    assert (await the_job(memory, dying)).reason is Reason.POISON
+
+
+async def test_middleware_may_call_twice_or_not_at_all(memory):
+    @memory.middleware
+    async def around(ctx, call):
+        if ctx.job.task == "add":
+            return None
+        return [await call(), await call()]
+
+    never = await apart(memory, isolated.add).aenqueue(1)
+    twice = await apart(memory, isolated.pid).aenqueue()
+    await done(memory, concurrency=1)
+    assert await never.aresult() is None
+    first, second = await twice.aresult()
+    assert first == second
+
+
+async def test_a_timeout_of_the_middlewares_own_kills_the_process(memory, tmp_path):
+    @memory.middleware
+    async def around(ctx, call):
+        running = asyncio.ensure_future(call())
+        await begun(tmp_path / "begun")
+        running.cancel()
+        try:
+            await running
+        except asyncio.CancelledError:
+            return "gave up"
+
+    job = await apart(memory, isolated.hang).aenqueue(str(tmp_path / "begun"))
+    await done(memory)
+    assert await job.aresult() == "gave up"
+    assert not is_alive(int((tmp_path / "begun").read_text()))
+
+
+# -- declaring -----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_imported_is_refused_where_it_is_declared(memory):
+    def local() -> None: ...
+
+    for function in (local, lambda: None):
+        with pytest.raises(ConfigurationError, match="made while a function runs.*top level of a module"):
+            memory.task(name="t", isolation="process")(function)
+    with pytest.raises(ConfigurationError, match="no name of its own"):
+        memory.task(name="t", isolation="process")(Caller())
+
+
+class Caller:
+    def __call__(self) -> None: ...
+
+
+def test_isolation_is_checked(memory):
+    with pytest.raises(
+        ConfigurationError, match='isolation must be "process", "thread" or left out, not \'fork\''
+    ):
+        memory.task(isolation="fork")(isolated.add)
+    with pytest.raises(ConfigurationError, match="is for `def` functions"):
+        memory.task(isolation="thread")(isolated.add_async)
+    task = memory.task(isolation="thread")(isolated.add)
+    with pytest.raises(ConfigurationError, match="isolation belongs to a task, not to one job"):
+        task.using(isolation="process")
+    with pytest.raises(ConfigurationError, match="isolation belongs to a task"):
+        memory.enqueue("t", {}, isolation="process")
+    with pytest.raises(ConfigurationError, match="handler_max_jobs must be a whole number from 1"):
+        Worker(memory, handler_max_jobs=0)
+
+
+def test_a_notebooks_function_is_refused(tmp_path):
+    program = (
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor('memory://')\n"
+        "@harbor.task(isolation='process')\n"
+        "def f() -> None: ...\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "was typed in (a notebook, a prompt, `python -c`)" in run.stderr
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os
+from taskharbor import Context, Harbor, RetryPolicy, Worker
+
+harbor = Harbor({url!r})
+setup = os.environ.setdefault("SETUP", str(os.getpid()))
+
+class Own(Exception): ...
+
+@harbor.task
+def child(n: int) -> int:
+    return n
+
+@harbor.task(isolation="process", retry=RetryPolicy(never_retry_on=[Own]))
+def parent(ctx: Context, n: int) -> list[int]:
+    ctx.enqueue(child.s(n))
+    if n < 0:
+        raise Own
+    return [os.getpid(), os.getppid()]
+
+def main():
+    good, bad = parent.enqueue(1), parent.enqueue(-1)
+    Worker(harbor, concurrency=1).drain_sync()
+    pid, ppid = good.result()
+    assert pid != os.getpid() == ppid, (pid, ppid)
+    assert bad.refresh().reason == "not_retryable", bad.refresh()
+    [only] = harbor.jobs.list(task=child.name)
+    assert only.result() == 1
+    print("fine", child.name)
+
+{run}
+"""
+
+
+def run_program(folder: Path, *words: str, run: str) -> subprocess.CompletedProcess[str]:
+    url = f"sqlite:///{folder}/harbor.db"
+    (folder / "program.py").write_text(SCRIPT.format(url=url, run=run))
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.parametrize("words", [("program.py",), ("-m", "program")], ids=["script", "module"])
+def test_a_program_whose_tasks_are_in_its_main_module(tmp_path, words):
+    ran = run_program(tmp_path, *words, run='if __name__ == "__main__":\n    main()')
+    assert ran.stdout.split() == ["fine", "program.child"], ran.stderr
+
+
+def test_a_program_without_its_guard_does_not_do_it_all_again(tmp_path):
+    ran = run_program(
+        tmp_path, "program.py", run="parent.enqueue(1)\nWorker(harbor, concurrency=1).drain_sync()"
+    )
+    assert 'put what the program does under `if __name__ == "__main__":`' in ran.stderr
+    with Harbor(f"sqlite:///{tmp_path}/harbor.db") as harbor:
+        assert sum(harbor.jobs.counts().values()) <= 2  # the one, and its child if it could be imported
+
+
+@pytest.mark.parametrize("function", ["hang", "hang_in_c", "with_grandchild"])
+def test_a_killed_worker_takes_its_processes_along(tmp_path, function):
+    begun = tmp_path / "begun"
+    app = (
+        "from taskharbor import Harbor\n"
+        "from tests.worker import isolated\n"
+        f"harbor = Harbor('sqlite:///{tmp_path}/harbor.db')\n"
+        f"task = harbor.task(name='t', isolation='process')(isolated.{function})\n"
+    )
+    (tmp_path / "app.py").write_text(app)
+    with Harbor(f"sqlite:///{tmp_path}/harbor.db") as harbor:
+        harbor.enqueue("t", {"begun": str(begun)})
+    root = str(Path(__file__).parents[2])
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "taskharbor.cli", "worker", "-A", "app:harbor"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": root},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        isolated.wait_for_file(begun)
+        processes = {*children_of(worker.pid), int(begun.read_text())}
+        assert len(processes) >= 2
+    finally:
+        worker.kill()
+        worker.wait()
+    give_up_at = time.monotonic() + 30
+    while any(map(is_alive, processes)):
+        assert time.monotonic() < give_up_at, processes
+        time.sleep(0.01)
+
+
+def test_the_applications_own_setup_comes_first(tmp_path):
+    """Tasks in a module that can only be imported after the application has set something up."""
+    (tmp_path / "settings.py").write_text("ready = False\n")
+    (tmp_path / "tasks.py").write_text(
+        "import settings\nassert settings.ready\ndef work() -> str:\n    return 'worked'\n"
+    )
+    (tmp_path / "app.py").write_text(
+        "import settings\nsettings.ready = True\nfrom taskharbor import Harbor\nimport tasks\nharbor = Harbor()\n"
+        "work = harbor.task(name='work', isolation='process')(tasks.work)\n"
+    )
+    url = f"sqlite:///{tmp_path}/harbor.db"
+    with Harbor(url) as harbor:
+        job = harbor.enqueue("work")
+        words = [
+            "-m",
+            "taskharbor.cli",
+            "worker",
+            "-A",
+            "app:harbor",
+            "--url",
+            url,
+            "--drain",
+            "--log-format",
+            "json",
+        ]
+        ran = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=True
+        )
+        assert job.refresh().state is State.SUCCEEDED, ran.stderr
+        assert all(json.loads(line)["level"] == "INFO" for line in ran.stderr.splitlines())
