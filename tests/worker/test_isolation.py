@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,8 +30,8 @@ from tests.worker.stage import attempts_of, soon, statuses, the_job, until, unti
 def apart(harbor: Harbor, function: Callable[..., Any], **options: Any) -> Any:
     """Declare a function of the module `isolated` to run in a process of its own."""
     harbor.made_in.clear()  # nothing that the fixtures' module sets up is needed
-    options = {"name": function.__name__, "max_attempts": 1} | options
-    declaration: Any = harbor.task(isolation="process", **options)
+    given: dict[str, Any] = {"name": function.__name__, "max_attempts": 1} | options
+    declaration: Any = harbor.task(isolation="process", **given)
     return declaration(function)
 
 
@@ -277,6 +278,27 @@ async def test_an_idle_process_that_was_killed_costs_no_job_anything(memory):
         second = await pid.aenqueue()
         assert await soon(second.aresult()) != first
     assert "lost" not in await statuses(second)
+
+
+async def test_many_jobs_at_once_do_not_start_as_many_processes(memory):
+    """A process that becomes free is taken before another one is started."""
+    pid = apart(memory, isolated.pid)
+    jobs = [await pid.aenqueue() for _ in range(100)]
+    await done(memory, concurrency=100)
+    assert len({await job.aresult() for job in jobs}) <= 20
+
+
+async def test_nothing_of_the_worker_is_open_in_the_process(tmp_path, clock):
+    async with Harbor(f"sqlite:///{tmp_path}/harbor.db", clock=clock) as harbor:
+        with socket.socket() as listening:
+            listening.listen()
+            listening.set_inheritable(True)
+            job = await apart(harbor, isolated.open_files).aenqueue()
+            async with working(harbor):
+                files = set(await soon(job.aresult()))
+                ours = {name for name in isolated.open_files() if name.startswith(("socket:", str(tmp_path)))}
+    assert len(ours) > 2
+    assert not files & ours
 
 
 async def test_hooks_run_in_each_process(memory, tmp_path, monkeypatch):

@@ -227,7 +227,7 @@ class Executor:
         try:
             if execution.task.is_isolated and not self._processes.take_idle(execution):
                 self._wake_a_slot()  # the others need not wait for this one's process
-                if not await self._processes.start_one(execution):
+                if not await self._processes.take(execution):
                     return HandedBack()
             marked = not execution.needs_mark or await self._mark_at_most_once(execution)
         except CannotBegin as error:
@@ -367,7 +367,7 @@ class Executor:
         if (
             execution.process is None  # the middleware calls it a second time
             and not self._processes.take_idle(execution)
-            and not await self._processes.start_one(execution)
+            and not await self._processes.take(execution)
         ):
             raise asyncio.CancelledError
         ending: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()

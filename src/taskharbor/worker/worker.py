@@ -231,7 +231,9 @@ class _Shift:
         )
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
         self._stubborn = StubbornWatch(
-            lambda: () if self._stopping.is_set() else self._executor.running,  # a shutdown has its own limits
+            lambda: (
+                () if self._stopping.is_set() else self._executor.running
+            ),  # a shutdown has its own limits
             limit_seconds=worker.stubborn_seconds,
             clock=clock,
             give_up=self._give_up,

@@ -1,4 +1,4 @@
-"""A handler's process: `python -m taskharbor.worker.isolation DESCRIPTOR`, started by a worker.
+"""A handler's process, started by a worker with the number of its socket.
 
 It imports the program for its declarations, calls the start hooks, and then handles one call after the other in
 its main thread. A second thread listens to the worker: to what it says, and to its being there at all.
@@ -273,11 +273,7 @@ def _flush() -> None:
 
 
 def _be_like_the_worker(welcome: Welcome) -> None:
-    sys.path[:] = welcome.path
     sys.argv[1:] = welcome.arguments
-    os.environ.pop("PYTHONPATH", None)
-    if welcome.python_path is not None:
-        os.environ["PYTHONPATH"] = welcome.python_path
     for name, level in welcome.levels.items():
         logging.getLogger(name or None).setLevel(level)
 

@@ -19,11 +19,9 @@ FRAME_MAX = 64 * 1024 * 1024  # far beyond what the limits of payloads, results 
 
 
 class Welcome(Struct, frozen=True, tag=True):
-    """What makes the process like the worker's: where to import from, what to import, how to begin and end."""
+    """What makes the process like the worker's: what to import, how to begin and end, what to log."""
 
-    path: list[str]
     arguments: list[str]
-    python_path: str | None  # of the environment, as it was before it was changed to find TaskHarbor
     main: MainModule | None
     modules: list[str]
     start_hooks: list[Address]

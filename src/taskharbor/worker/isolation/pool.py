@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ logger = logging.getLogger("taskharbor.worker")
 IDLE_SECONDS = 60.0  # an idle process is kept for so long
 START_SECONDS = 60.0  # importing the program and the start hooks may take so long
 STOP_SECONDS = 5.0  # a process that is retired may take so long for its stop hooks
+STARTING_MAX = max(2, os.cpu_count() or 1)  # processes that start at the same time
 CLOSE_SECONDS = 1.0  # the same at the worker's end
 
 
@@ -43,7 +45,9 @@ class ProcessPool:
         self._idle: list[tuple[IsolatedProcess, Timer]] = []  # the one that was busy last comes first again
         self._guard: _Guard | None = None
         self._welcome: Welcome | None = None
-        self._closing = asyncio.Event()
+        self._waiting: deque[asyncio.Future[IsolatedProcess | None]] = deque()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._emptied = asyncio.Event()
 
     # -- taking and giving back --
@@ -56,49 +60,86 @@ class ProcessPool:
         timer.cancel()
         return process
 
-    async def start_one(self) -> IsolatedProcess | None:
-        """Another process, once it is ready; None when none is to begin any more."""
-        if self._closing.is_set():
+    async def take(self) -> IsolatedProcess | None:
+        """The first process that becomes free or ready; None when none is to begin any more."""
+        if self._closing:
             return None
-        process = self._spawn()
-        starting = asyncio.ensure_future(self._started(process))
-        closing = asyncio.ensure_future(self._closing.wait())
-        problem: str | None = "its worker is about to end"
+        waiter: asyncio.Future[IsolatedProcess | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._grow()
         try:
-            await asyncio.wait([starting, closing], return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                return None
-            problem = starting.result()
-        finally:
-            for each in (starting, closing):
-                each.cancel()
-            if problem is not None:
-                process.kill()
-        if problem is not None:
-            raise CannotBegin(f"a process for its handler cannot be started: {problem}")
-        return process
-
-    async def _started(self, process: IsolatedProcess) -> str | None:
-        try:
-            return await wait_for(self._clock, process.start(self._welcome_message()), START_SECONDS)
-        except TimeoutError:
-            return f"it was not ready within {START_SECONDS:g} s"
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and (process := waiter.result()) is not None:
+                self.give_back(process)
+            raise
 
     def give_back(self, process: IsolatedProcess) -> None:
-        """Its call is over, or was never made."""
+        """Its call is over, or was never made: whoever waits has it, else it is kept for a while."""
         if process not in self._all or process.is_doomed:
-            return
-        if self._closing.is_set() or (self._max_jobs is not None and process.calls >= self._max_jobs):
+            pass
+        elif self._closing or (self._max_jobs is not None and process.calls >= self._max_jobs):
             self._retire(process)
-            return
-        timer = self._clock.call_later(IDLE_SECONDS, lambda: self._retire_idle(process))
-        self._idle.append((process, timer))
+        elif not self._answer_one(process):
+            timer = self._clock.call_later(IDLE_SECONDS, lambda: self._retire_idle(process))
+            self._idle.append((process, timer))
+        self._grow()
+
+    def _answer_one(self, answer: IsolatedProcess | CannotBegin) -> bool:
+        """Whether somebody was still waiting for it."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if waiter.done():
+                continue
+            if isinstance(answer, CannotBegin):
+                waiter.set_exception(answer)
+            else:
+                waiter.set_result(answer)
+            return True
+        return False
+
+    # -- growing --
+
+    def _grow(self) -> None:
+        """A few at a time: what is started competes with what computes, and a process may become free first."""
+        waiting = sum(not waiter.done() for waiter in self._waiting)
+        while not self._closing and len(self._starting) < min(STARTING_MAX, waiting):
+            starting = asyncio.get_running_loop().create_task(self._start_one())
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting_is_over)
+
+    def _starting_is_over(self, starting: asyncio.Task[None]) -> None:
+        self._starting.discard(starting)
+        if not starting.cancelled() and (error := starting.exception()) is not None:
+            self._answer_one(CannotBegin(f"a process for its handler cannot be started: {error}"))
+        self._grow()
+
+    async def _start_one(self) -> None:
+        process = self._spawn()
+        try:
+            problem = await wait_for(self._clock, process.start(self._welcome_message()), START_SECONDS)
+        except TimeoutError:
+            problem = f"it was not ready within {START_SECONDS:g} s"
+        except BaseException:  # the worker is about to end
+            process.kill()
+            raise
+        if problem is None:
+            self.give_back(process)
+        else:
+            process.kill()
+            self._answer_one(CannotBegin(f"a process for its handler cannot be started: {problem}"))
 
     # -- ending --
 
     def begin_no_more(self) -> None:
         """Whoever waits for a process gets none, and the idle ones end."""
-        self._closing.set()
+        self._closing = True
+        for starting in self._starting:
+            starting.cancel()
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
         while (process := self.take_idle()) is not None:
             self._retire(process)
 
@@ -134,12 +175,9 @@ class ProcessPool:
     # -- processes --
 
     def _spawn(self) -> IsolatedProcess:
-        try:
-            if self._guard is None:
-                self._guard = _Guard()
-            process = IsolatedProcess(self._gone)
-        except OSError as error:  # no memory, too many processes, too many files
-            raise CannotBegin(f"a process for its handler cannot be started: {error}") from error
+        if self._guard is None:
+            self._guard = _Guard()
+        process = IsolatedProcess(self._gone)
         self._all.add(process)
         self._guard.watch(process.group)
         return process
@@ -154,6 +192,7 @@ class ProcessPool:
         self._idle = [entry for entry in self._idle if entry[0] is not process]
         if not self._all:
             self._emptied.set()
+        self._grow()
 
     def _welcome_message(self) -> Welcome:
         if self._welcome is None:
@@ -203,9 +242,7 @@ def welcome_for(harbor: Harbor) -> Welcome:
         name: each for name, each in root.manager.loggerDict.items() if isinstance(each, logging.Logger)
     }
     return Welcome(
-        path=list(sys.path),
         arguments=sys.argv[1:],
-        python_path=os.environ.get("PYTHONPATH"),
         main=main_module(),
         modules=[name for name in dict.fromkeys(modules) if _is_importable(name)],
         start_hooks=start,

@@ -43,7 +43,11 @@ from taskharbor.worker.isolation.messages import (
 logger = logging.getLogger("taskharbor.worker")
 
 LAST_WORDS_SECONDS = 1.0  # how long what a dead process has sent may take to arrive
-_ROOT = str(Path(__file__).parents[3])  # where TaskHarbor itself is imported from
+# Before anything else, it imports from where the worker does.
+_BOOT = (
+    "import os, sys; sys.path[:] = os.environ.pop('TASKHARBOR_PATH').split(os.pathsep); "
+    "from taskharbor.worker.isolation.child import main; main()"
+)
 
 Ended = Succeeded | Failed | Crashed | Unfit | HandedBack
 
@@ -92,14 +96,14 @@ class IsolatedProcess(asyncio.Protocol):
                     sys.executable,
                     *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                     "-P",
-                    "-m",
-                    "taskharbor.worker.isolation",
+                    "-c",
+                    _BOOT,
                     str(theirs.fileno()),
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, _python_path())))},
+                env=os.environ | {"TASKHARBOR_PATH": os.pathsep.join(map(str, sys.path))},
             )
         except BaseException:
             ours.close()
@@ -122,6 +126,9 @@ class IsolatedProcess(asyncio.Protocol):
 
     def call(self, call: Call, under_way: CallUnderWay) -> None:
         self.calls += 1
+        if self._over:  # it died since it was taken
+            self._loop.call_soon(under_way.done, HandedBack())
+            return
         self._call = under_way
         self._send(call)
 
@@ -266,10 +273,6 @@ def describe_exit(code: int) -> str:
     except ValueError:
         return f"was killed by signal {-code}"
     return f"was killed by {name} (signal {-code})"
-
-
-def _python_path() -> str | None:
-    return os.environ.get("PYTHONPATH")
 
 
 def _log(logged: Logged) -> None:

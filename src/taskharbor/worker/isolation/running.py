@@ -27,9 +27,9 @@ class ProcessRunner:
         execution.process = self._pool.take_idle()
         return execution.process is not None
 
-    async def start_one(self, execution: Execution) -> bool:
-        """Give it another process; False when none is to begin any more, `CannotBegin` when none can."""
-        execution.process = await self._pool.start_one()
+    async def take(self, execution: Execution) -> bool:
+        """Wait for a process; False when none is to begin any more, `CannotBegin` when none can."""
+        execution.process = await self._pool.take()
         return execution.process is not None
 
     def give_back(self, execution: Execution) -> None:
