@@ -98,7 +98,8 @@ class Terminal:
             stderr=theirs,
             env=kept | {"TERM": "xterm-256color"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal to it
+            # So that Ctrl-C is a signal to it; this process has no threads that a fork could harm.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         )
         self.out = ""
 
