@@ -99,6 +99,8 @@ def find(address: Address) -> Any:
 def import_module(name: str) -> ModuleType:
     """Import for the sake of what is declared there: what the program itself would do then is refused."""
     global _importing  # noqa: PLW0603 - one for each process
+    if name in sys.modules:
+        return sys.modules[name]
     was, _importing = _importing, True
     try:
         return importlib.import_module(name)

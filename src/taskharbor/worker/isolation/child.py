@@ -90,6 +90,7 @@ class HandlerProcess:
         self._marked: dict[int, bool] = {}  # calls that were told to end before they began
         self._execution: IsolatedExecution | None = None
         self._awaiting: asyncio.Task[Any] | None = None
+        self._cancel = False  # the call is to be cancelled, once it can be
 
     def run(self, messages: Iterator[ToProcess]) -> None:
         threading.Thread(target=self._listen, args=(messages,), name="taskharbor-link", daemon=True).start()
@@ -153,6 +154,7 @@ class HandlerProcess:
                 self._marked[mark.serial] = mark.cancel  # it has not begun, or it is over
                 return
             self._execution.cancelled = True
+            self._cancel = self._cancel or mark.cancel
             if mark.cancel and self._awaiting is not None:
                 self._loop.call_soon_threadsafe(self._awaiting.cancel)
 
@@ -186,13 +188,12 @@ class HandlerProcess:
         context.run(current_execution.set, execution)
         with self._lock:
             self._execution = execution
-            self._awaiting = None
-            cancelled = self._marked.pop(execution.serial, None)
+            execution.cancelled = execution.serial in self._marked
+            self._cancel = self._marked.get(execution.serial, False)
             self._marked.clear()
-            execution.cancelled = cancelled is not None
         try:
             if task.is_async:
-                value = self._await(execution, task, arguments, context, at_once=bool(cancelled))
+                value = self._await(execution, task, arguments, context)
             else:
                 value = context.run(task.plan.call, arguments, execution.context)
             return of_value(value)
@@ -208,14 +209,12 @@ class HandlerProcess:
         task: Task[Any, Any, Any, Any],
         arguments: dict[str, Any],
         context: contextvars.Context,
-        *,
-        at_once: bool,
     ) -> Any:
         coroutine = context.run(task.plan.call, arguments, execution.context)
         awaiting = self._loop.create_task(_awaited(coroutine), context=context)
         with self._lock:
             self._awaiting = awaiting
-            if at_once:
+            if self._cancel:
                 awaiting.cancel()
         return self._loop.run_until_complete(awaiting)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -149,14 +150,24 @@ class ProcessPool:
         for process in self._all:
             if process.serial is not None:
                 process.kill()
+        try:
+            await self._until_empty(CLOSE_SECONDS)
+        finally:
+            for process in self._all:
+                process.kill()
+            guard, self._guard = self._guard, None
+            if guard is not None:
+                guard.close()
+        await self._until_empty(CLOSE_SECONDS)
+
+    async def _until_empty(self, seconds: float) -> None:
+        async def empty() -> None:
+            while self._all:
+                self._emptied.clear()
+                await self._emptied.wait()
+
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._until_empty(), CLOSE_SECONDS)
-        for process in self._all:
-            process.kill()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._until_empty(), CLOSE_SECONDS)
-        if self._guard is not None:
-            self._guard.close()
+            await asyncio.wait_for(empty(), seconds)
 
     def _retire_idle(self, process: IsolatedProcess) -> None:
         self._idle = [entry for entry in self._idle if entry[0] is not process]
@@ -166,11 +177,6 @@ class ProcessPool:
         process.stop()
         # By the real clock: it is a real process that has to end.
         asyncio.get_running_loop().call_later(STOP_SECONDS, process.kill)
-
-    async def _until_empty(self) -> None:
-        while self._all:
-            self._emptied.clear()
-            await self._emptied.wait()
 
     # -- processes --
 
@@ -220,9 +226,10 @@ class _Guard:
         self._write(b"-%d\n" % group)
 
     def close(self) -> None:
+        """It kills what is left, and ends; a thread waits for that, so that it leaves no zombie."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
-        self._process.wait()
+        threading.Thread(target=self._process.wait, name="taskharbor-reaper", daemon=True).start()
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None, "it was started with a pipe"

@@ -154,6 +154,8 @@ class IsolatedProcess(asyncio.Protocol):
         with self._lock:
             if not self._reaped:
                 kill_group(self.group)
+                with suppress(ProcessLookupError):
+                    os.kill(self.group, signal.SIGKILL)  # should it have left its group
 
     def kill_call(self, serial: int | None) -> None:
         """Kill it if it is still busy with that call."""
