@@ -218,6 +218,17 @@ def settle_loss(
     )
 
 
+def _was_just_lost_together(history: Sequence[AttemptRecord], first_number: int) -> bool:
+    """Whether the last time it was really executed it was lost with others, too."""
+    for row in history:
+        if row.number < first_number:
+            return False
+        if row.status is AttemptStatus.RELEASED and row.started_at is None:
+            continue  # handed back: it was not executed
+        return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.outlived
+    return False
+
+
 def settle_crash(
     token: str,
     job: Claimed,
@@ -238,17 +249,6 @@ def settle_crash(
     )  # fmt: skip
     loss = settle_loss(lease, job, history, max_losses=max_losses)
     return replace(loss, error=outcome.error, worker=None, suspect=False)
-
-
-def _was_just_lost_together(history: Sequence[AttemptRecord], first_number: int) -> bool:
-    """Whether the last time it was really executed it was lost with others, too."""
-    for row in history:
-        if row.number < first_number:
-            return False
-        if row.status is AttemptStatus.RELEASED and row.started_at is None:
-            continue  # handed back: it was not executed
-        return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.outlived
-    return False
 
 
 def _micros(seconds: float) -> int:

@@ -17,7 +17,6 @@ from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
 from taskharbor.lifecycle import SETTLES
 from taskharbor.outcome import (
     CancelledOnRequest,
-    Crashed,
     Expired,
     Failed,
     HandedBack,
@@ -33,7 +32,6 @@ from taskharbor.policy import (
     LOST_TOGETHER,
     SUPERVISED_MAX_LOSSES,
     Rules,
-    settle_crash,
     settle_loss,
     settle_outcome,
     settle_unfit,
@@ -505,41 +503,3 @@ def test_the_transitions_of_a_loss_are_allowed_by_the_lifecycle():
             job = replace(claimed(), delivery=delivery)
             transition = settle_loss(lease(**about), job, [], max_losses=1)
             assert transition.to in SETTLES[AttemptStatus.LOST]
-
-
-# -- a process of its own ------------------------------------------------------------------------
-
-CRASHED = Crashed("lost: its process was killed by SIGSEGV (signal 11)")
-
-
-def crash(number: int, history: Sequence[AttemptRecord] = (), **more: Any) -> Transition:
-    return settle_crash(TOKEN, claimed(number, **more), CRASHED, history, started_at=STARTED, max_losses=3)
-
-
-def test_a_crash_is_a_loss_and_no_failure():
-    transition = crash(1, attempts=2)
-    assert (transition.status, transition.to) == (AttemptStatus.LOST, State.READY)
-    assert (transition.attempts, transition.started_at) == (2, STARTED)
-    assert (transition.error, transition.detail) == (CRASHED.error, LOST_ALONE)
-    assert transition.token == TOKEN
-    assert transition.worker is None  # its own lease settles it
-
-
-def test_a_crash_counts_like_any_loss_while_alone():
-    history: list[AttemptRecord] = []
-    for number in (1, 2):
-        transition = crash(number, history)
-        assert transition.to is State.READY
-        assert not transition.suspect  # it is alone in its process every time
-        history.insert(0, lost(number, LOST_ALONE))
-    assert crash(3, history).reason is Reason.POISON
-
-
-def test_what_was_lost_with_others_does_not_count_against_a_crash():
-    history = newest_first(*(lost(number, LOST_TOGETHER) for number in range(1, 10)))
-    assert crash(10, history).to is State.READY
-
-
-def test_a_crash_ends_an_at_most_once_job():
-    transition = crash(1, delivery=Delivery.AT_MOST_ONCE)
-    assert (transition.to, transition.reason) == (State.DEAD, Reason.LOST)
