@@ -78,7 +78,7 @@ def of_remote(execution: Execution, ended: Succeeded | Failed | Crashed | Unfit 
                 return CancelledOnRequest(ended.error)
             return CancelledOnRequest()
         case Interrupt.SHUTDOWN:
-            return Interrupted()
+            return ended if isinstance(ended, HandedBack) else Interrupted()
     return ended
 
 

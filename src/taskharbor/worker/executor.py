@@ -158,6 +158,7 @@ class Executor:
         except BaseException as error:
             logger.exception("a job could not be executed", extra={"fields": execution.fields()})
             self.running.pop(execution, None)
+            self._processes.give_back(execution)
             self._finish(execution, endings.of_failure(error))
 
     async def _execute(self, execution: Execution, slot: asyncio.Task[None]) -> None:

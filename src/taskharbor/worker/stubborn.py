@@ -42,7 +42,8 @@ class StubbornWatch:
 
     def look(self) -> None:
         now = self._clock.monotonic()
-        told_to_end = [execution for execution in self._running() if execution.cancelled]
+        # One that runs in a process of its own is killed by and by.
+        told_to_end = [e for e in self._running() if e.cancelled and e.process is None]
         if not told_to_end:
             self._told.clear()
             return

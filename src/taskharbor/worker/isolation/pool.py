@@ -79,6 +79,8 @@ class ProcessPool:
         """Its call is over, or was never made: whoever waits has it, else it is kept for a while."""
         if process not in self._all or process.is_doomed:
             pass
+        elif process.serial is not None:  # it is busy for nobody
+            process.kill()
         elif self._closing or (self._max_jobs is not None and process.calls >= self._max_jobs):
             self._retire(process)
         elif not self._answer_one(process):

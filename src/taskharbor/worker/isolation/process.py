@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from msgspec import DecodeError
 
@@ -210,8 +210,7 @@ class IsolatedProcess(asyncio.Protocol):
     # -- what it says --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -49,7 +49,7 @@ class ProcessRunner:
         self._serial += 1
 
         def ended(outcome: Ended) -> None:
-            if isinstance(outcome, HandedBack):
+            if isinstance(outcome, HandedBack) and execution.interrupted is None:
                 execution.started_at = None  # its process died before it heard of it
             self.give_back(execution)
             done(outcome)
