@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +25,12 @@ from taskharbor.outcome import Failed
 from taskharbor.worker.endings import error_text, of_failure, of_value
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.isolation.link import Link, LogsToWorker, end_with_the_worker
+from taskharbor.worker.isolation.manners import (
+    be_like_the_worker,
+    leave_signals_to_the_worker,
+    only_our_handler_on_the_root,
+    print_by_lines,
+)
 from taskharbor.worker.isolation.messages import (
     Begot,
     Begun,
@@ -118,7 +122,7 @@ class HandlerProcess:
             except BaseException as error:
                 self._import_errors.append(f"{name} cannot be imported: {error_text(error)}")
                 logger.exception("a handler's process cannot import %s", name)
-        _only_our_handler_on_the_root(self._link)
+        only_our_handler_on_the_root(self._link)
         for address in self._welcome.start_hooks:
             self._call_hook(find(address))
 
@@ -268,48 +272,9 @@ def _flush() -> None:
             pass
 
 
-# -- how the process is set up -------------------------------------------------------------------
-
-
-def _be_like_the_worker(welcome: Welcome) -> None:
-    sys.argv[1:] = welcome.arguments
-    for name, level in welcome.levels.items():
-        logging.getLogger(name or None).setLevel(level)
-
-
-def _only_our_handler_on_the_root(link: Link) -> None:
-    """What importing has installed there is installed in the worker as well: lines would come out twice."""
-    root = logging.getLogger()
-    ours = [handler for handler in root.handlers if isinstance(handler, LogsToWorker)]
-    root.handlers[:] = ours or [LogsToWorker(link)]
-
-
-def _leave_signals_to_the_worker() -> None:
-    """A service manager or a terminal signals the whole tree; how handlers end then is for the worker to say.
-
-    Not ignored, because what a handler starts would inherit that.
-    """
-    signals = (signal.SIGTERM, signal.SIGINT)
-
-    def undo() -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_DFL)
-
-    for number in signals:
-        signal.signal(number, lambda *_: None)
-    os.register_at_fork(after_in_child=undo)
-
-
-def _print_by_lines() -> None:
-    """A process that may be killed at any time keeps nothing back."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)
-
-
 def main() -> None:
-    _leave_signals_to_the_worker()
-    _print_by_lines()
+    leave_signals_to_the_worker()
+    print_by_lines()
     link = Link(int(sys.argv[1]))
     del sys.argv[1:]
     logging.getLogger().addHandler(LogsToWorker(link))
@@ -317,5 +282,5 @@ def main() -> None:
     welcome = next(messages, None)
     if not isinstance(welcome, Welcome):
         end_with_the_worker()
-    _be_like_the_worker(welcome)
+    be_like_the_worker(welcome)
     HandlerProcess(link, welcome).run(messages)
