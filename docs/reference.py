@@ -43,6 +43,7 @@ HIDDEN = {
     taskharbor.Event: {"about"},
     taskharbor.Task: {
         "new_job", "decode_result", "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
+        "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},
     clock.ManualClock: {"DEFAULT_START"},
@@ -84,6 +85,7 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.PayloadError, taskharbor.PayloadTooLarge,
         taskharbor.JobNotFound, taskharbor.JobConflict, taskharbor.JobFailed, taskharbor.JobCancelled,
         taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
+        taskharbor.RemoteError, taskharbor.StubbornHandler,
     ],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
     "Time in tests": [clock.ManualClock],
@@ -110,7 +112,7 @@ every job of the task: not `run_at`, `delay`, `expires_at`, `idempotency_key`, `
 """
 # Where the signature in the source speaks to a type checker, not to a person.
 SIGNATURES = {
-    taskharbor.Harbor.task: "(*, name=None, aliases=(), parameter_aliases=None, **options) -> Task",
+    taskharbor.Harbor.task: "(*, name=None, aliases=(), parameter_aliases=None, isolation=None, **options) -> Task",
 }
 
 

@@ -47,6 +47,22 @@ class RetryAfter(Exception):
         self.seconds = float(seconds)
 
 
+# -- what a worker meets -------------------------------------------------------------------------
+
+
+class RemoteError(TaskHarborError):
+    """What a middleware sees of a handler that failed in a process of its own; `type_name` is the error's class."""
+
+    def __init__(self, message: str, *, type_name: str, outcome: object) -> None:
+        super().__init__(message)
+        self.type_name = type_name
+        self.outcome = outcome
+
+
+class StubbornHandler(TaskHarborError):
+    """A handler did not end although it was told to, so the worker has shut down for its process to be replaced."""
+
+
 # -- what became of a job ------------------------------------------------------------------------
 
 

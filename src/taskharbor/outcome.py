@@ -40,10 +40,16 @@ class Interrupted(Struct, frozen=True):
     """The worker is shutting down and the grace period is over."""
 
 
+class Crashed(Struct, frozen=True):
+    """The process that executed this job, and nothing else, died of it."""
+
+    error: str  # by which signal, or with which exit code
+
+
 class CancelledOnRequest(Struct, frozen=True):
     """Somebody asked for it to be cancelled, and it ended without succeeding."""
 
     error: str | None = None
 
 
-Outcome = Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | CancelledOnRequest
+Outcome = Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | Crashed | CancelledOnRequest

@@ -11,12 +11,14 @@ from random import random as uniform
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
 from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
 from taskharbor.outcome import (
     CancelledOnRequest,
+    Crashed,
     Expired,
     Failed,
     HandedBack,
@@ -91,8 +93,8 @@ def settle_outcome(
             return ending(
                 AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.CANCELLED, error=error
             ), None
-        case Unfit():
-            raise AssertionError("what does not fit is settled by settle_unfit, which needs the history")
+        case Unfit() | Crashed():
+            raise AssertionError("settled by settle_unfit and settle_crash, which need the history")
 
 
 def _failure(
@@ -225,6 +227,28 @@ def _was_just_lost_together(history: Sequence[AttemptRecord], first_number: int)
             continue  # handed back: it was not executed
         return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.outlived
     return False
+
+
+def settle_crash(
+    token: str,
+    job: Claimed,
+    outcome: Crashed,
+    history: Sequence[AttemptRecord],
+    *,
+    started_at: int | None,
+    max_losses: int = DEFAULT_MAX_LOSSES,
+) -> Transition:
+    """What becomes of a job that ended the process which executed it: a loss while alone, weighed like any.
+
+    It is no suspect afterwards: each of its executions is alone already.
+    """
+    running = {} if started_at is None else {job.id: started_at}
+    lease = ExpiredLease(
+        token, now=0, expires_at=0, worker="", alone=True, supervised=False, outlived=False,
+        jobs=[job], running=running, expired_at=0,
+    )  # fmt: skip
+    loss = settle_loss(lease, job, history, max_losses=max_losses)
+    return replace(loss, error=outcome.error, worker=None, suspect=False)
 
 
 def _micros(seconds: float) -> int:

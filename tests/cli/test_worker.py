@@ -113,3 +113,26 @@ def test_commands_do_their_work_with_closed_streams(harbor, url, closed):
     assert job.refresh().state is State.SUCCEEDED
     words = shlex.join([*COMMAND, "stats", "--url", url])
     assert subprocess.run(["sh", "-c", f"{words} {closed}"], timeout=30, check=False).returncode == 0
+
+
+def test_a_handler_that_does_not_end_ends_the_worker_with_a_status_of_its_own(started, harbor, tmp_path, url):
+    (tmp_path / "stubborn.py").write_text(
+        "import time\n"
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor()\n"
+        "@harbor.task(name='deaf', timeout=0.1, max_attempts=1)\n"
+        "def deaf() -> None:\n"
+        "    while True:\n"
+        "        try:\n"
+        "            time.sleep(0.01)\n"
+        "        except BaseException:\n"
+        "            pass\n"
+    )
+    job = harbor.enqueue("deaf")
+    worker = started("worker", "-A", "stubborn:harbor", "--url", url, "--stubborn-seconds", "500ms")
+    _, err = worker.communicate(timeout=60)
+    assert worker.returncode == 75
+    assert "Error: a handler of deaf did not end within 0.5 s of being told to" in err
+    assert "Traceback" not in err
+    assert [str(attempt.status) for attempt in job.history()] == ["timed_out"]
+    assert job.refresh().state == "dead"

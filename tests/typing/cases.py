@@ -49,6 +49,11 @@ def with_context(ctx: Context, x: list[int]) -> dict[str, int]:
     return {}
 
 
+@harbor.task(isolation="process")
+def apart(x: int) -> str:
+    return str(x)
+
+
 # -- right calls pass, and their results are known ---------------------------------------------------
 
 assert_type(add.enqueue(1), Job[int])
@@ -58,6 +63,7 @@ assert_type(add.enqueue(1).refresh(), Job[int])
 assert_type(send.enqueue("a@b.c", subject="hi").result(), Receipt)
 assert_type(nothing.enqueue(), Job[None])
 assert_type(with_context.enqueue([1]).result(), dict[str, int])
+assert_type(apart.enqueue(1).result(), str)
 assert_type(add.enqueue_many([{"x": 1}]), list[Job[int]])
 assert_type(add.using(priority=1).enqueue(1), Job[int])
 assert_type(add.using(delay=1).using(tags=["x"]).enqueue(1, 2), Job[int])
@@ -138,6 +144,7 @@ add.using(run_at="tomorrow")  # type: ignore[arg-type]
 add.using(timeout="5")  # type: ignore[arg-type]
 add.using(tags="abc")  # type: ignore[arg-type]
 add.using(retry="EMAIL")  # type: ignore[arg-type]
+add.using(isolation="process")  # type: ignore[call-arg]
 harbor.enqueue("t", {}, delay=5, queue="q")
 harbor.enqueue("t", {}, delayed=5)  # type: ignore[call-arg]
 harbor.enqueue("t", {}, priority="1")  # type: ignore[arg-type]

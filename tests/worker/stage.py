@@ -25,7 +25,7 @@ from taskharbor.drivers.base import (
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.job import AttemptRecord, State
 
-PATIENCE_SECONDS = 10.0  # real ones: how long a test waits for something that should come at once
+PATIENCE_SECONDS = 30.0  # real ones: how long a test waits for something that should come at once
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from taskharbor import Harbor, Worker
 from taskharbor.errors import JobFailed
 from taskharbor.job import Reason, State
-from taskharbor.worker.executor import ERROR_MAX, TRACEBACK_MAX
+from taskharbor.worker.endings import ERROR_MAX, TRACEBACK_MAX
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, working
 
 

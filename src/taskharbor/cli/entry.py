@@ -27,6 +27,7 @@ COMMANDS = {
     "dlq": "taskharbor.cli.dlq:dlq",
     "queue": "taskharbor.cli.queues:queue",
     "stats": "taskharbor.cli.stats:stats",
+    "top": "taskharbor.cli.top.command:top",
     "prune": "taskharbor.cli.upkeep:prune",
     "migrate": "taskharbor.cli.upkeep:migrate",
     "roles": "taskharbor.cli.roles:roles",

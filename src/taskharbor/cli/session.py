@@ -99,6 +99,7 @@ def load_app(app: str) -> Harbor:
             f"{app} is not a Harbor but a {type(found).__name__}; "
             f"{_harbors_in(module_name) or 'name the object made by Harbor(…)'}"
         )
+    found.made_in.insert(0, module_name)
     return found
 
 

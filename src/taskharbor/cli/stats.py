@@ -14,6 +14,7 @@ from taskharbor.cli.session import Session, with_session
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.queues import Queue
+    from taskharbor.job import JobRecord
 
 
 @click.command
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def stats(session: Session) -> None:
     """Show counts, queues and what the workers do.
 
-    A job is named under its worker once it has run for longer than a heartbeat.
+    A job is named under its worker once it has run for longer than a heartbeat. One that should have ended by
+    its timeout, or was asked to, and has not, is marked.
 
     \b
     Example:
@@ -52,7 +54,7 @@ def stats(session: Session) -> None:
                 worker["open"],
                 worker["expiresAt"],
                 worker["expired"],
-                _doing(worker["running"]),
+                doing(worker["running"]),
             )
             for worker in workers
         ],
@@ -61,20 +63,35 @@ def stats(session: Session) -> None:
     )
 
 
-def _doing(running: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(f"{job['task']} for {span(job['seconds'])}" for job in running)
+def doing(running: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(f"{job['task']} for {span(job['seconds'])}{told_to_end(job)}" for job in running)
 
 
-async def workers_of(harbor: Harbor) -> list[dict[str, Any]]:
-    """Each worker that holds a lease, with what it runs, the longest first."""
+def told_to_end(job: dict[str, Any]) -> str:
+    """What a handler in a thread does not heed is seen here."""
+    if job["overdueSeconds"] is not None:
+        return f" (should have ended {span(job['overdueSeconds'])} ago: timeout)"
+    return " (cancel requested)" if job["cancelRequested"] else ""
+
+
+def _overdue(harbor: Harbor, record: JobRecord, seconds: float) -> float | None:
+    """For how long it should have ended, by its own timeout or, with an application, its task's."""
+    timeout = record.options.timeout
+    if timeout is None and (task := harbor.tasks.get(record.task)) is not None:
+        timeout = task.declared_timeout
+    return seconds - timeout if timeout is not None and seconds > timeout else None
+
+
+async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[dict[str, Any]]:
+    """Each worker that holds a lease, with what it runs, the longest first; of all of them `running_max` at most."""
     from taskharbor.cli.documents import instant
     from taskharbor.clock import MICROS_PER_SECOND
 
     leases = await harbor.driver.leases()
     now = await harbor.driver.now()
     started = {job_id: at for lease in leases for job_id, at in lease.running.items()}
-    records = await harbor.driver.get(list(started))
-    tasks = {record.id: record.task for record in records if record is not None}
+    records = await harbor.driver.get(sorted(started, key=lambda job_id: started[job_id])[:running_max])
+    found = {record.id: record for record in records if record is not None}
     workers: dict[str, dict[str, Any]] = {}
     for lease in sorted(leases, key=lambda lease: (lease.worker, lease.expires_at)):
         worker = workers.setdefault(
@@ -87,12 +104,14 @@ async def workers_of(harbor: Harbor) -> list[dict[str, Any]]:
         worker["running"] += [
             {
                 "id": job_id,
-                "task": tasks[job_id],
+                "task": found[job_id].task,
                 "startedAt": instant(at),
-                "seconds": max(0.0, (now - at) / MICROS_PER_SECOND),
+                "seconds": (seconds := max(0.0, (now - at) / MICROS_PER_SECOND)),
+                "overdueSeconds": _overdue(harbor, found[job_id], seconds),
+                "cancelRequested": found[job_id].cancel_requested,
             }
             for job_id, at in lease.running.items()
-            if job_id in tasks
+            if job_id in found
         ]
     for worker in workers.values():
         worker["running"].sort(key=lambda job: -job["seconds"])

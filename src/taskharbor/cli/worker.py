@@ -9,10 +9,16 @@ import click
 
 from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
+from taskharbor.errors import StubbornHandler
 
 logger = logging.getLogger("taskharbor.cli")
 
 LEVELS = ("debug", "info", "warning", "error")
+EXIT_STUBBORN = 75  # "try again later", as sysexits.h says: whoever started the worker should start it again
+
+
+class GivenUp(click.ClickException):
+    exit_code = EXIT_STUBBORN
 
 
 @click.command
@@ -34,6 +40,19 @@ LEVELS = ("debug", "info", "warning", "error")
     show_default=True,
     help="How long running jobs may take to end at a shutdown.",
 )
+@click.option(
+    "--stubborn-seconds",
+    type=duration,
+    metavar="SECONDS",
+    help="End, with status 75, when a handler in a thread has not ended so long after its timeout "
+    "or its cancellation.  [default: never]",
+)
+@click.option(
+    "--handler-max-jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help='Replace a process of isolation="process" handlers after N jobs.  [default: never]',
+)
 @click.option("--drain", is_flag=True, help="Exit once nothing is runnable.")
 @click.option(
     "--log-format",
@@ -48,6 +67,8 @@ def worker(
     concurrency: int,
     lease_seconds: float,
     grace_seconds: float,
+    stubborn_seconds: float | None,
+    handler_max_jobs: int | None,
     drain: bool,
     log_format: Literal["text", "json"] | None,
     log_level: str,
@@ -77,11 +98,16 @@ def worker(
             concurrency=concurrency,
             lease_seconds=lease_seconds,
             grace_seconds=grace_seconds,
+            stubborn_seconds=stubborn_seconds,
+            handler_max_jobs=handler_max_jobs,
         )
-        if drain:
-            works.drain_sync()
-        else:
-            works.run_sync()
+        try:
+            if drain:
+                works.drain_sync()
+            else:
+                works.run_sync()
+        except StubbornHandler as error:
+            raise GivenUp(str(error)) from error
         if session.screen.as_json:
             session.screen.document({"worker": works.name, "counts": harbor.jobs.counts()})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
@@ -25,7 +26,7 @@ from taskharbor.client.options import (
 )
 from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
-from taskharbor.client.task import Signature, Task, default_name
+from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
 from taskharbor.clock import Clock
 from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
@@ -35,6 +36,7 @@ from taskharbor.drivers.base import Driver, Enqueued, Settled, Transition
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import JobRecord, NewJob
+from taskharbor.locating import refuse_while_importing
 
 logger = logging.getLogger("taskharbor")
 
@@ -75,6 +77,8 @@ class Harbor:
         self.queues = Queues(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
+        # Whoever made it: what importing that does, a handler's process has to do first, too.
+        self.made_in: list[str] = [sys._getframe(1).f_globals.get("__name__", "")]
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
         if url is None and driver is None and self.url == DEFAULT_URL:
@@ -110,13 +114,15 @@ class Harbor:
         name: str | None = None,
         aliases: Iterable[str] = (),
         parameter_aliases: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> Declaration: ...
     def task(self, function: Any = None, /, **declared: Any) -> Any:  # type: ignore[misc]
         """Declare a function as the handler of a task; the options are the defaults of its jobs.
 
         `aliases` are names that jobs of this task may be stored under as well, `parameter_aliases` maps
-        old names of parameters to the present ones.
+        old names of parameters to the present ones. `isolation="process"` runs the handler in a process of
+        its own, which a timeout kills; it has to be at the top level of a module that can be imported.
         """
         declaration = Declaration(self, **declared)
         return declaration if function is None else declaration(function)
@@ -184,6 +190,7 @@ class Harbor:
 
     async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
         """Hand jobs to the store; handles of what now stands for each."""
+        refuse_while_importing("a job was enqueued")
         block = block_of(self)
         if block is not None:
             block.refuse_when_over()
@@ -302,12 +309,14 @@ class Declaration:
         name: str | None = None,
         aliases: Iterable[str] = (),
         parameter_aliases: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> None:
         self._harbor = harbor
         self._name = name
         self._aliases = _checked_aliases(aliases)
         self._parameter_aliases = parameter_aliases
+        self._isolation = isolation
         self._options = options
         unfit = OWN_OPTIONS & options.keys()
         if unfit:
@@ -338,6 +347,7 @@ class Declaration:
             name=checked_name("task", self._name if self._name is not None else default_name(function)),
             aliases=self._aliases,
             parameter_aliases=self._parameter_aliases,
+            isolation=self._isolation,
             options=self._options,
         )
         self._harbor._register(task)

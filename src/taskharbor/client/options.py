@@ -65,6 +65,10 @@ def checked_id(value: object) -> str:
 
 def refuse_unknown(options: dict[str, Any], allowed: frozenset[str] = OPTION_NAMES) -> None:
     unknown = sorted(options.keys() - allowed)
+    if "isolation" in unknown:
+        raise ConfigurationError(
+            "isolation belongs to a task, not to one job; declare it: @harbor.task(isolation=…)"
+        )
     if unknown:
         raise ConfigurationError(
             f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "

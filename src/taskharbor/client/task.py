@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
@@ -24,6 +25,7 @@ from taskharbor.codec import decode_hook, decode_result, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import Delivery, NewJob
+from taskharbor.locating import address_of
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.signature import CallPlan
 
@@ -34,6 +36,9 @@ C = ParamSpec("C")  # how the function itself is called
 V = TypeVar("V")  # what that gives: a coroutine, for an async function
 P = ParamSpec("P")  # how it is enqueued: the same without the context
 R = TypeVar("R")  # what a job of it results in
+
+Isolation = Literal["thread", "process"]
+"""Where a handler runs: a sync one in a thread, as by default, or any in a process of its own."""
 
 
 class Signature(Generic[R]):
@@ -101,16 +106,21 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         name: str,
         aliases: tuple[str, ...] = (),
         parameter_aliases: Mapping[str, str] | None = None,
+        isolation: Isolation | None = None,
         options: EnqueueOptions,
     ) -> None:
         self.harbor = harbor
         self.function = function
         self.name = name
         self.aliases = aliases
+        self.parameter_aliases = parameter_aliases
         self.plan = CallPlan.of(function, task=name, parameter_aliases=parameter_aliases)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
         )
+        self.isolation = _checked_isolation(isolation, self.is_async)
+        # Of a handler in a process of its own: a wrong one is told where it was declared.
+        self.address = address_of(function, f"the handler of task {name!r}") if self.is_isolated else None
         self._task = self
         self._options = checked_options(dict(options))
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
@@ -142,6 +152,16 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         return f"{self.__module__}.{getattr(self.function, '__qualname__', None) or self.__name__}"
 
     # -- what the worker asks --
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether its handler runs in a process of its own."""
+        return self.isolation == "process"
+
+    @property
+    def only_asked_to_end(self) -> bool:
+        """Whether a cancelled handler has to look at its context by itself: nothing can stop a thread."""
+        return not self.is_async and not self.is_isolated
 
     @property
     def declared_max_attempts(self) -> int | None:
@@ -204,6 +224,22 @@ def default_name(function: Callable[..., Any]) -> str:
         spec, file = main.get("__spec__"), main.get("__file__")
         module = spec.name if spec is not None else Path(file).stem if file else "main"
     return f"{module}.{name}".replace(".<locals>", "")
+
+
+def _checked_isolation(isolation: object, is_async: bool) -> Isolation | None:
+    if isolation == "thread" and is_async:
+        raise ConfigurationError(
+            'isolation="thread" is for `def` functions; an async one runs on the worker\'s loop: '
+            'leave it out, or give isolation="process"'
+        )
+    if isolation == "process" and os.name != "posix":
+        raise ConfigurationError(
+            f'isolation="process" needs a POSIX system, such as Linux or macOS, not {os.name}; leave it out here'
+        )
+    match isolation:
+        case "thread" | "process" | None:
+            return isolation
+    raise ConfigurationError(f'isolation must be "process", "thread" or left out, not {shorten(isolation)}')
 
 
 def _refuse_one_name_for_many(options: dict[str, Any]) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.base import Answer, Driver, ProgressNote, Settled, Transition
+from taskharbor.collecting import HISTORY_ROWS
+from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, Progress, Reason, State
-from taskharbor.outcome import Outcome, Succeeded, Unfit
-from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_outcome, settle_unfit
+from taskharbor.outcome import Crashed, Outcome, Succeeded, Unfit
+from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_crash, settle_outcome, settle_unfit
 from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
@@ -38,6 +39,7 @@ class Committer:
         *,
         worker_policy: RetryPolicy | None,
         unfit_grace_seconds: float,
+        max_losses: int,
         leases: LiveLeases,
         time: StoreTime,
         clock: Clock,
@@ -48,6 +50,7 @@ class Committer:
         self._driver = driver
         self._policy = worker_policy
         self._unfit_grace_seconds = unfit_grace_seconds
+        self._max_losses = max_losses
         # As many rows as a job can be put back within the grace, and some: the first of them must be in sight.
         self._unfit_rows = int(unfit_grace_seconds / UNFIT_DELAY_MAX_SECONDS) + UNFIT_ROWS_MORE
         self._leases = leases
@@ -145,13 +148,18 @@ class Committer:
                 None,
             )  # fmt: skip
         if isinstance(outcome, Unfit):
-            history = await self._history_surely(claimed.id) if claimed.number > 1 else []
+            history = await self._history_surely(claimed, self._unfit_rows)
             grace, now = self._unfit_grace_seconds, self._time.now()
             suspect = execution.lease.alone
             return (
                 settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect),
                 None,
             )
+        if isinstance(outcome, Crashed):
+            job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
+            history = await self._history_surely(claimed, HISTORY_ROWS)
+            started_at, most = execution.started_at, self._max_losses
+            return settle_crash(token, job, outcome, history, started_at=started_at, max_losses=most), None
         rules = execution.rules(self._policy)
         return settle_outcome(
             token,
@@ -179,11 +187,13 @@ class Committer:
             await self._clock.sleep(pause)
             pause = min(pause * 2, RETRY_SECONDS_MAX)
 
-    async def _history_surely(self, job_id: str) -> list[AttemptRecord]:
+    async def _history_surely(self, job: Claimed, rows: int) -> list[AttemptRecord]:
+        if job.number == job.first_number:
+            return []
         pause = 0.05
         while True:
             try:
-                return await self._driver.history(job_id, self._unfit_rows)
+                return await self._driver.history(job.id, rows)
             except StoreError as error:
                 logger.warning("the store cannot be read", extra={"fields": {"error": str(error)}})
             await self._clock.sleep(pause)

@@ -24,6 +24,7 @@ from taskharbor.worker.live import LiveLease
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.task import Signature, Task
+    from taskharbor.worker.isolation.process import IsolatedProcess
 
 _decode_options = msgspec.json.Decoder(Options).decode
 
@@ -59,6 +60,7 @@ class Execution:
         "lease",
         "options",
         "policy",
+        "process",
         "slot",
         "started_at",
         "task",
@@ -92,7 +94,8 @@ class Execution:
         self.interrupted: Interrupt | None = None
         self.children: list[NewJob] = []
         self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
-        self.end: Callable[[], None] | None = None  # makes a sync handler end: raises in its thread
+        self.end: Callable[[Interrupt], None] | None = None  # makes a handler in a thread or a process end
+        self.process: IsolatedProcess | None = None  # that an isolated handler runs in
         self.timer: Timer | None = None
         self._report = report
         self._context: Context | None = None
@@ -178,19 +181,25 @@ class Execution:
 
     # -- what happens to it --
 
+    def mark_cancelled(self) -> None:
+        """The context says so from here on."""
+        self.cancelled = True
+        if self.process is not None:
+            self.process.mark(cancel=False)
+
     def interrupt(self, why: Interrupt) -> None:
         """Make the handler end. The first reason stands."""
-        self.cancelled = True
+        self.mark_cancelled()
         if self.interrupted is not None or self.started_at is None:
             return
-        if why is Interrupt.CANCEL and self.task is not None and not self.task.is_async:
-            return  # a sync handler is only asked to stop: the context says so
-        if self.slot is not None:
+        if why is Interrupt.CANCEL and self.task is not None and self.task.only_asked_to_end:
+            return  # the context says so
+        if self.end is not None:
+            self.interrupted = why
+            self.end(why)
+        elif self.slot is not None:
             self.interrupted = why
             self.slot.cancel()
-        elif self.end is not None:
-            self.interrupted = why
-            self.end()
 
     def report(self, progress: Progress) -> None:
         self._report(self, progress)

@@ -8,40 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Iterable, Set
 from typing import Any
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
-from taskharbor.codec import clean_text, encode_result
+from taskharbor.codec import clean_text
 from taskharbor.context import current_execution
-from taskharbor.errors import PayloadError, Unrecoverable
+from taskharbor.errors import PayloadError
 from taskharbor.job import Reason
-from taskharbor.outcome import (
-    CancelledOnRequest,
-    Expired,
-    Failed,
-    HandedBack,
-    Interrupted,
-    Outcome,
-    Succeeded,
-    Unfit,
-)
-from taskharbor.retry import ErrorInfo
+from taskharbor.outcome import CancelledOnRequest, Expired, HandedBack, Outcome, Succeeded, Unfit
+from taskharbor.worker import endings
 from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.isolation.pool import CannotBegin
+from taskharbor.worker.isolation.process import Ended
+from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import StoreTime
 from taskharbor.worker.stepping import Stepped
 from taskharbor.worker.threads import Call, HandlerThreads
 
 logger = logging.getLogger("taskharbor.worker")
 
-ERROR_MAX = 4_000  # characters of an error's text that are kept
-TRACEBACK_MAX = 16_000
 CLOSE_SECONDS = 1.0  # how long cancelled slots may take to end, in the end
 BREATH_EVERY = 32  # executions that never suspend before a slot lets the loop go round
-_PACKAGE = str(Path(__file__).parents[1])
 
 Middleware = Callable[[Any, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 
@@ -54,6 +43,7 @@ class Executor:
         clock: Clock,
         time: StoreTime,
         middlewares: Iterable[Middleware],
+        processes: ProcessRunner,
         begin: Callable[[Execution], None] | None,
         mark_at_most_once: Callable[[Execution], Coroutine[Any, Any, bool]],
         finish: Callable[[Execution, Outcome], None],
@@ -74,6 +64,7 @@ class Executor:
         self._drop = drop
         self._low = low
         self._threads = HandlerThreads(concurrency)
+        self._processes = processes
         self._slots: list[asyncio.Task[None]] = []
         self._idle: list[asyncio.Future[None]] = []
         self._torn_down = False
@@ -88,6 +79,10 @@ class Executor:
     @property
     def is_idle(self) -> bool:
         return not self.buffer and not self.running and not self._starting
+
+    def is_idle_but_for(self, abandoned: Set[Execution]) -> bool:
+        """Whether nothing is under way but these."""
+        return not self.buffer and not self._starting and self.running.keys() <= abandoned
 
     def offer(self, executions: Iterable[Execution]) -> None:
         self.buffer.extend(executions)
@@ -105,6 +100,7 @@ class Executor:
     def begin_no_more(self) -> list[Execution]:
         """What has not begun; from here on nothing does."""
         self._closing = True
+        self._processes.begin_no_more()
         return self.take_back(lambda execution: True)
 
     async def close(self) -> None:
@@ -114,6 +110,7 @@ class Executor:
         if self._slots:  # a handler that will not end is left behind
             await asyncio.wait(self._slots, timeout=CLOSE_SECONDS)
         self._threads.close()
+        await self._processes.close()
 
     # -- slots --
 
@@ -161,7 +158,8 @@ class Executor:
         except BaseException as error:
             logger.exception("a job could not be executed", extra={"fields": execution.fields()})
             self.running.pop(execution, None)
-            self._finish(execution, _failed(error))
+            self._processes.give_back(execution)
+            self._finish(execution, endings.of_failure(error))
 
     async def _execute(self, execution: Execution, slot: asyncio.Task[None]) -> None:
         now = self._time.now()
@@ -182,28 +180,29 @@ class Executor:
             return
         if execution.unreadable is not None:
             self._finish(
-                execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(execution.unreadable, ERROR_MAX))
+                execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(execution.unreadable, endings.ERROR_MAX))
             )
             return
         try:
             arguments = task.plan.decode(claimed.payload)
         except PayloadError as error:
-            self._finish(execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(str(error), ERROR_MAX)))
+            self._finish(execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(str(error), endings.ERROR_MAX)))
             return
-        if execution.needs_mark:
-            self._starting += 1
-            try:
-                marked = await self._mark_at_most_once(execution)
-            finally:
-                self._starting -= 1
-            if not marked or self._closing:  # not begun, and it shall not be
-                self._finish(execution, HandedBack())
+        if execution.needs_mark or task.is_isolated:
+            unready = await self._make_ready(execution)
+            now = self._time.now()  # that took its time, which is not the handler's
+            if unready is None and claimed.expires_at is not None and now >= claimed.expires_at:
+                unready = Expired()
+            if unready is None and execution.cancelled:
+                unready = CancelledOnRequest()
+            if execution.lease.lost or unready is not None:
+                self._processes.give_back(execution)
+                if unready is None:
+                    self._drop(execution)
+                else:
+                    self._finish(execution, unready)
                 return
-            now = self._time.now()  # marking took its time, which is not the handler's
-            if claimed.expires_at is not None and now >= claimed.expires_at:
-                self._finish(execution, Expired())
-                return
-        if execution.cancelled:  # asked for while it waited here for its turn
+        elif execution.cancelled:  # asked for while it waited here for its turn
             self._finish(execution, CancelledOnRequest())
             return
         self.begun += 1
@@ -213,16 +212,38 @@ class Executor:
             self._begin(execution)
         if self._middlewares:
             await self._run_async(execution, slot, self._wrapped(execution, arguments))
+        elif task.is_isolated:
+            self._processes.call(execution, lambda ended: self._process_ended(execution, ended))
+            self._arm_timer(execution)
         elif task.is_async:
             context = execution.context if task.plan.takes_context else None
             await self._run_async(execution, slot, task.plan.call(arguments, context))
         else:
             self._run_in_thread(execution, arguments)
 
+    async def _make_ready(self, execution: Execution) -> Outcome | None:
+        """What has to be there before some handlers may begin; otherwise what becomes of the job."""
+        assert execution.task is not None, "only known tasks are executed"
+        self._starting += 1
+        try:
+            if execution.task.is_isolated and not self._processes.take_idle(execution):
+                self._wake_a_slot()  # the others need not wait for this one's process
+                if not await self._processes.take(execution):
+                    return HandedBack()
+            marked = not execution.needs_mark or await self._mark_at_most_once(execution)
+        except CannotBegin as error:
+            return Unfit(Reason.UNKNOWN_TASK, clean_text(str(error), endings.ERROR_MAX))
+        finally:
+            self._starting -= 1
+        # Not begun, and it shall not be: it is not ours, or the worker is about to end.
+        return None if marked and not self._closing else HandedBack()
+
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         del self.running[execution]
         if execution.timer is not None:
             execution.timer.cancel()
+        if execution.process is not None:  # a middleware did not call it
+            self._processes.give_back(execution)
         if execution.interrupted is Interrupt.LEASE_LOST:
             self._drop(execution)
         else:
@@ -245,11 +266,11 @@ class Executor:
         except asyncio.CancelledError as error:
             if execution.interrupted is None and self._torn_down:
                 raise
-            outcome = _outcome_of_error(execution, error)
+            outcome = endings.of_error(execution, error)
         except (KeyboardInterrupt, GeneratorExit):
             raise  # meant for the whole process, or the slot is being closed
         except BaseException as error:  # noqa: BLE001 - whatever else a handler raises is its outcome
-            outcome = _outcome_of_error(execution, error)
+            outcome = endings.of_error(execution, error)
         else:
             outcome = self._outcome_of_value(execution, value)
         execution.slot = None
@@ -290,6 +311,8 @@ class Executor:
     async def _innermost(self, execution: Execution, arguments: dict[str, Any]) -> Any:
         task = execution.task
         assert task is not None, "only known tasks are executed"
+        if task.is_isolated:
+            return await self._value_from_process(execution)
         if task.is_async:
             return await task.plan.call(arguments, execution.context)
         context = contextvars.copy_context()
@@ -320,77 +343,59 @@ class Executor:
             lambda: context.run(plan.call, arguments, handler_context),
             lambda call: self._thread_ended(execution, call),
         )
-        execution.end = call.interrupt
+        execution.end = lambda why: call.interrupt()
         self._arm_timer(execution)
 
     def _thread_ended(self, execution: Execution, call: Call) -> None:
         if call.error is not None:
-            outcome = _outcome_of_error(execution, call.error)
+            outcome = endings.of_error(execution, call.error)
         else:
             outcome = self._outcome_of_value(execution, call.value)
         self._ended(execution, outcome)
 
+    # -- handlers in processes --
+
+    def _process_ended(self, execution: Execution, ended: Ended) -> None:
+        if isinstance(ended, Succeeded) and self._is_late(execution):
+            self._ended(execution, endings.of_timeout(execution))
+        else:
+            self._ended(execution, endings.of_remote(execution, ended))
+
+    async def _value_from_process(self, execution: Execution) -> Any:
+        """What `call()` gives to a middleware: the result as JSON carries it, or an error that stands for its own."""
+        task = execution.task
+        assert task is not None, "only known tasks are executed"
+        if (
+            execution.process is None  # the middleware calls it a second time
+            and not self._processes.take_idle(execution)
+            and not await self._processes.take(execution)
+        ):
+            raise asyncio.CancelledError
+        ending: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._processes.call(execution, ending.set_result)
+        try:
+            ended = await asyncio.shield(ending)
+        except asyncio.CancelledError:  # by a timeout of the middleware's own, say
+            if execution.end is not None:
+                execution.end(Interrupt.SHUTDOWN)
+            await asyncio.wait([ending])
+            raise
+        if isinstance(ended, Succeeded):
+            return task.decode_result(ended.result)
+        if execution.interrupted is not None:
+            raise asyncio.CancelledError
+        raise endings.remote_error(ended)
+
     # -- how it ended --
 
     def _outcome_of_value(self, execution: Execution, value: Any) -> Outcome:
+        return endings.of_timeout(execution) if self._is_late(execution) else endings.of_value(value)
+
+    def _is_late(self, execution: Execution) -> bool:
         if execution.interrupted is Interrupt.TIMEOUT:
-            return _timed_out(execution)
-        if execution.deadline is not None and self._time.now() >= execution.deadline:
-            return _timed_out(execution)  # it held the loop for so long that no timer could fire
-        if value is None:
-            return _SUCCEEDED
-        try:
-            return Succeeded(encode_result(value))
-        except PayloadError as error:
-            # The work is done; doing it again would not make its result fit.
-            return _failed(Unrecoverable(f"the result cannot be stored: {error}"))
-
-
-_SUCCEEDED = Succeeded()
-
-
-def _outcome_of_error(execution: Execution, error: BaseException) -> Outcome:
-    match execution.interrupted:
-        case Interrupt.TIMEOUT:
-            return _timed_out(execution, error)
-        case Interrupt.CANCEL:
-            return CancelledOnRequest(
-                None if isinstance(error, asyncio.CancelledError) else _error_text(error)
-            )
-        case Interrupt.SHUTDOWN:
-            return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
-        case _:
-            return _failed(error)
-
-
-def _failed(error: BaseException) -> Failed:
-    return Failed(ErrorInfo.of(error), _error_text(error), _traceback_text(error))
-
-
-def _timed_out(execution: Execution, error: BaseException | None = None) -> Failed:
-    timeout = TimeoutError(f"the attempt took longer than its timeout of {execution.timeout:g} s")
-    trace = _traceback_text(error) if error is not None else None
-    return Failed(ErrorInfo.of(timeout), _error_text(timeout), trace, timed_out=True)
-
-
-def _error_text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as broken:  # noqa: BLE001 - a handler's error with a broken __str__ is still an error
-        text = f"(its text cannot be read: {type(broken).__name__})"
-    name = type(error).__name__
-    return clean_text(f"{name}: {text}" if text else name, ERROR_MAX)
-
-
-def _traceback_text(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        trace = trace.tb_next  # what called the handler is of no interest to whoever wrote it
-    try:
-        lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
-    except Exception:  # noqa: BLE001 - formatting runs the error's own code
-        lines = traceback.format_tb(error.__traceback__)
-    return clean_text("".join(lines), TRACEBACK_MAX)
+            return True
+        # It may have held the loop for so long that no timer could fire.
+        return execution.deadline is not None and self._time.now() >= execution.deadline
 
 
 def _bound(

@@ -46,6 +46,9 @@ class Reporter:
             fields["error"] = transition.error
         if decision is not None:
             self._emit("failed", execution, settled.at, error=transition.error)
+        lost = transition.status is AttemptStatus.LOST
+        if lost:
+            self._emit("lost", execution, settled.at, error=transition.error)
         # A settle whose answer was lost and that was repeated is done; where the job went, it says itself.
         state = settled.state or transition.to
         if state is State.CANCELLED:
@@ -57,6 +60,8 @@ class Reporter:
             self._emit("dead", execution, settled.at, reason=str(transition.reason), error=transition.error)
         elif decision is not None:
             self._retried(execution, transition, decision, settled, fields)
+        elif lost:
+            logger.warning("job ended its own process and runs again", extra={"fields": fields})
         elif transition.error:
             logger.warning("job put back", extra={"fields": fields | _delay(transition, settled)})
         else:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Set
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -18,19 +18,24 @@ from taskharbor.client.options import checked_timeout
 from taskharbor.clock import MICROS_PER_SECOND, check_seconds, seconds_to_micros, wait_for
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
-from taskharbor.errors import ConfigurationError, TaskHarborError
+from taskharbor.errors import ConfigurationError, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
-from taskharbor.outcome import HandedBack, Interrupted
+from taskharbor.locating import refuse_while_importing
+from taskharbor.outcome import HandedBack
 from taskharbor.policy import DEFAULT_MAX_LOSSES, UNFIT_GRACE_SECONDS
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.committer import Committer
+from taskharbor.worker.endings import of_abandoned
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.fetcher import Fetcher
 from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.isolation.pool import ProcessPool, refuse_unreachable_hooks
+from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.report import Reporter
+from taskharbor.worker.stubborn import StubbornWatch
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -40,6 +45,7 @@ RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release w
 STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
 LEASE_SECONDS_MIN = 0.1
 MAX_LOSSES_MAX = 100  # history is read as far back as this needs
+HANDLER_JOBS_MAX = 1_000_000_000
 EVENTS_SECONDS = 2.0
 
 
@@ -48,6 +54,10 @@ class Worker:
 
     `retry` is the policy for jobs that have none of their own, and caps everybody's limit with its
     `max_attempts` (0 lifts the cap); None means that the first failure is the last.
+
+    `stubborn_seconds` ends the worker, with `StubbornHandler`, when a handler in a thread has not ended so long
+    after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
+    replaces a process of `isolation="process"` handlers after so many jobs.
     """
 
     def __init__(
@@ -62,6 +72,8 @@ class Worker:
         max_losses: int = DEFAULT_MAX_LOSSES,
         unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
         poll_seconds: float = 5.0,
+        stubborn_seconds: float | None = None,
+        handler_max_jobs: int | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -79,6 +91,14 @@ class Worker:
         self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
         self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
+        self.stubborn_seconds = (
+            None if stubborn_seconds is None else checked_timeout(stubborn_seconds, "stubborn_seconds")
+        )
+        self.handler_max_jobs = (
+            None
+            if handler_max_jobs is None
+            else _checked_count("handler_max_jobs", handler_max_jobs, HANDLER_JOBS_MAX)
+        )
         self.name = (
             checked_name("worker", name)
             if name is not None
@@ -127,6 +147,8 @@ class Worker:
         return False
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
+        refuse_while_importing("a worker was started")
+        refuse_unreachable_hooks(self.harbor)
         if self._shift is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
         self._shift = _Shift(self)  # first of all: from here on `stop` is heard
@@ -137,6 +159,7 @@ class Worker:
             if started is not None:
                 started.set()
             await self._shift.work(until_drained)
+            self._shift.raise_if_given_up()
         finally:
             self._shift = None
             async with AsyncExitStack() as closing:  # in reverse, and one that fails does not keep the others
@@ -165,6 +188,7 @@ class _Shift:
             driver,
             worker_policy=worker.retry,
             unfit_grace_seconds=worker.unfit_grace_seconds,
+            max_losses=worker.max_losses,
             leases=self._leases,
             time=time,
             clock=clock,
@@ -186,6 +210,7 @@ class _Shift:
             clock=clock,
             time=time,
             middlewares=harbor.middlewares,
+            processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
             finish=self._finish,
@@ -203,6 +228,15 @@ class _Shift:
             time=time,
             clock=clock,
             make=self._make,
+        )
+        self._given_up: set[Execution] = set()  # handlers that this worker ends for
+        self._stubborn = StubbornWatch(
+            lambda: (
+                () if self._stopping.is_set() else self._executor.running
+            ),  # a shutdown has its own limits
+            limit_seconds=worker.stubborn_seconds,
+            clock=clock,
+            give_up=self._give_up,
         )
         self._maintenance = Maintenance(
             harbor,
@@ -242,6 +276,7 @@ class _Shift:
                     self._committer.run(),
                     self._heart.run(),
                     self._maintenance.run(),
+                    self._stubborn.run(),
                     self._hand_back_the_stalled(),
                 )
             ]
@@ -281,8 +316,8 @@ class _Shift:
         for execution in self._executor.begin_no_more():
             self._committer.put(execution, HandedBack())
         for execution in self._executor.running:
-            execution.cancelled = True
-        if await self._all_ended(self._worker.grace_seconds):
+            execution.mark_cancelled()
+        if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
             await self._settled_as_far_as_can_be()
             return
         if not self._ending_now.is_set():
@@ -306,15 +341,16 @@ class _Shift:
             )
 
     def _abandon_the_stubborn(self) -> None:
-        """Handlers that do not end are left behind: their jobs are released, and they can commit nothing."""
+        """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
         for execution in list(self._executor.running):
-            logger.warning("a handler did not end; its job is released", extra={"fields": execution.fields()})
+            logger.warning("a handler did not end and is left behind", extra={"fields": execution.fields()})
+            outcome = of_abandoned(execution)
             execution.interrupted = Interrupt.LEASE_LOST
-            self._committer.put(execution, Interrupted())
+            self._committer.put(execution, outcome)
 
-    async def _all_ended(self, seconds: float) -> bool:
+    async def _all_ended(self, seconds: float, but_for: Set[Execution] = frozenset()) -> bool:
         async def ended() -> None:
-            while not self._executor.is_idle:
+            while not self._executor.is_idle and not self._executor.is_idle_but_for(but_for):
                 self._ended.clear()
                 await self._ended.wait()
 
@@ -332,6 +368,27 @@ class _Shift:
         finally:
             for each in steps:
                 each.cancel()
+
+    def _give_up(self, execution: Execution) -> None:
+        """Its thread cannot be ended without the process: shut down, so that the process can end."""
+        if execution in self._given_up:
+            return
+        self._given_up.add(execution)
+        limit = {"stubborn_seconds": self._worker.stubborn_seconds}
+        logger.error(
+            "a handler does not end; this worker shuts down so that its process can be replaced",
+            extra={"fields": execution.fields() | limit},
+        )
+        self._stopping.set()
+        self._ended.set()
+
+    def raise_if_given_up(self) -> None:
+        if self._given_up:
+            names = ", ".join(sorted({execution.claimed.task for execution in self._given_up}))
+            raise StubbornHandler(
+                f"a handler of {names} did not end within {self._worker.stubborn_seconds:g} s of being told to; "
+                "this worker has shut down, and its process should end and be started again"
+            )
 
     # -- what passes between the parts --
 
@@ -391,7 +448,7 @@ def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Wor
             for number in installed:
                 loop.remove_signal_handler(number)
 
-    loop = _fastest_loop()
+    loop = fastest_loop()
     try:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(with_signals())
@@ -407,7 +464,7 @@ def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Wor
         loop.close()
 
 
-def _fastest_loop() -> asyncio.AbstractEventLoop:
+def fastest_loop() -> asyncio.AbstractEventLoop:
     """uvloop's, where it is installed."""
     try:
         import uvloop

@@ -1,0 +1,1 @@
+"""`taskharbor top`: a live view of a store."""

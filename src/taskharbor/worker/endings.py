@@ -1,0 +1,121 @@
+"""How an execution ended: from what a handler returned or raised to an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+from typing import Any
+
+from taskharbor.codec import clean_text, encode_result
+from taskharbor.errors import PayloadError, RemoteError, Unrecoverable
+from taskharbor.outcome import (
+    CancelledOnRequest,
+    Crashed,
+    Failed,
+    HandedBack,
+    Interrupted,
+    Outcome,
+    Succeeded,
+    Unfit,
+)
+from taskharbor.retry import ErrorInfo
+from taskharbor.worker.execution import Execution, Interrupt
+
+ERROR_MAX = 4_000  # characters of an error's text that are kept
+TRACEBACK_MAX = 16_000
+_PACKAGE = str(Path(__file__).parents[1])
+_SUCCEEDED = Succeeded()
+
+
+def of_value(value: Any) -> Succeeded | Failed:
+    """What a handler that returned in time leaves behind."""
+    if value is None:
+        return _SUCCEEDED
+    try:
+        return Succeeded(encode_result(value))
+    except PayloadError as error:
+        # The work is done; doing it again would not make its result fit.
+        return of_failure(Unrecoverable(f"the result cannot be stored: {error}"))
+
+
+def of_error(execution: Execution, error: BaseException) -> Outcome:
+    """What a handler that raised leaves behind; if it was told to end, that is why it ended."""
+    match execution.interrupted:
+        case Interrupt.TIMEOUT:
+            return of_timeout(execution, traceback_of(error))
+        case Interrupt.CANCEL:
+            return CancelledOnRequest(
+                None if isinstance(error, asyncio.CancelledError) else error_text(error)
+            )
+        case Interrupt.SHUTDOWN:
+            return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
+    if isinstance(error, RemoteError) and isinstance(error.outcome, Failed | Crashed | Unfit | HandedBack):
+        return error.outcome
+    return of_failure(error)
+
+
+def remote_error(ended: Failed | Crashed | Unfit | HandedBack) -> RemoteError:
+    """What a middleware is given of how a handler's process ended; let through, it stands for just that."""
+    match ended:
+        case Failed(info, error):
+            return RemoteError(error, type_name=info.type_name, outcome=ended)
+        case Crashed(error) | Unfit(_, error):
+            return RemoteError(error, type_name="", outcome=ended)
+        case HandedBack():
+            return RemoteError("its process ended before it could begin", type_name="", outcome=ended)
+
+
+def of_remote(execution: Execution, ended: Succeeded | Failed | Crashed | Unfit | HandedBack) -> Outcome:
+    """The same for what happened in a process of its own, without a middleware around it."""
+    if isinstance(ended, Succeeded):
+        return ended
+    match execution.interrupted:
+        case Interrupt.TIMEOUT:
+            return of_timeout(execution, ended.traceback if isinstance(ended, Failed) else None)
+        case Interrupt.CANCEL:
+            if isinstance(ended, Failed) and ended.info.type_name != asyncio.CancelledError.__name__:
+                return CancelledOnRequest(ended.error)
+            return CancelledOnRequest()
+        case Interrupt.SHUTDOWN:
+            return ended if isinstance(ended, HandedBack) else Interrupted()
+    return ended
+
+
+def of_abandoned(execution: Execution) -> Outcome:
+    """A handler that does not end is left behind: what it was told to end for decides."""
+    match execution.interrupted:
+        case Interrupt.TIMEOUT:
+            return of_timeout(execution)
+        case Interrupt.CANCEL:
+            return CancelledOnRequest()
+    return Interrupted()
+
+
+def of_failure(error: BaseException) -> Failed:
+    return Failed(ErrorInfo.of(error), error_text(error), traceback_of(error))
+
+
+def of_timeout(execution: Execution, trace: str | None = None) -> Failed:
+    timeout = TimeoutError(f"the attempt took longer than its timeout of {execution.timeout:g} s")
+    return Failed(ErrorInfo.of(timeout), error_text(timeout), trace, timed_out=True)
+
+
+def error_text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - a handler's error with a broken __str__ is still an error
+        text = f"(its text cannot be read: {type(broken).__name__})"
+    name = type(error).__name__
+    return clean_text(f"{name}: {text}" if text else name, ERROR_MAX)
+
+
+def traceback_of(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next  # what called the handler is of no interest to whoever wrote it
+    try:
+        lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
+    except Exception:  # noqa: BLE001 - formatting runs the error's own code
+        lines = traceback.format_tb(error.__traceback__)
+    return clean_text("".join(lines), TRACEBACK_MAX)

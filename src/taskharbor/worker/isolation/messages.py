@@ -1,0 +1,151 @@
+"""What a worker and a handler's process tell each other: frames of msgpack over a socket pair, never pickle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from taskharbor.drivers.base import Claimed
+from taskharbor.job import NewJob, Progress
+from taskharbor.locating import Address, MainModule
+from taskharbor.outcome import Failed
+
+LENGTH_BYTES = 4
+FRAME_MAX = 64 * 1024 * 1024  # far beyond what the limits of payloads, results and texts add up to
+
+# -- to the process ------------------------------------------------------------------------------
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """What makes the process like the worker's: what to import, how to begin and end, what to log."""
+
+    arguments: list[str]
+    main: MainModule | None
+    modules: list[str]
+    start_hooks: list[Address]
+    stop_hooks: list[Address]
+    url: str
+    levels: dict[str, int]  # of the worker's loggers
+
+
+class Call(Struct, frozen=True, tag=True):
+    serial: int  # of this process's calls: what is late speaks of a call that is over
+    address: Address
+    parameter_aliases: dict[str, str] | None
+    claimed: Claimed
+    lease_expires_at: int
+    started_at: int
+    deadline: int | None
+
+
+class Mark(Struct, frozen=True, tag=True):
+    """Mark the context cancelled, and cancel the handler if it is async and shall not just finish."""
+
+    serial: int
+    cancel: bool
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """No more calls: call the stop hooks and end."""
+
+
+ToProcess = Welcome | Call | Mark | Stop
+
+
+# -- from the process ----------------------------------------------------------------------------
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """It has imported what there is to import, and waits for calls."""
+
+
+class CannotStart(Struct, frozen=True, tag=True):
+    error: str
+
+
+class Begun(Struct, frozen=True, tag=True):
+    """It has taken the call: from here on, its death is the handler's doing."""
+
+    serial: int
+
+
+class Noted(Struct, frozen=True, tag=True):
+    serial: int
+    progress: Progress
+
+
+class Begot(Struct, frozen=True, tag=True):
+    """A child that the handler enqueued through its context."""
+
+    serial: int
+    job: NewJob
+
+
+class Logged(Struct, frozen=True, tag=True):
+    logger: str
+    level: int
+    message: str
+    created: float
+    path: str
+    line: int
+    function: str | None
+    thread: str | None
+    process: int | None
+    traceback: str | None
+    fields: dict[str, Any] | None
+
+
+class Returned(Struct, frozen=True, tag=True):
+    serial: int
+    result: str | None  # JSON
+
+
+class Raised(Struct, frozen=True, tag=True):
+    serial: int
+    failure: Failed
+
+
+class NotFound(Struct, frozen=True, tag=True):
+    """The handler is not where it should be: it was not called."""
+
+    serial: int
+    error: str
+
+
+FromProcess = Ready | CannotStart | Begun | Noted | Begot | Logged | Returned | Raised | NotFound
+
+# -- frames --------------------------------------------------------------------------------------
+
+read_to_process = msgspec.msgpack.Decoder(ToProcess).decode
+read_from_process = msgspec.msgpack.Decoder(FromProcess).decode
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a log line's fields may be anything
+
+
+def frame(message: ToProcess | FromProcess) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+class Frames:
+    """Cuts a stream of bytes into the bodies of its frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._buffer += data
+        bodies: list[bytes] = []
+        begin = 0
+        while len(self._buffer) - begin >= LENGTH_BYTES:
+            body = begin + LENGTH_BYTES
+            length = int.from_bytes(self._buffer[begin:body], "big")
+            if length > FRAME_MAX:
+                raise ValueError(f"a frame of {length:,} bytes: the other side does not speak our language")
+            if len(self._buffer) < body + length:
+                break
+            bodies.append(bytes(self._buffer[body : body + length]))
+            begin = body + length
+        del self._buffer[:begin]
+        return bodies

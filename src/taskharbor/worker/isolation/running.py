@@ -1,0 +1,89 @@
+"""Executions in processes: getting one ready, calling its handler there, and making it end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from taskharbor.clock import Clock
+from taskharbor.outcome import HandedBack
+from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.isolation.messages import Begot, Call, Noted
+from taskharbor.worker.isolation.pool import ProcessPool
+from taskharbor.worker.isolation.process import CallUnderWay, Ended, IsolatedProcess
+
+CANCEL_PATIENCE_SECONDS = 5.0  # how long a handler that was asked to end may take, before it is killed
+
+
+class ProcessRunner:
+    """What the executor asks for a task with `isolation="process"`, as it asks threads for a sync one."""
+
+    def __init__(self, pool: ProcessPool, clock: Clock) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._serial = 0
+
+    def take_idle(self, execution: Execution) -> bool:
+        """Give the execution a process that is waiting for work; whether there was one."""
+        execution.process = self._pool.take_idle()
+        return execution.process is not None
+
+    async def take(self, execution: Execution) -> bool:
+        """Wait for a process; False when none is to begin any more, `CannotBegin` when none can."""
+        execution.process = await self._pool.take()
+        return execution.process is not None
+
+    def give_back(self, execution: Execution) -> None:
+        """It did not use its process, or no longer does."""
+        process, execution.process = execution.process, None
+        execution.end = None
+        if process is not None:
+            self._pool.give_back(process)
+
+    def call(self, execution: Execution, done: Callable[[Ended], None]) -> None:
+        """Call the handler in the process that the execution has; `done` is told how it ended."""
+        process, task = execution.process, execution.task
+        assert process is not None, "it was given one"
+        assert task is not None, "only known tasks are executed"
+        assert task.address is not None, "its task is an isolated one"
+        assert execution.started_at is not None, "it has begun"
+        self._serial += 1
+
+        def ended(outcome: Ended) -> None:
+            if isinstance(outcome, HandedBack) and execution.interrupted is None:
+                execution.started_at = None  # its process died before it heard of it
+            self.give_back(execution)
+            done(outcome)
+
+        call = Call(
+            self._serial,
+            task.address,
+            None if task.parameter_aliases is None else dict(task.parameter_aliases),
+            execution.claimed,
+            execution.lease.expires_at,
+            execution.started_at,
+            execution.deadline,
+        )
+        execution.end = lambda why: self._make_end(process, why)
+        process.call(call, CallUnderWay(self._serial, _noted(execution), _begot(execution), ended))
+
+    def _make_end(self, process: IsolatedProcess, why: Interrupt) -> None:
+        if why is not Interrupt.CANCEL:
+            process.kill()
+            return
+        process.mark(cancel=True)
+        serial = process.serial
+        self._clock.call_later(CANCEL_PATIENCE_SECONDS, lambda: process.kill_call(serial))
+
+    def begin_no_more(self) -> None:
+        self._pool.begin_no_more()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+def _noted(execution: Execution) -> Callable[[Noted], None]:
+    return lambda noted: execution.report(noted.progress)
+
+
+def _begot(execution: Execution) -> Callable[[Begot], None]:
+    return lambda begot: execution.children.append(begot.job)
