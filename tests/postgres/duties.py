@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import asyncpg
+
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
@@ -62,6 +64,24 @@ async def produce(driver: PostgresDriver) -> None:
     found = await driver.get([plain.id, keyed.id, tagged.id, waiting.id], now=now)
     assert [job.state for job in found if job] == [State.READY] * 3 + [State.WAITING]
     assert await driver.history(plain.id) == []
+    await produce_in_a_transaction(driver, queue, plain)
+
+
+async def produce_in_a_transaction(driver: PostgresDriver, queue: str, member: NewJob) -> None:
+    """On a connection of the producer's own, and from plain SQL."""
+    connection = await asyncpg.connect(driver.dsn)
+    async with connection.transaction():
+        with driver.transaction(connection):
+            await driver.enqueue([new(queue, idempotency_key="t", options=Options(tags=("t",)))])
+            [again] = await driver.enqueue([new(queue, idempotency_key="t")])
+            assert again.existed
+            [waiting] = await driver.enqueue([new(queue, depends_on=(member.id,))])
+            assert waiting.state is State.WAITING
+        options = '{"tags": ["t"], "timeout": 5, "run_at": "2030-01-01T00:00:00Z", "idempotency_key": "sql"}'
+        statement = f'SELECT "{driver.schema}".enqueue($1, $2, $3)'
+        first = await connection.fetchval(statement, "task", '{"x": 1}', options)
+        assert await connection.fetchval(statement, "task", '{"x": 2}', options) == first
+    await connection.close()
 
 
 async def work(driver: PostgresDriver) -> None:

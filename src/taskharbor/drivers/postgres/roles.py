@@ -47,13 +47,32 @@ _TABLES: dict[str, dict[Role, str]] = {
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
     "tallies": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
+    "announcements": dict.fromkeys(Role, ""),  # a sequence that only a function of the owner touches
 }
 _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 
 FUNCTIONS: dict[str, frozenset[Role]] = {
     "claim": frozenset({Role.WORKER}),
     "settle_successes": frozenset({Role.WORKER}),
-    "hold_members": frozenset({Role.PRODUCER, Role.WORKER}),
+    **dict.fromkeys(
+        (
+            "hold_members",
+            # Enqueueing inside a caller's transaction, and what that is made of.
+            "enqueue",
+            "store_jobs",
+            "announcement",
+            "channel",
+            "new_id",
+            "refuse",
+            "checked_name",
+            "checked_integer",
+            "checked_seconds",
+            "checked_instant",
+            "checked_tags",
+            "checked_payload",
+        ),
+        frozenset({Role.PRODUCER, Role.WORKER}),
+    ),
 }
 
 TABLES: dict[str, dict[Role, tuple[str, ...]]] = {

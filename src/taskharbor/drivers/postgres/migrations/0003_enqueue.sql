@@ -18,7 +18,7 @@ $$;
 -- second do. The later ones of these say "more", and whoever hears that looks again a little later for what was not
 -- told of. A sequence counts, because it belongs to no transaction: its value is the tenth of a second, and how many
 -- have asked in it. (Two that begin a tenth at the same instant may both set it; then a few more notify.)
--- With the rights of its owner: it counts, and nobody else needs a right to.
+-- With the rights of its owner: it counts, and nobody else needs a right to. `taskharbor roles` grants it.
 CREATE SEQUENCE {schema}.announcements;
 CREATE FUNCTION {schema}.announcement() RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
@@ -34,6 +34,7 @@ BEGIN
     RETURN CASE WHEN v_asked % 1000000 < 12 THEN '' WHEN v_asked % 1000000 < 25 THEN 'more' END;
 END
 $$;
+REVOKE ALL ON FUNCTION {schema}.announcement FROM PUBLIC;
 
 -- A UUIDv7: 48 bits of milliseconds, 12 of what is left of the time, and chance. Ids sort by when they were made.
 CREATE FUNCTION {schema}.new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE
