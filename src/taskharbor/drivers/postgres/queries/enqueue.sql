@@ -81,5 +81,5 @@ SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[]::uuid[], $4::
 INSERT INTO {schema}.tags (tag, job_id) SELECT * FROM unnest($1::text[], $2::text[]::uuid[]) ON CONFLICT DO NOTHING
 
 -- name: hold_members
-SELECT {schema}.hold_members($1, $2::text[]::uuid[], $3, $4, $5, $6, $7::text[]::uuid[], $8::text[]::uuid[],
-                             $9::text[]::uuid[])
+SELECT {schema}.hold_members($1::text[], $2::text[]::uuid[], $3::boolean[], $4::text[], $5::smallint[],
+                             $6::timestamptz[], $7::text[]::uuid[], $8::text[]::uuid[], $9::text[]::uuid[])
