@@ -89,8 +89,8 @@ async def test_backlog_is_pruned_in_several_bounded_transactions(race: Race) -> 
     left: list[int] = []
     original = Connections.transact
 
-    async def noting(self: Connections, *arguments: Any) -> Any:
-        answer = await original(self, *arguments)
+    async def noting(self: Connections, *arguments: Any, **options: Any) -> Any:
+        answer = await original(self, *arguments, **options)
         async with self.dedicated() as connection:  # what others see by now
             left.append(await connection.fetchval(f'SELECT count(*) FROM "{driver.schema}".jobs'))
         return answer
