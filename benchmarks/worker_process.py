@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -27,7 +28,9 @@ class WorkerProcess:
         self._reading, writing = os.pipe()
         command = child_command("serve", module, name, settings)
         command += ["--directory", str(directory), "--report", str(writing)]
-        self._process = subprocess.Popen(command, pass_fds=[writing], stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=[writing], stdout=subprocess.DEVNULL, start_new_session=True
+        )
         os.close(writing)
         self.pid = self._process.pid
 
@@ -37,13 +40,21 @@ class WorkerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            pass
+        self._signal(signal.SIGKILL)
+        self._process.wait()
         os.close(self._reading)
+
+    def _signal(self, which: signal.Signals) -> None:
+        """To all of its group: a worker that is killed leaves the processes that it started behind."""
+        try:
+            os.killpg(self.pid, which)
+        except ProcessLookupError:
+            return
 
     def wait_started(self, number: int) -> int:
         """When this probe's handler started. Blocks on the pipe: a poll would take from the worker's core."""

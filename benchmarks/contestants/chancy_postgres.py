@@ -53,11 +53,13 @@ class ChancyQueue(PostgresContestant):
         async def run() -> None:
             async with Chancy(url, log=SILENT) as chancy:
                 await chancy.migrate()
-                await chancy.declare(queue)
+                # A worker serves every queue, and would start a pool of processes for the default one.
+                for name in ("default", "bench"):
+                    executor = Chancy.Executor.Async
+                    await chancy.declare(
+                        Queue(name=name, concurrency=CONCURRENCY, executor=executor, eager_polling=True)
+                    )
 
-        queue = Queue(
-            name="bench", concurrency=CONCURRENCY, executor=Chancy.Executor.Async, eager_polling=True
-        )
         asyncio.run(run())
 
     async def open(self, directory: Path) -> None:
