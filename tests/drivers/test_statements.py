@@ -31,6 +31,11 @@ _SQL = re.compile(
 SANCTIONED = {
     ("drivers/sqlite/engine.py", 'f"PRAGMA synchronous = {self._synchronous}"'),  # one of three words
     ("drivers/postgres/connections.py", """f"SET {key} = '{value}';\""""),  # constants beside it
+    # On a caller's connection: around one of the statements of the files.
+    (
+        "drivers/postgres/callers/session.py",
+        """f"WITH answer AS ({statement}) SELECT coalesce(json_agg(answer), '[]')::text FROM answer\"""",
+    ),
     # Printed for an operator, never executed: a checked schema, quoted roles, constants.
     ("drivers/postgres/roles.py", 'f"REVOKE ALL ON ALL TABLES IN SCHEMA {where} FROM {role}"'),
     ("drivers/postgres/roles.py", 'f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {where} FROM {role}"'),

@@ -323,3 +323,12 @@ def test_roles_command_wants_a_role_and_a_postgresql_store() -> None:
     elsewhere = CliRunner().invoke(cli, ["roles", "--worker", "w", "--url", "sqlite:///x.db"])
     assert elsewhere.exit_code == 1
     assert "only a store in PostgreSQL has roles" in elsewhere.stderr
+
+
+def test_producer_and_worker_enqueue_from_plain_sql_and_an_admin_does_not(hands: Crew) -> None:
+    statement = f'SELECT "{SCHEMA}".enqueue(\'task\', \'{{}}\', \'{{"queue": "sql", "tags": ["t"]}}\')'
+    hands.as_(hands.names[Role.PRODUCER], statement)
+    hands.as_(hands.names[Role.WORKER], statement)
+    assert len(hands.fetch(f"SELECT FROM \"{SCHEMA}\".jobs WHERE queue = 'sql'")) == 2
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        hands.as_(hands.names[Role.ADMIN], statement)
