@@ -34,6 +34,7 @@ from taskharbor.worker.isolation.pool import ProcessPool, refuse_unreachable_hoo
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
+from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.stubborn import StubbornWatch
 
@@ -59,6 +60,8 @@ class Worker:
     after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
     replaces a process of `isolation="process"` handlers after so many jobs.
     """
+
+    _oversight: Oversight | None = None  # a supervisor in another process
 
     def __init__(
         self,
@@ -119,11 +122,11 @@ class Worker:
 
     def run_sync(self) -> None:
         """`run()` with a loop of its own; SIGTERM and SIGINT shut down gracefully, a second one ends now."""
-        _run_with_signals(self.run, self)
+        run_with_signals(self.run, self)
 
     def drain_sync(self) -> None:
         """`drain()` with a loop of its own, signals as in `run_sync`."""
-        _run_with_signals(self.drain, self)
+        run_with_signals(self.drain, self)
 
     def stop(self) -> None:
         """Shut down gracefully; called again, end now and leave the rest to the leases. From any thread."""
@@ -145,6 +148,13 @@ class Worker:
         if self._background is not None:
             await self._background
         return False
+
+    async def _heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        """From the supervisor, which extends our leases."""
+        if self._shift is not None:
+            await self._shift.heard(cancel_requested, paused, refused)
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         refuse_while_importing("a worker was started")
@@ -181,7 +191,8 @@ class _Shift:
         self._stopping = asyncio.Event()
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
-        self._leases = LiveLeases(worker.name)
+        oversight = worker._oversight
+        self._leases = LiveLeases(worker.name, oversight)
         self._time = time = StoreTime(clock)
         reporter = Reporter(worker.name, harbor.events, time)
         self._committer = Committer(
@@ -204,6 +215,7 @@ class _Shift:
             time=time,
             clock=clock,
             hand_back=self._hand_back,
+            extended_outside=oversight is not None,
         )
         self._executor = Executor(
             worker.concurrency,
@@ -216,6 +228,8 @@ class _Shift:
             finish=self._finish,
             drop=self._drop,
             low=self._low,
+            is_over=self._leases.is_over,
+            cells=None if oversight is None else oversight.cells,
         )
         self._fetcher = Fetcher(
             driver,
@@ -228,6 +242,7 @@ class _Shift:
             time=time,
             clock=clock,
             make=self._make,
+            oversight=oversight,
         )
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
         self._stubborn = StubbornWatch(
@@ -248,6 +263,11 @@ class _Shift:
         )
 
     # -- the life of a shift --
+
+    async def heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        await self._heart.heard(cancel_requested, paused, refused)
 
     def stop(self) -> None:
         if self._stopping.is_set():
@@ -432,7 +452,9 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:
+def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:
+    """A loop of its own for a worker; SIGTERM and SIGINT stop it."""
+
     async def with_signals() -> None:
         loop = asyncio.get_running_loop()
         installed = []

@@ -1,0 +1,48 @@
+"""A process that stands still is replaced; one that has done enough, too."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from taskharbor.job import State
+from tests.supervisor.conftest import Shop
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
+    pytest.mark.timeout(120),
+]
+
+
+def test_a_stuck_process_is_reported_with_its_stacks_and_replaced(small: Shop):
+    job = small.harbor.enqueue("block_loop", {"seconds": 300})
+    small.started(processes=1, lease_seconds=30, stuck_seconds=2)
+    small.wait(lambda: len(small.executors()) >= 2, "the replacement")
+    first = job.history()[-1]
+    assert str(first.status) == "lost"
+    assert "showed no sign of life for 2 s and was ended" in str(first.error)
+    told = "\n".join(small.lines("stderr"))
+    assert "a worker process shows no sign of life and is replaced" in told
+    assert job.id in told
+    assert "most recent call first" in told
+    assert "in block_loop" in told
+
+
+def test_a_process_is_replaced_after_so_many_jobs_and_none_is_lost(small: Shop):
+    jobs = small.enqueue_notes(range(100))
+    small.start(processes=1, max_jobs=30, drain=True)
+    assert small.parents[0].wait(60) == 0, small.errors()
+    assert small.executions() == dict.fromkeys(range(100), 1)
+    by_process = [small.executors().count(pid) for pid in dict.fromkeys(small.executors())]
+    assert by_process == [30, 30, 30, 10]
+    assert {str(row.status) for job in jobs for row in job.history()} <= {"succeeded", "released"}
+
+
+def test_a_process_with_too_much_memory_is_replaced_and_no_job_is_lost(small: Shop):
+    job = small.harbor.enqueue("grow", {"mib": 300})
+    small.started(processes=1, max_memory=250)
+    small.wait(lambda: len(small.lines("workers")) == 2, "the replacement")
+    assert job.refresh().state is State.SUCCEEDED
+    assert [str(row.status) for row in job.history()] == ["succeeded"]
+    assert "more than 250" in small.errors()
