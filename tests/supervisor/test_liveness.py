@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from taskharbor.cli import cli
 from taskharbor.job import State
 from tests.supervisor.conftest import Shop
 
@@ -46,3 +52,25 @@ def test_a_process_with_too_much_memory_is_replaced_and_no_job_is_lost(small: Sh
     assert job.refresh().state is State.SUCCEEDED
     assert [str(row.status) for row in job.history()] == ["succeeded"]
     assert "more than 250" in small.errors()
+
+
+def test_stats_show_supervised_workers_also_while_they_are_idle(shop: Shop):
+    parent = shop.started(processes=2, concurrency=7, queues="mail,default")
+    shop.wait(lambda: len(_workers(shop)) == 2, "both workers")
+    assert {worker["pid"] for worker in _workers(shop)} == set(shop.children())
+    for worker in _workers(shop):
+        assert (worker["slots"], worker["queues"], worker["open"]) == (7, ["mail", "default"], 0)
+        assert worker["expired"] is False
+        assert str(parent.pid) in worker["supervisor"]
+    os.kill(shop.children()[0], signal.SIGKILL)
+    shop.wait(lambda: {worker["pid"] for worker in _workers(shop)} == set(shop.children()), "the replacement")
+    parent.terminate()
+    assert parent.wait(40) == 0
+    assert _workers(shop) == []
+
+
+def _workers(shop: Shop) -> list[dict[str, Any]]:
+    answer = CliRunner().invoke(cli, ["stats", "--json", "--url", shop.url])
+    assert answer.exit_code == 0, answer.stderr
+    workers: list[dict[str, Any]] = json.loads(answer.stdout)["workers"]
+    return workers

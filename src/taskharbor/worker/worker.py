@@ -17,7 +17,7 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.client.options import checked_timeout
 from taskharbor.clock import MICROS_PER_SECOND, check_seconds, seconds_to_micros, wait_for
 from taskharbor.codec import checked_name, shorten
-from taskharbor.drivers.base import Claimed
+from taskharbor.drivers.base import Claimed, WorkerRecord
 from taskharbor.errors import ConfigurationError, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.locating import refuse_while_importing
@@ -35,6 +35,7 @@ from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.oversight import Oversight
+from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.stubborn import StubbornWatch
 
@@ -194,6 +195,7 @@ class _Shift:
         oversight = worker._oversight
         self._leases = LiveLeases(worker.name, oversight)
         self._time = time = StoreTime(clock)
+        self._started_at = time.now()
         reporter = Reporter(worker.name, harbor.events, time)
         self._committer = Committer(
             driver,
@@ -261,6 +263,7 @@ class _Shift:
             reporter=reporter,
             before_collecting=self._heart.outlive_expired,
         )
+        self._presence = Presence(driver, clock, self._who)
 
     # -- the life of a shift --
 
@@ -285,6 +288,8 @@ class _Shift:
             raise
         finally:
             await self._executor.close()
+            if not self._ending_now.is_set():
+                await self._presence.sign_off()
         logger.info("worker stopped", extra={"fields": self._about()})
 
     async def _work_together(self, until_drained: bool) -> None:
@@ -297,6 +302,7 @@ class _Shift:
                     self._heart.run(),
                     self._maintenance.run(),
                     self._stubborn.run(),
+                    self._presence.run(),
                     self._hand_back_the_stalled(),
                 )
             ]
@@ -438,6 +444,13 @@ class _Shift:
     def _report_progress(self, execution: Execution, progress: Progress) -> None:
         # Handlers in threads report as well.
         self.loop.call_soon_threadsafe(self._committer.note, execution, progress)
+
+    def _who(self) -> list[WorkerRecord]:
+        worker = self._worker
+        if worker._oversight is not None:
+            return []  # the supervisor tells of all its workers at once
+        host, pid = socket.gethostname(), os.getpid()
+        return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
 
     def _about(self) -> dict[str, Any]:
         queues = self._worker.queues

@@ -18,10 +18,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.client.losses import tell_lost
-from taskharbor.clock import seconds_to_micros
-from taskharbor.drivers.base import Driver
+from taskharbor.clock import SystemClock, seconds_to_micros
+from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import StoreError, TaskHarborError
+from taskharbor.worker.presence import Presence
 from taskharbor.worker.supervisor.channel import Hello, Leaving, Orders, Ready, Refusal, SuspectsWaiting
 from taskharbor.worker.supervisor.child import EXIT_REPLACE
 from taskharbor.worker.supervisor.outside import OutsideHeart
@@ -82,6 +83,8 @@ class Supervisor:
         self._relay = Relay(self._living)
         self._driver: Driver | None = None
         self._heart: asyncio.Task[None] | None = None
+        self._presence: Presence | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._ending_now = asyncio.Event()
         self._was_ready = False  # any child, ever
@@ -119,7 +122,7 @@ class Supervisor:
         finally:
             for child in self._living():
                 child.kill()  # whatever is left now
-            tasks = [working, *others, *self._spares, *([self._heart] if self._heart else [])]
+            tasks = [working, *others, *self._spares, *filter(None, [self._heart, self._telling])]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=SETTLE_SECONDS)
@@ -144,11 +147,35 @@ class Supervisor:
 
     async def _part_with(self, driver: Driver) -> None:
         if not self._ending_now.is_set():
+            if self._presence is not None:
+                await self._presence.sign_off()
             self.counts = {str(state): jobs for state, jobs in (await driver.counts()).items()}
         await driver.close()
 
     def _living(self) -> Iterator[ChildProcess]:
         return iter(list(self._children))
+
+    def _tell_who_is_there(self) -> None:
+        if self._presence is not None:
+            self._presence.changed()
+
+    def _who(self) -> list[WorkerRecord]:
+        """Every child that the store does not hear of by itself."""
+        now, clock = time.monotonic(), SystemClock()
+        host, queues = socket.gethostname(), self._orders.queues
+        return [
+            WorkerRecord(
+                child.hello.worker,
+                host,
+                child.pid,
+                1 if child.suspects_only else self._orders.concurrency,
+                clock.now() - seconds_to_micros(now - child.started),
+                None if queues is None else tuple(queues),
+                self.name,
+            )
+            for child in self._living()
+            if child.is_ready and not child.is_over and child.hello and child.hello.address
+        ]
 
     # -- one child after the other --
 
@@ -185,6 +212,7 @@ class Supervisor:
         ending = await self._take_leave(child, status)
         del self._children[child]
         child.close()
+        self._tell_who_is_there()
         if ending is Ending.STILLBORN:
             self._give_up_if_hopeless(child, status)
         return ending
@@ -205,6 +233,7 @@ class Supervisor:
                 case Ready():
                     child.is_ready = self._was_ready = True
                     self._relay.pass_on()
+                    self._tell_who_is_there()
                 case Refusal():
                     child.refusal = message
                 case SuspectsWaiting():
@@ -230,6 +259,8 @@ class Supervisor:
                 return
             heart = OutsideHeart(self._driver, lease=self._lease, children=self._living)
             self._heart = asyncio.create_task(heart.run())
+            self._presence = Presence(self._driver, self._driver.clock, self._who)
+            self._telling = asyncio.create_task(self._presence.run())
 
     def _give_up_if_hopeless(self, child: ChildProcess, status: int) -> None:
         """What no child could begin with will not get better; after one could, it may."""
