@@ -74,3 +74,9 @@ def _workers(shop: Shop) -> list[dict[str, Any]]:
     assert answer.exit_code == 0, answer.stderr
     workers: list[dict[str, Any]] = json.loads(answer.stdout)["workers"]
     return workers
+
+
+def test_a_limit_of_memory_that_no_process_can_keep_does_not_spin(small: Shop):
+    small.start(processes=1, max_memory=5)
+    small.wait(lambda: "worker processes end quickly" in small.errors(), "the pause")
+    assert "of memory, more than 5" in small.errors()

@@ -82,7 +82,7 @@ def test_options_of_the_supervisor_need_one(small: Shop):
         cwd=small.folder,
     )
     assert done.returncode == 2
-    assert "--max-jobs is for processes that a supervisor replaces: add --processes" in done.stderr
+    assert "--max-jobs is for a supervisor: add --processes" in done.stderr
 
 
 def test_a_store_in_memory_is_refused(small: Shop):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 
 import click
 
@@ -15,13 +16,20 @@ from taskharbor.worker.supervisor.parent import STUCK_SECONDS, GaveUp, Settings,
 CHILD = (sys.executable, "-P", "-m", "taskharbor.cli.child")
 
 
-def supervise(screen: Screen, orders: Orders, processes: int, stuck_seconds: float | None) -> None:
+def supervise(
+    screen: Screen,
+    orders: Orders,
+    processes: int,
+    stuck_seconds: float | None,
+    health_file: Path | None,
+    health_address: tuple[str, int] | None,
+) -> None:
     if sys.platform == "win32":
         raise click.UsageError("--processes needs sessions and signals as POSIX has them; leave it out here")
     stuck = STUCK_SECONDS if stuck_seconds is None else stuck_seconds
     if stuck <= 0:
         raise click.UsageError("--stuck-seconds must be more than 0")
-    settings = Settings(CHILD, processes, orders, stuck_seconds=stuck)
+    settings = Settings(CHILD, processes, orders, stuck, health_file, health_address)
 
     async def run() -> None:
         supervisor = Supervisor(settings)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from taskharbor.cli.parameters import duration
+from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StubbornHandler
 
@@ -76,6 +77,18 @@ class GivenUp(click.ClickException):
     help="Replace a process that has more memory than this.  [with --processes]",
 )
 @click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Touch this file every second while all is well; removed at the end.  [with --processes]",
+)
+@click.option(
+    "--health-port",
+    metavar="[HOST:]PORT",
+    type=host_and_port,
+    help="Answer HTTP with 200 while all is well, else 503; on 127.0.0.1 unless a host is named.  "
+    "[with --processes]",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     help="How log lines look, on standard error.  [default: text]",
@@ -95,6 +108,8 @@ def worker(
     stuck_seconds: float | None,
     max_jobs: int | None,
     max_memory: int | None,
+    health_file: Path | None,
+    health_port: tuple[str, int] | None,
     log_format: Literal["text", "json"] | None,
     log_level: str,
 ) -> None:
@@ -136,15 +151,17 @@ def worker(
             max_jobs=max_jobs,
             max_memory_mib=max_memory,
         )
-        supervise(session.screen, orders, processes, stuck_seconds)
+        supervise(session.screen, orders, processes, stuck_seconds, health_file, health_port)
         return
     for name, value in (
         ("--stuck-seconds", stuck_seconds),
         ("--max-jobs", max_jobs),
         ("--max-memory", max_memory),
+        ("--health-file", health_file),
+        ("--health-port", health_port),
     ):
         if value is not None:
-            raise click.UsageError(f"{name} is for processes that a supervisor replaces: add --processes")
+            raise click.UsageError(f"{name} is for a supervisor: add --processes")
     with session.open(create=True) as harbor:
         from taskharbor.worker import Worker
 

@@ -50,6 +50,7 @@ class Published:
         self._page = page
         self._told_of_suspects = 0.0
         self._claiming = 0
+        self._idle = True  # nothing has been claimed yet
 
     @property
     def room(self) -> int:
@@ -60,6 +61,7 @@ class Published:
         self._page.claiming(self._claiming, alone=alone)
 
     def claimed(self, lease: LiveLease | None, executions: Sequence[Execution]) -> None:
+        self._idle = self._idle and lease is None
         self._page.claimed(self._claiming, lease, executions)
 
     def lost(self, lease: LiveLease) -> None:
@@ -86,7 +88,7 @@ class Published:
             self.leaving = why
             logger.info("worker ends, to be replaced", extra={"fields": {"why": why}})
             if self.channel is not None:
-                self.channel.send(Leaving(why))
+                self.channel.send(Leaving(why, self._idle))
             self._stop()
 
 
