@@ -14,7 +14,7 @@ import pytest
 
 from taskharbor import Harbor
 from taskharbor.client.handle import Job
-from tests.faults.conftest import wait_until
+from tests.faults.processes import wait_until
 from tests.postgres import store
 
 HERE = Path(__file__).parent

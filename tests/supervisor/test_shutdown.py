@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-LONG = bool(os.environ.get("TASKHARBOR_LONG_TESTS"))
+LONG = bool(os.environ.get("LONG_TESTS"))
 BUSY_MACHINE_SECONDS = 3.0
 
 
