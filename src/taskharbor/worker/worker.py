@@ -157,6 +157,10 @@ class Worker:
         if self._shift is not None:
             await self._shift.heard(cancel_requested, paused, refused)
 
+    @property
+    def _begun(self) -> int:
+        return 0 if self._shift is None else self._shift.begun
+
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         refuse_while_importing("a worker was started")
         refuse_unreachable_hooks(self.harbor)
@@ -266,6 +270,10 @@ class _Shift:
         self._presence = Presence(driver, clock, self._who)
 
     # -- the life of a shift --
+
+    @property
+    def begun(self) -> int:
+        return self._executor.begun
 
     async def heard(
         self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]

@@ -78,7 +78,7 @@ class Leaving(Struct, tag=True):
     """From the child: it ends by itself, to be replaced."""
 
     why: str
-    idle: bool  # it has not claimed anything yet
+    idle: bool  # it has not begun any job
 
 
 Message = Orders | Heard | Told | Hello | Ready | Refusal | SuspectsWaiting | Leaving

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.worker.execution import Execution
     from taskharbor.worker.live import LiveLease
+    from taskharbor.worker.worker import Worker
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -39,18 +40,17 @@ SUSPECTS_EVERY_SECONDS = 0.5
 class Published:
     """`Oversight` by a page and a channel."""
 
-    def __init__(self, page: Publisher, prefix: str, orders: Orders, stop: Callable[[], None]) -> None:
-        self.prefix = prefix
+    def __init__(self, page: Publisher, worker: Worker, orders: Orders) -> None:
+        self.prefix = f"{worker.name}/{os.urandom(8).hex()}"
         self.suspects_only = orders.suspects_only
         self.max_jobs = orders.max_jobs
         self.cells = page.words
         self.channel: Channel | None = None
         self.leaving: str | None = None
-        self._stop = stop
+        self._worker = worker
         self._page = page
         self._told_of_suspects = 0.0
         self._claiming = 0
-        self._idle = True  # nothing has been claimed yet
 
     @property
     def room(self) -> int:
@@ -61,7 +61,6 @@ class Published:
         self._page.claiming(self._claiming, alone=alone)
 
     def claimed(self, lease: LiveLease | None, executions: Sequence[Execution]) -> None:
-        self._idle = self._idle and lease is None
         self._page.claimed(self._claiming, lease, executions)
 
     def lost(self, lease: LiveLease) -> None:
@@ -88,8 +87,8 @@ class Published:
             self.leaving = why
             logger.info("worker ends, to be replaced", extra={"fields": {"why": why}})
             if self.channel is not None:
-                self.channel.send(Leaving(why, self._idle))
-            self._stop()
+                self.channel.send(Leaving(why, idle=not self._worker._begun))
+            self._worker.stop()
 
 
 def _serial(token: str) -> int:
@@ -112,8 +111,7 @@ class Child:
             grace_seconds=orders.grace_seconds,
         )
         self._address = address_of(harbor)
-        prefix = f"{self._worker.name}/{os.urandom(8).hex()}"
-        self._published = Published(page, prefix, orders, self._worker.stop)
+        self._published = Published(page, self._worker, orders)
         if self._address is not None:
             self._worker._oversight = self._published
         self.is_ready = False
@@ -163,9 +161,11 @@ class Child:
 
     async def _show_life(self) -> None:
         """While the loop goes round. What a handler does to it, the supervisor sees."""
-        limit = self._orders.max_memory_mib
+        limit, max_jobs = self._orders.max_memory_mib, self._orders.max_jobs
         while True:
             self._page.show_life()
+            if max_jobs is not None and self._worker._begun >= max_jobs:  # of a store without a URL
+                self._published.jobs_spent()
             if limit is not None and (size := resident_mib()) > limit:
                 self._published.leave(f"it has {size} MiB of memory, more than {limit}")
             await asyncio.sleep(self._orders.life_seconds)

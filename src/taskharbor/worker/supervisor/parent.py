@@ -193,7 +193,11 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _one_life(self, orders: Orders) -> Ending:
-        child = await ChildProcess.start(self._settings.command, orders)
+        try:
+            child = await ChildProcess.start(self._settings.command, orders)
+        except OSError as error:  # no memory, too many processes: it may be better in a while
+            logger.error("a worker process cannot be started", extra={"fields": {"error": str(error)}})
+            return Ending.IDLE
         self._children[child] = None
         if self._stopping.is_set():  # while it was being started
             child.terminate()
@@ -249,6 +253,8 @@ class Supervisor:
         was_asked = self._stopping.is_set() or child.leave_by is not None
         if status == 0 and not estate.jobs and (was_asked or child.is_ready):
             return Ending.DONE
+        if self._stopping.is_set() and not child.interrupted and not estate.jobs:
+            return Ending.DONE  # our signal met it before it could hear it
         if status == EXIT_REPLACE and not estate.jobs:
             return Ending.IDLE if child.left_idle else Ending.REPLACE
         fields = {"worker": child.name, "how": how, "lost": estate.lost, "handed_back": estate.handed_back}

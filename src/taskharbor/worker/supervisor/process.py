@@ -32,7 +32,7 @@ class ChildProcess:
         self.is_ready = False
         self.is_over = False  # the process has ended; what it left is not settled yet
         self.suspects_only = False
-        self.left_idle = False  # it ended by itself before it had claimed anything
+        self.left_idle = False  # it ended by itself before it had begun any job
         self.leave_by: float | None = None  # it ends by itself; after this moment it is made to
         self.stuck_seconds: float | None = None  # it was ended because it showed no sign of life for so long
         self.interrupted = False  # it was ended because it did not stop within the grace
