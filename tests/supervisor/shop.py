@@ -61,6 +61,13 @@ async def block_loop(seconds: float) -> float:
     return seconds
 
 
+@harbor.task(name="block_until_released")
+async def block_until_released() -> None:
+    begun(0)
+    while not (FOLDER / "release").exists():
+        time.sleep(0.01)  # noqa: ASYNC251 - that is the point
+
+
 @harbor.task(name="die")
 async def die(how: str) -> None:
     begun(0)

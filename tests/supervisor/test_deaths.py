@@ -59,13 +59,14 @@ def test_history_tells_how_the_process_ended(small: Shop, how: str, told: str):
     assert told in str(first.error)
 
 
+@pytest.mark.timeout(400)  # about thirty processes, one after the other
 def test_a_thousand_good_jobs_beside_four_poisonous_ones_all_succeed(shop: Shop):
     good, poison = [], []
     for start in range(0, 1000, 250):
         poison.append(shop.harbor.enqueue("die", {"how": "kill"}))
         good += shop.enqueue_notes(range(start, start + 250))
     shop.start(processes=2, concurrency=10, lease_seconds=30, drain=True)
-    assert shop.parents[0].wait(100) == 0, shop.errors()
+    assert shop.parents[0].wait(300) == 0, shop.errors()
     assert shop.counts()["succeeded"] == 1000
     assert shop.counts()["dead"] == 4
     for job in poison:

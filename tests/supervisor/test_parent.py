@@ -32,7 +32,7 @@ def test_the_supervisor_imports_no_user_code(small: Shop):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=100,
         env=small.environment,
         cwd=small.folder,
     )
@@ -46,7 +46,7 @@ def run(shop: Shop, *words: str, app: str = "shop:harbor") -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
         env=shop.environment,
         cwd=shop.folder,
     )
@@ -77,7 +77,7 @@ def test_options_of_the_supervisor_need_one(small: Shop):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
         env=small.environment,
         cwd=small.folder,
     )

@@ -11,6 +11,7 @@ from taskharbor.worker.supervisor.process import ChildProcess
 
 logger = logging.getLogger("taskharbor.supervisor")
 
+STARTING_SECONDS = 60.0  # at least, for a child to load the application and to run its start hooks
 LOOK_SECONDS_MAX = 1.0  # between two looks at the children
 DUMP_SECONDS = 0.5  # for a stuck child to write its stacks
 JOBS_TOLD = 20  # of a stuck child, in the log
@@ -41,13 +42,14 @@ class Watch:
 
     def _look_at(self, child: ChildProcess, now: float, overslept: bool) -> None:
         silent = child.silent_seconds(now)
+        limit = self._stuck_seconds if child.is_ready else max(self._stuck_seconds, STARTING_SECONDS)
         if overslept:
             child.seen_alive = now
         elif child.leave_by is not None and now >= child.leave_by:
             child.interrupted = True
             child.kill()
-        elif silent >= self._stuck_seconds and child.stuck_seconds is None:
-            child.stuck_seconds = self._stuck_seconds
+        elif silent >= limit and child.stuck_seconds is None:
+            child.stuck_seconds = limit
             ending = asyncio.create_task(self._end_stuck(child))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
