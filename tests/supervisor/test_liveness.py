@@ -76,6 +76,14 @@ def _workers(shop: Shop) -> list[dict[str, Any]]:
     return workers
 
 
+def test_a_process_with_a_handler_that_does_not_end_is_replaced(small: Shop):
+    job = small.harbor.enqueue("heed_nothing")
+    small.started(processes=1, stubborn_seconds="0.5", grace_seconds=1)
+    small.wait(lambda: len(small.lines("workers")) == 2, "the replacement", seconds=80)
+    small.wait(lambda: job.refresh().state is State.DEAD, "the end of the job")
+    assert "a worker process died" not in small.errors()
+
+
 def test_a_limit_of_memory_that_no_process_can_keep_does_not_spin(small: Shop):
     small.start(processes=1, max_memory=5)
     small.wait(lambda: "worker processes end quickly" in small.errors(), "the pause")

@@ -86,7 +86,7 @@ def _overdue(harbor: Harbor, record: JobRecord, seconds: float) -> float | None:
 
 
 async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[dict[str, Any]]:
-    """Each worker that is there or holds a lease, with what it runs, the longest first, `running_max` in all at most."""
+    """Each worker that is there or holds a lease, with what it runs: the longest first, `running_max` in all."""
     from taskharbor.cli.documents import instant
     from taskharbor.clock import MICROS_PER_SECOND
 

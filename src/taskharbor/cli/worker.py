@@ -150,6 +150,8 @@ def worker(
             drain=drain,
             max_jobs=max_jobs,
             max_memory_mib=max_memory,
+            stubborn_seconds=stubborn_seconds,
+            handler_max_jobs=handler_max_jobs,
         )
         supervise(session.screen, orders, processes, stuck_seconds, health_file, health_port)
         return

@@ -35,6 +35,8 @@ class Orders(Struct, tag=True, omit_defaults=True):
     suspects_only: bool = False
     max_jobs: int | None = None
     max_memory_mib: int | None = None
+    stubborn_seconds: float | None = None
+    handler_max_jobs: int | None = None
 
 
 class Heard(Struct, tag=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from taskharbor.errors import StoreError
+from taskharbor.errors import StoreError, StubbornHandler
 from taskharbor.worker.supervisor.channel import (
     Channel,
     Heard,
@@ -109,6 +109,8 @@ class Child:
             concurrency=1 if orders.suspects_only else orders.concurrency,
             lease_seconds=orders.lease_seconds,
             grace_seconds=orders.grace_seconds,
+            stubborn_seconds=orders.stubborn_seconds,
+            handler_max_jobs=orders.handler_max_jobs,
         )
         self._address = address_of(harbor)
         self._published = Published(page, self._worker, orders)
@@ -120,7 +122,11 @@ class Child:
         """Work until there is a reason not to; the status to exit with."""
         from taskharbor.worker.worker import run_with_signals
 
-        run_with_signals(self._work, self._worker)
+        try:
+            run_with_signals(self._work, self._worker)
+        except StubbornHandler as error:
+            logger.error("worker ends, to be replaced", extra={"fields": {"why": str(error)}})
+            return EXIT_REPLACE
         return EXIT_REPLACE if self._published.leaving is not None else 0
 
     async def _work(self) -> None:
