@@ -38,6 +38,7 @@ UNFIT_DELAY_MAX_SECONDS = 30.0
 LOST_TOGETHER = "together"  # with others, so nobody knows whose fault it was
 LOST_ALONE = "alone"  # executed alone: its own doing
 LOST_SUPERVISED = "supervised"  # the whole tree was killed
+LOST_ENDED = "ended"  # its handler had returned, but its worker died before that was settled
 
 
 class Rules(Struct, frozen=True):
@@ -168,6 +169,18 @@ def _unfit_rows(history: Sequence[AttemptRecord], first_number: int) -> list[Att
 # -- losses and poison ---------------------------------------------------------------------------
 
 
+class Loss(Struct, frozen=True):
+    """How an execution was lost: its lease expired, or a supervisor saw its worker die."""
+
+    token: str  # that settles it
+    worker: str
+    kind: str  # LOST_…
+    error: str
+    alone: bool = False  # it was executed as a suspect
+    outlived: bool = False
+    started_at: int | None = None
+
+
 def settle_loss(
     lease: ExpiredLease,
     job: Claimed,
@@ -178,6 +191,32 @@ def settle_loss(
 ) -> Transition:
     """What becomes of a job whose lease expired. `history` is newest first, without this attempt.
 
+    Under a supervisor a lease expires only when the supervisor is gone as well: whoever was alone then did not
+    bring that about.
+    """
+    kind = LOST_SUPERVISED if lease.supervised else LOST_ALONE if lease.alone else LOST_TOGETHER
+    loss = Loss(
+        lease.token,
+        lease.worker,
+        kind,
+        f"lost: the lease of worker {lease.worker} expired",
+        alone=lease.alone,
+        outlived=lease.outlived,
+        started_at=lease.running.get(job.id),
+    )
+    return weigh_loss(loss, job, history, max_losses=max_losses, supervised_max_losses=supervised_max_losses)
+
+
+def weigh_loss(
+    loss: Loss,
+    job: Claimed,
+    history: Sequence[AttemptRecord],
+    *,
+    max_losses: int = DEFAULT_MAX_LOSSES,
+    supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
+) -> Transition:
+    """What becomes of a lost job. `history` is newest first, without this attempt.
+
     A loss is not a failure: `attempts` stays. Only a loss while alone counts against the job; one that was
     lost with others is rerun normally once, and alone from the second such loss in a row.
     """
@@ -186,36 +225,38 @@ def settle_loss(
         for row in history
         if row.number >= job.first_number and row.status is AttemptStatus.LOST and not row.outlived
     ]
-    kind = LOST_ALONE if lease.alone else LOST_SUPERVISED if lease.supervised else LOST_TOGETHER
-    suspect, reason = False, None
+    suspect, reason = loss.alone, None
     if job.delivery is Delivery.AT_MOST_ONCE:
         reason = Reason.LOST
-    elif lease.outlived:
-        suspect = lease.alone
-    elif kind == LOST_ALONE:
-        suspect = True
+    elif loss.outlived:
+        pass  # its worker is alive: an outage counts for nobody
+    elif loss.kind == LOST_ALONE:
         if 1 + sum(row.detail == LOST_ALONE for row in lost) >= max_losses:
             reason = Reason.POISON
-    elif kind == LOST_SUPERVISED:
-        if 1 + sum(row.detail == LOST_SUPERVISED for row in lost) >= supervised_max_losses:
+    elif loss.kind in _HARDLY_ITS_DOING:
+        if 1 + sum(row.detail in _HARDLY_ITS_DOING for row in lost) >= supervised_max_losses:
             reason = Reason.POISON
     else:
         suspect = _was_just_lost_together(history, job.first_number)
     return Transition(
-        lease.token,
+        loss.token,
         job.id,
         job.number,
         AttemptStatus.LOST,
         State.READY if reason is None else State.DEAD,
         attempts=job.attempts,
-        started_at=lease.running.get(job.id),
+        started_at=loss.started_at,
         suspect=suspect and reason is None,
         reason=reason,
-        error=f"lost: the lease of worker {lease.worker} expired",
-        detail=kind,
-        worker=lease.worker,
-        outlived=lease.outlived,
+        error=loss.error,
+        detail=loss.kind,
+        worker=loss.worker,
+        outlived=loss.outlived,
     )
+
+
+# Nobody is condemned for these, but nobody loops for ever either: they count against the higher limit.
+_HARDLY_ITS_DOING = frozenset({LOST_SUPERVISED, LOST_ENDED})
 
 
 def _was_just_lost_together(history: Sequence[AttemptRecord], first_number: int) -> bool:

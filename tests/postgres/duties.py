@@ -26,6 +26,7 @@ from taskharbor.drivers.base import (
     Transition,
     Update,
     Verdict,
+    WorkerRecord,
 )
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.job import AttemptStatus, JobFilter, NewJob, Options, Progress, Reason, State
@@ -128,6 +129,9 @@ async def work(driver: PostgresDriver) -> None:
     await collect(driver, now + HOUR)
     await driver.outlive(token, [(e.id, e.number)])
     await driver.leases(now=now)
+    await driver.sign_on([WorkerRecord(queue, "host", 1, 1, now)], HOUR, now=now)
+    assert queue in [worker.name for worker in await driver.workers(now=now)]
+    await driver.sign_off([queue])
     await driver._fold_tallies()
     assert await driver.prune(
         dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR), 10_000, now=now + HOUR
@@ -192,6 +196,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert (await driver.counts(queue, now=now))[State.DEAD] == 3
     await driver.queues(now=now)
     await driver.leases(now=now)
+    await driver.workers(now=now)
     assert await driver.steps(dead) == {"s": "1"}
     assert len(await driver.history(dead)) == 1
     assert await do(Cancel(), running) is Verdict.REQUESTED

@@ -28,13 +28,16 @@ from taskharbor.outcome import (
 from taskharbor.policy import (
     DEFAULT_MAX_LOSSES,
     LOST_ALONE,
+    LOST_ENDED,
     LOST_SUPERVISED,
     LOST_TOGETHER,
     SUPERVISED_MAX_LOSSES,
+    Loss,
     Rules,
     settle_loss,
     settle_outcome,
     settle_unfit,
+    weigh_loss,
 )
 from taskharbor.retry import ErrorInfo, RetryPolicy
 
@@ -503,3 +506,19 @@ def test_the_transitions_of_a_loss_are_allowed_by_the_lifecycle():
             job = replace(claimed(), delivery=delivery)
             transition = settle_loss(lease(**about), job, [], max_losses=1)
             assert transition.to in SETTLES[AttemptStatus.LOST]
+
+
+def test_a_suspect_whose_whole_tree_was_killed_is_not_blamed_and_stays_one():
+    before = newest_first(*(lost(n, LOST_ALONE) for n in range(1, 5)))
+    transition = settle_loss(lease(alone=True, supervised=True), claimed(5), before)
+    assert (transition.to, transition.suspect, transition.detail) == (State.READY, True, LOST_SUPERVISED)
+
+
+def test_a_job_whose_handler_had_ended_counts_only_against_the_higher_limit():
+    loss = Loss("c/1", "w", LOST_ENDED, "lost: worker w was ended by SIGKILL")
+    history: list[AttemptRecord] = []
+    for number in range(1, SUPERVISED_MAX_LOSSES):
+        transition = weigh_loss(loss, claimed(number), history)
+        assert (transition.to, transition.suspect) == (State.READY, False)
+        history.insert(0, lost(number, LOST_ENDED))
+    assert weigh_loss(loss, claimed(SUPERVISED_MAX_LOSSES), history).reason is Reason.POISON

@@ -75,7 +75,7 @@ class CommandLine(click.Group):
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
-            _fail(_told(error), EXIT_FAILED)
+            _fail(told(error), EXIT_FAILED)
         # A command returns nothing; a number is what it gave to ctx.exit().
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -85,7 +85,7 @@ def _usage(error: click.UsageError) -> str:
     return f"{message} (see `{error.ctx.command_path} --help`)" if error.ctx is not None else message
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     """Our own errors say what to do; anything else was not foreseen, and says what it is."""
     from taskharbor.errors import TaskHarborError
 
@@ -145,7 +145,7 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _open_closed_streams() -> None:
+def open_closed_streams() -> None:
     """A daemon may be started with its streams closed. Then the next file it opens, the store say, would be its
     standard output, and whatever is printed would go there: give it the null device instead."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
@@ -158,7 +158,7 @@ def _open_closed_streams() -> None:
 
 
 def main() -> None:
-    _open_closed_streams()
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a letter that the terminal does not know is no failure
     cli(prog_name="taskharbor")

@@ -37,6 +37,14 @@ def instant(value: str) -> datetime:
     return found
 
 
+def host_and_port(value: str) -> tuple[str, int]:
+    """From `8080`, `0.0.0.0:8080` or `[::]:8080`; this machine alone where no host is named."""
+    host, _, port = value.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise click.BadParameter(f"{value!r} is no [HOST:]PORT; write for example 8080 or 0.0.0.0:8080")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
 def parse_payload(words: Sequence[str]) -> dict[str, Any]:
     """A payload from one JSON object, from `-` (standard input), or from `name=text` and `name:=json` words."""
     if not words:

@@ -14,6 +14,7 @@ from taskharbor.cli.session import Session, with_session
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.queues import Queue
+    from taskharbor.drivers.base import WorkerRecord
     from taskharbor.job import JobRecord
 
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 def stats(session: Session) -> None:
     """Show counts, queues and what the workers do.
 
-    A job is named under its worker once it has run for longer than a heartbeat. One that should have ended by
-    its timeout, or was asked to, and has not, is marked.
+    A worker that has just started or vanished may take a minute to appear or disappear. A job is named
+    under its worker once it has run for longer than a heartbeat. One that should have ended by its timeout, or
+    was asked to, and has not, is marked.
 
     \b
     Example:
@@ -47,10 +49,11 @@ def stats(session: Session) -> None:
     tell_queues(screen, queues)
     screen.heading("workers")
     screen.table(
-        ("WORKER", "CLAIMED", "LEASE", "EXPIRED", "RUNNING JOBS"),
+        ("WORKER", "SLOTS", "CLAIMED", "LEASE", "EXPIRED", "RUNNING JOBS"),
         [
             (
                 worker["worker"],
+                worker["slots"],
                 worker["open"],
                 worker["expiresAt"],
                 worker["expired"],
@@ -58,7 +61,7 @@ def stats(session: Session) -> None:
             )
             for worker in workers
         ],
-        empty="no worker holds a job",
+        empty="no worker is there",
         optional=("EXPIRED", "LEASE"),
     )
 
@@ -83,7 +86,7 @@ def _overdue(harbor: Harbor, record: JobRecord, seconds: float) -> float | None:
 
 
 async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[dict[str, Any]]:
-    """Each worker that holds a lease, with what it runs, the longest first; of all of them `running_max` at most."""
+    """Each worker that is there or holds a lease, with what it runs: the longest first, `running_max` in all."""
     from taskharbor.cli.documents import instant
     from taskharbor.clock import MICROS_PER_SECOND
 
@@ -115,4 +118,26 @@ async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[dic
         ]
     for worker in workers.values():
         worker["running"].sort(key=lambda job: -job["seconds"])
-    return list(workers.values())
+    return _with_who_is_there(workers, await harbor.driver.workers())
+
+
+def _with_who_is_there(
+    workers: dict[str, dict[str, Any]], there: Iterable[WorkerRecord]
+) -> list[dict[str, Any]]:
+    """A worker that holds nothing is known only by what it told the store; one that has vanished, by its leases."""
+    from taskharbor.cli.documents import instant
+
+    known = {record.name: record for record in there}
+    for name in known.keys() - workers.keys():
+        workers[name] = {"worker": name, "open": 0, "expiresAt": None, "expired": False, "running": []}
+    for name, worker in workers.items():
+        record = known.get(name)
+        worker |= {
+            "slots": record.slots if record else None,
+            "queues": record.queues if record else None,
+            "host": record.host if record else None,
+            "pid": record.pid if record else None,
+            "startedAt": instant(record.started_at) if record else None,
+            "supervisor": record.supervisor if record else None,
+        }
+    return [workers[name] for name in sorted(workers)]

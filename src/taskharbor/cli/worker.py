@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from taskharbor.cli.parameters import duration
+from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StubbornHandler
 
@@ -55,6 +56,39 @@ class GivenUp(click.ClickException):
 )
 @click.option("--drain", is_flag=True, help="Exit once nothing is runnable.")
 @click.option(
+    "--processes",
+    type=click.IntRange(1, 1_000),
+    help="Supervise so many worker processes, each with its own --concurrency.  [default: work in this one]",
+)
+@click.option(
+    "--stuck-seconds",
+    type=duration,
+    help="Replace a process whose event loop stands still for so long.  [default: 300; with --processes]",
+)
+@click.option(
+    "--max-jobs",
+    type=click.IntRange(min=1),
+    help="Replace a process after so many jobs.  [with --processes]",
+)
+@click.option(
+    "--max-memory",
+    type=click.IntRange(min=1),
+    metavar="MIB",
+    help="Replace a process that has more memory than this.  [with --processes]",
+)
+@click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Touch this file every second while all is well; removed at the end.  [with --processes]",
+)
+@click.option(
+    "--health-port",
+    metavar="[HOST:]PORT",
+    type=host_and_port,
+    help="Answer HTTP with 200 while all is well, else 503; on 127.0.0.1 unless a host is named.  "
+    "[with --processes]",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     help="How log lines look, on standard error.  [default: text]",
@@ -70,6 +104,12 @@ def worker(
     stubborn_seconds: float | None,
     handler_max_jobs: int | None,
     drain: bool,
+    processes: int | None,
+    stuck_seconds: float | None,
+    max_jobs: int | None,
+    max_memory: int | None,
+    health_file: Path | None,
+    health_port: tuple[str, int] | None,
     log_format: Literal["text", "json"] | None,
     log_level: str,
 ) -> None:
@@ -79,22 +119,59 @@ def worker(
     Without an application only the built-in tasks are known: echo, sleep and fail. With --json, log
     lines are JSON, and the store's counts are printed at the end.
 
+    With --processes a supervisor keeps that many worker processes running. It extends their leases from
+    outside, so that no handler can lose its lease by holding up its process, and when one of them dies its
+    jobs start again at once.
+
     \b
     Examples:
       taskharbor worker -A app:harbor --queues mail,default --concurrency 50
+      taskharbor worker -A app:harbor --processes 4 --max-memory 512
       taskharbor worker -A app:harbor --drain
     """
     from taskharbor.telemetry import logs
 
-    logs.configure(log_format or ("json" if session.screen.as_json else "text"), log_level)
+    chosen = log_format or ("json" if session.screen.as_json else "text")
+    logs.configure(chosen, log_level)
+    served = None if queues is None else [name.strip() for name in queues.split(",")]
+    if processes is not None:
+        from taskharbor.cli.supervise import supervise
+        from taskharbor.worker.supervisor.channel import Orders
+
+        orders = Orders(
+            app=session.app,
+            url=session.url,
+            queues=served,
+            concurrency=concurrency,
+            lease_seconds=lease_seconds,
+            grace_seconds=grace_seconds,
+            log_format=chosen,
+            log_level=log_level,
+            drain=drain,
+            max_jobs=max_jobs,
+            max_memory_mib=max_memory,
+            stubborn_seconds=stubborn_seconds,
+            handler_max_jobs=handler_max_jobs,
+        )
+        supervise(session.screen, orders, processes, stuck_seconds, health_file, health_port)
+        return
+    for name, value in (
+        ("--stuck-seconds", stuck_seconds),
+        ("--max-jobs", max_jobs),
+        ("--max-memory", max_memory),
+        ("--health-file", health_file),
+        ("--health-port", health_port),
+    ):
+        if value is not None:
+            raise click.UsageError(f"{name} is for a supervisor: add --processes")
     with session.open(create=True) as harbor:
         from taskharbor.worker import Worker
 
         if session.app is None:
-            _offer_builtin(harbor)
+            offer_builtin(harbor)
         works = Worker(
             harbor,
-            queues=None if queues is None else [name.strip() for name in queues.split(",")],
+            queues=served,
             concurrency=concurrency,
             lease_seconds=lease_seconds,
             grace_seconds=grace_seconds,
@@ -112,7 +189,7 @@ def worker(
             session.screen.document({"worker": works.name, "counts": harbor.jobs.counts()})
 
 
-def _offer_builtin(harbor: Any) -> None:
+def offer_builtin(harbor: Any) -> None:
     from taskharbor import builtin
     from taskharbor.telemetry.logs import masked_url
 

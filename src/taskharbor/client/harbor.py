@@ -69,6 +69,7 @@ class Harbor:
                 "give either the driver alone, or a URL and, if need be, a clock"
             )
         self.url = url if url is not None else os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
+        self.has_url = driver is None  # otherwise only the driver knows where its store is
         self.driver = driver if driver is not None else driver_for(self.url, clock)
         self.retention = Retention.of(retention)
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias

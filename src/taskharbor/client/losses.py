@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Protocol
 
-from taskharbor.client.events import Event, Events
+from taskharbor.client.events import Event
 from taskharbor.drivers.base import Settled, Transition
 from taskharbor.job import JobRecord, State
 
 
+class Subscribers(Protocol):
+    """Whoever wants to hear of it, here or in another process."""
+
+    def wanted(self, name: str) -> bool: ...
+    def emit(self, event: Event) -> None: ...
+
+
 def tell_lost(
-    events: Events, logger: logging.Logger, transition: Transition, settled: Settled, record: JobRecord
+    events: Subscribers,
+    logger: logging.Logger,
+    transition: Transition,
+    settled: Settled,
+    record: JobRecord,
 ) -> None:
     """The same whoever collected the lease: a worker, or an operator's verb that came first."""
     fields: dict[str, Any] = {

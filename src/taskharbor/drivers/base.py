@@ -284,6 +284,19 @@ class LeaseRecord(Struct, frozen=True):
     running: dict[str, int]
 
 
+class WorkerRecord(Struct, frozen=True, omit_defaults=True):
+    """A worker that is there, as it told the store itself: one that is idle holds no lease to be known by."""
+
+    name: str
+    host: str
+    pid: int
+    slots: int
+    started_at: int
+    queues: tuple[str, ...] | None = None  # None: every queue
+    supervisor: str | None = None  # who looks after it
+    expires_at: int = 0  # from then on it is forgotten, unless it signs on again
+
+
 class Check(Struct, frozen=True):
     """One finding of `doctor`."""
 
@@ -414,6 +427,23 @@ class Driver(ABC):
 
     @abstractmethod
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]: ...
+
+    # -- who is there --
+
+    @abstractmethod
+    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
+        """Remember that these workers are there, for `lasts` microseconds; repeated now and then by each.
+
+        Whoever has not repeated it in time is forgotten. Nothing else depends on this: it is for onlookers.
+        """
+
+    @abstractmethod
+    async def sign_off(self, names: Sequence[str]) -> None:
+        """Forget these workers: they have stopped."""
+
+    @abstractmethod
+    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
+        """Every worker that is there, by name."""
 
     # -- operators --
 

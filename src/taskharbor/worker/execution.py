@@ -52,6 +52,7 @@ class Execution:
         "_job",
         "_report",
         "cancelled",
+        "cell",
         "children",
         "claimed",
         "end",
@@ -90,6 +91,7 @@ class Execution:
             except (msgspec.DecodeError, ConfigurationError) as error:
                 self.unreadable = f"its stored options cannot be read: {error}"
         self.started_at: int | None = None
+        self.cell = 0  # where its begin and end are published; 0 where nobody looks
         self.cancelled = False
         self.interrupted: Interrupt | None = None
         self.children: list[NewJob] = []

@@ -23,7 +23,7 @@ from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.isolation.pool import CannotBegin
 from taskharbor.worker.isolation.process import Ended
 from taskharbor.worker.isolation.running import ProcessRunner
-from taskharbor.worker.live import StoreTime
+from taskharbor.worker.live import LiveLease, StoreTime
 from taskharbor.worker.stepping import Stepped
 from taskharbor.worker.threads import Call, HandlerThreads
 
@@ -49,6 +49,8 @@ class Executor:
         finish: Callable[[Execution, Outcome], None],
         drop: Callable[[Execution], None],
         low: Callable[[], None],
+        is_over: Callable[[LiveLease, int], bool],
+        cells: memoryview[int] | None = None,
     ) -> None:
         self.concurrency = concurrency
         self.buffer: deque[Execution] = deque()  # claimed, not begun
@@ -63,6 +65,8 @@ class Executor:
         self._finish = finish
         self._drop = drop
         self._low = low
+        self._is_over = is_over
+        self._cells = cells  # where a supervisor sees begins and ends, whatever becomes of this process
         self._threads = HandlerThreads(concurrency)
         self._processes = processes
         self._slots: list[asyncio.Task[None]] = []
@@ -83,6 +87,10 @@ class Executor:
     def is_idle_but_for(self, abandoned: Set[Execution]) -> bool:
         """Whether nothing is under way but these."""
         return not self.buffer and not self._starting and self.running.keys() <= abandoned
+
+    @property
+    def unbegun(self) -> int:
+        return len(self.buffer) + self._starting
 
     def offer(self, executions: Iterable[Execution]) -> None:
         self.buffer.extend(executions)
@@ -167,7 +175,7 @@ class Executor:
         if execution.lease.lost:
             self._drop(execution)  # somebody else may have it by now: not begun
             return
-        if now >= execution.lease.expires_at:
+        if now >= execution.lease.expires_at and self._is_over(execution.lease, now):
             # As far as we know. The store decides; if it refuses, it hears that this worker is alive.
             self._finish(execution, HandedBack())
             return
@@ -207,6 +215,8 @@ class Executor:
             return
         self.begun += 1
         execution.started_at = now
+        if self._cells is not None:
+            self._cells[execution.cell] = now
         self.running[execution] = None
         if self._begin is not None:
             self._begin(execution)
@@ -240,6 +250,8 @@ class Executor:
 
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         del self.running[execution]
+        if self._cells is not None and execution.started_at is not None:
+            self._cells[execution.cell] = -execution.started_at
         if execution.timer is not None:
             execution.timer.cancel()
         if execution.process is not None:  # a middleware did not call it

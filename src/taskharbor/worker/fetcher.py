@@ -18,6 +18,7 @@ from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+from taskharbor.worker.oversight import Oversight
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -28,6 +29,7 @@ SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be id
 STANDSTILL_SECONDS = 5.0  # how long the rest is held up for suspects; doubled while that is not enough
 STANDSTILL_SECONDS_MAX = 30.0
 OUTAGE_SECONDS_MAX = 2.0
+LINGER_SECONDS = 5.0  # how long a process for suspects waits for more of them
 
 
 class Fetcher:
@@ -44,6 +46,7 @@ class Fetcher:
         time: StoreTime,
         clock: Clock,
         make: Callable[[Claimed, LiveLease], Execution],
+        oversight: Oversight | None = None,
     ) -> None:
         self._driver = driver
         self._queues = queues
@@ -55,12 +58,14 @@ class Fetcher:
         self._time = time
         self._clock = clock
         self._make = make
+        self._oversight = oversight
         self._room = asyncio.Event()  # something has ended, or the buffer is low
         self._rate = 0.0  # begins a second, lately
         self._measured_at = clock.monotonic()
         self._measured = 0
         self._suspects_since: float | None = None
         self._standstill = STANDSTILL_SECONDS
+        self._suspects_elsewhere = False  # a supervisor sees to it that they are executed
 
     def nudge(self) -> None:
         self._room.set()
@@ -81,6 +86,8 @@ class Fetcher:
     async def _round(self, until_drained: bool) -> bool:
         """One claim, or the wait until one is due; whether all is drained that was to be."""
         news = self._driver.news()
+        if self._oversight is not None and self._oversight.suspects_only:
+            return await self._suspects_round(news, until_drained)
         if self._suspects_since is not None and await self._execute_a_suspect():
             return False
         wanted = self._wanted()
@@ -93,7 +100,7 @@ class Fetcher:
         if len(claim.jobs) == wanted:
             await asyncio.sleep(0)
         elif until_drained and not claim.jobs:
-            if self._all_done():
+            if self._all_done() and not self._suspects_elsewhere:
                 return was_done and self._suspects_since is None
             await self._wait_for_room_or_news(news, self._until_next(claim))
         elif self._suspects_since is None:
@@ -111,12 +118,23 @@ class Fetcher:
         ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS))
         target = executor.free + ahead
         executor.low_water = max(0, target - BATCH_MAX)
-        missing = target - len(executor.buffer)
+        missing = min(target - len(executor.buffer), self._allowance())
         # A claim costs the same for one as for many: wait until a good part of the target is missing.
         if executor.buffer and missing < min(BATCH_MAX, target // 2):
             executor.low_water = max(0, target - min(BATCH_MAX, target // 2))
             return 0
         return min(BATCH_MAX, missing)
+
+    def _allowance(self) -> int:
+        """How many more jobs a supervisor lets this worker claim."""
+        oversight = self._oversight
+        if oversight is None:
+            return BATCH_MAX
+        if oversight.max_jobs is None:
+            return oversight.room
+        if self._executor.begun >= oversight.max_jobs:
+            oversight.jobs_spent()
+        return min(oversight.room, oversight.max_jobs - self._executor.begun - self._executor.unbegun)
 
     def slow_down(self) -> None:
         """What was claimed ahead has been handed back: nothing is, until handlers begin again."""
@@ -139,17 +157,24 @@ class Fetcher:
             queues=self._queues,
             once_limit=max(0, executor.free - len(executor.buffer)),
             suspects=suspects,
+            supervised=self._oversight is not None,
         )
+        if self._oversight is not None:
+            self._oversight.claiming(request.token, alone=suspects)
         claim = await self._claim_surely(request)
         executor.offer(self._accepted(request, claim))
         return claim
 
     def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:
         if not claim.jobs:
+            if self._oversight is not None:
+                self._oversight.claimed(None, [])
             return []
         lease = self._leases.add(request.token, claim.expires_at, alone=request.suspects)
         executions = [self._make(job, lease) for job in claim.jobs]
         lease.executions = {execution.claimed.id: execution for execution in executions}
+        if self._oversight is not None:
+            self._oversight.claimed(lease, executions)
         return executions
 
     async def _claim_surely(self, request: ClaimRequest) -> Claim:
@@ -211,7 +236,11 @@ class Fetcher:
     # -- suspects --
 
     def _notice_suspects(self, claim: Claim) -> None:
-        if not claim.suspects_waiting:
+        if self._oversight is not None:
+            self._suspects_elsewhere = claim.suspects_waiting
+            if claim.suspects_waiting:
+                self._oversight.suspects_waiting()
+        elif not claim.suspects_waiting:
             self._forget_suspects()
         elif self._suspects_since is None:
             self._suspects_since = self._clock.monotonic()
@@ -248,3 +277,18 @@ class Fetcher:
         # The rest has its turn now, before the next suspect.
         self._forget_suspects()
         return bool(claim.jobs)
+
+    async def _suspects_round(self, news: int, until_drained: bool) -> bool:
+        """In a process of their own: one suspect after the other, until there has been none for a while."""
+        claim = await self._claim(1, suspects=True)
+        while claim.jobs and not self._all_done():
+            await self._wait_for_room()
+        if claim.jobs:
+            self._suspects_since = None
+            return False
+        now = self._clock.monotonic()
+        self._suspects_since = self._suspects_since or now
+        if until_drained or now - self._suspects_since >= LINGER_SECONDS:
+            return True
+        await self._driver.wait(news, self._until_next(claim))
+        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Answer, Driver, Extended, Extension, Heartbeat
@@ -30,6 +30,7 @@ class Heart:
         time: StoreTime,
         clock: Clock,
         hand_back: Callable[[Callable[[Execution], bool]], None],
+        extended_outside: bool = False,
     ) -> None:
         self._driver = driver
         self._lease = lease
@@ -38,9 +39,12 @@ class Heart:
         self._time = time
         self._clock = clock
         self._hand_back = hand_back
+        self._extended_outside = extended_outside
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
+        if self._extended_outside:  # looking is cheap: it has to be seen in time that nobody extends
+            beat_seconds /= 2
         pause = beat_seconds
         while True:
             await self._clock.sleep(pause)
@@ -52,7 +56,19 @@ class Heart:
                 pause = beat_seconds / 4
 
     async def beat(self) -> None:
+        await self._extend(self._due())
+
+    def _due(self) -> list[LiveLease]:
+        """All leases; with a supervisor outside only those that it has let come to half their time."""
         leases = self._leases.all()
+        if not self._extended_outside:
+            return leases
+        for lease in leases:
+            self._leases.refresh(lease)
+        half_from_now = self._time.now() + self._lease // 2
+        return [lease for lease in leases if lease.expires_at < half_from_now]
+
+    async def _extend(self, leases: list[LiveLease]) -> None:
         if not leases:
             return
         asked_at = self._time.asking()
@@ -60,8 +76,23 @@ class Heart:
         self._time.learn(heartbeat.now, asked_at)
         for lease, extended in zip(leases, heartbeat.leases, strict=True):
             await self._heed(lease, extended)
-        if heartbeat.paused:
-            self._hand_back(lambda execution: execution.claimed.queue in heartbeat.paused)
+        self._heed_paused(heartbeat.paused)
+
+    async def heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        """What the supervisor was answered when it extended our leases: jobs, queues and tokens."""
+        leases = {lease.token: lease for lease in self._leases.all()}
+        for job_id in cancel_requested:
+            for lease in leases.values():
+                self._heed_cancel(lease, job_id)
+        self._heed_paused(frozenset(paused))
+        # Whether they are really lost, or were settled a moment ago, the store tells us best.
+        await self._extend([leases[token] for token in refused if token in leases])
+
+    def _heed_paused(self, paused: frozenset[str]) -> None:
+        if paused:
+            self._hand_back(lambda execution: execution.claimed.queue in paused)
 
     async def mark_at_most_once(self, execution: Execution) -> bool:
         """Write into the lease that this job is at_most_once, before it begins; False if it is not ours."""
@@ -92,11 +123,14 @@ class Heart:
         if extended.answer is Answer.DONE:
             lease.expires_at = extended.expires_at
             for job_id in extended.cancel_requested:
-                execution = lease.executions.get(job_id)
-                if execution is not None:
-                    execution.interrupt(Interrupt.CANCEL)
+                self._heed_cancel(lease, job_id)
         elif lease.executions:  # otherwise its last job was settled just now
             await self._lose(lease)
+
+    def _heed_cancel(self, lease: LiveLease, job_id: str) -> None:
+        execution = lease.executions.get(job_id)
+        if execution is not None:
+            execution.interrupt(Interrupt.CANCEL)
 
     async def _lose(self, lease: LiveLease) -> None:
         """The lease is over: what runs under it can commit nothing, so it had better end."""
@@ -109,7 +143,7 @@ class Heart:
     async def outlive_expired(self) -> None:
         """Before anybody here collects expired leases: those of ours among them were lost to an outage."""
         for lease in self._leases.all():
-            if lease.expires_at <= self._time.now():
+            if self._leases.is_over(lease, self._time.now()):
                 await self._outlive(lease)
 
     async def _outlive(self, lease: LiveLease) -> None:

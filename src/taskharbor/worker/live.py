@@ -10,6 +10,7 @@ from taskharbor.clock import Clock
 
 if TYPE_CHECKING:
     from taskharbor.worker.execution import Execution
+    from taskharbor.worker.oversight import Oversight
 
 
 class StoreTime:
@@ -38,7 +39,7 @@ class StoreTime:
 class LiveLease:
     """A lease this worker holds, and the jobs under it that are not settled yet."""
 
-    __slots__ = ("alone", "executions", "expires_at", "lost", "token")
+    __slots__ = ("alone", "blocks", "executions", "expires_at", "lost", "token")
 
     def __init__(self, token: str, expires_at: int, alone: bool = False) -> None:
         self.token = token
@@ -46,13 +47,15 @@ class LiveLease:
         self.alone = alone  # it holds a suspect
         self.lost = False  # the store said that it is no longer ours
         self.executions: dict[str, Execution] = {}
+        self.blocks: tuple[int, ...] = ()  # where it is published to a supervisor
 
 
 class LiveLeases:
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, oversight: Oversight | None = None) -> None:
         # A worker may be given a name, and restarted under it: its tokens must never be those of its predecessor,
         # or it would be handed that one's jobs as if its own claim had been repeated.
-        self._prefix = f"{worker}/{os.urandom(8).hex()}"
+        self._prefix = f"{worker}/{os.urandom(8).hex()}" if oversight is None else oversight.prefix
+        self._oversight = oversight
         self._serial = itertools.count(1)
         self._leases: dict[str, LiveLease] = {}
 
@@ -65,14 +68,31 @@ class LiveLeases:
 
     def settled(self, execution: Execution) -> None:
         """The job is off its lease; with the last one, the lease is over."""
-        executions = execution.lease.executions
-        executions.pop(execution.claimed.id, None)
-        if not executions:
-            self._leases.pop(execution.lease.token, None)
+        lease = execution.lease
+        lease.executions.pop(execution.claimed.id, None)
+        execution.cell = 0
+        if not lease.executions:
+            self._leases.pop(lease.token, None)
+            if self._oversight is not None:
+                self._oversight.over(lease)
 
     def forget(self, lease: LiveLease) -> None:
         lease.lost = True
         self._leases.pop(lease.token, None)
+        if self._oversight is not None:
+            self._oversight.lost(lease)
+
+    def is_over(self, lease: LiveLease, now: int) -> bool:
+        """Whether its time has run out, as far as is known here, or to whoever extends it from outside."""
+        if now < lease.expires_at:
+            return False
+        self.refresh(lease)
+        return now >= lease.expires_at
+
+    def refresh(self, lease: LiveLease) -> None:
+        """Take note of how far the lease has been extended from outside."""
+        if self._oversight is not None:
+            lease.expires_at = max(lease.expires_at, self._oversight.extended_to(lease))
 
     def all(self) -> list[LiveLease]:
         return list(self._leases.values())

@@ -17,7 +17,7 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.client.options import checked_timeout
 from taskharbor.clock import MICROS_PER_SECOND, check_seconds, seconds_to_micros, wait_for
 from taskharbor.codec import checked_name, shorten
-from taskharbor.drivers.base import Claimed
+from taskharbor.drivers.base import Claimed, WorkerRecord
 from taskharbor.errors import ConfigurationError, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.locating import refuse_while_importing
@@ -34,6 +34,8 @@ from taskharbor.worker.isolation.pool import ProcessPool, refuse_unreachable_hoo
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
+from taskharbor.worker.oversight import Oversight
+from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.stubborn import StubbornWatch
 
@@ -59,6 +61,8 @@ class Worker:
     after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
     replaces a process of `isolation="process"` handlers after so many jobs.
     """
+
+    _oversight: Oversight | None = None  # a supervisor in another process
 
     def __init__(
         self,
@@ -119,11 +123,11 @@ class Worker:
 
     def run_sync(self) -> None:
         """`run()` with a loop of its own; SIGTERM and SIGINT shut down gracefully, a second one ends now."""
-        _run_with_signals(self.run, self)
+        run_with_signals(self.run, self)
 
     def drain_sync(self) -> None:
         """`drain()` with a loop of its own, signals as in `run_sync`."""
-        _run_with_signals(self.drain, self)
+        run_with_signals(self.drain, self)
 
     def stop(self) -> None:
         """Shut down gracefully; called again, end now and leave the rest to the leases. From any thread."""
@@ -145,6 +149,17 @@ class Worker:
         if self._background is not None:
             await self._background
         return False
+
+    async def _heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        """From the supervisor, which extends our leases."""
+        if self._shift is not None:
+            await self._shift.heard(cancel_requested, paused, refused)
+
+    @property
+    def _begun(self) -> int:
+        return 0 if self._shift is None else self._shift.begun
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         refuse_while_importing("a worker was started")
@@ -181,8 +196,10 @@ class _Shift:
         self._stopping = asyncio.Event()
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
-        self._leases = LiveLeases(worker.name)
+        oversight = worker._oversight
+        self._leases = LiveLeases(worker.name, oversight)
         self._time = time = StoreTime(clock)
+        self._started_at = time.now()
         reporter = Reporter(worker.name, harbor.events, time)
         self._committer = Committer(
             driver,
@@ -204,6 +221,7 @@ class _Shift:
             time=time,
             clock=clock,
             hand_back=self._hand_back,
+            extended_outside=oversight is not None,
         )
         self._executor = Executor(
             worker.concurrency,
@@ -216,6 +234,8 @@ class _Shift:
             finish=self._finish,
             drop=self._drop,
             low=self._low,
+            is_over=self._leases.is_over,
+            cells=None if oversight is None else oversight.cells,
         )
         self._fetcher = Fetcher(
             driver,
@@ -228,6 +248,7 @@ class _Shift:
             time=time,
             clock=clock,
             make=self._make,
+            oversight=oversight,
         )
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
         self._stubborn = StubbornWatch(
@@ -246,8 +267,18 @@ class _Shift:
             reporter=reporter,
             before_collecting=self._heart.outlive_expired,
         )
+        self._presence = Presence(driver, clock, self._who)
 
     # -- the life of a shift --
+
+    @property
+    def begun(self) -> int:
+        return self._executor.begun
+
+    async def heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        await self._heart.heard(cancel_requested, paused, refused)
 
     def stop(self) -> None:
         if self._stopping.is_set():
@@ -265,6 +296,8 @@ class _Shift:
             raise
         finally:
             await self._executor.close()
+            if not self._ending_now.is_set():
+                await self._presence.sign_off()
         logger.info("worker stopped", extra={"fields": self._about()})
 
     async def _work_together(self, until_drained: bool) -> None:
@@ -277,6 +310,7 @@ class _Shift:
                     self._heart.run(),
                     self._maintenance.run(),
                     self._stubborn.run(),
+                    self._presence.run(),
                     self._hand_back_the_stalled(),
                 )
             ]
@@ -419,6 +453,13 @@ class _Shift:
         # Handlers in threads report as well.
         self.loop.call_soon_threadsafe(self._committer.note, execution, progress)
 
+    def _who(self) -> list[WorkerRecord]:
+        worker = self._worker
+        if worker._oversight is not None:
+            return []  # the supervisor tells of all its workers at once
+        host, pid = socket.gethostname(), os.getpid()
+        return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
+
     def _about(self) -> dict[str, Any]:
         queues = self._worker.queues
         return {
@@ -432,7 +473,9 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def _run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:
+def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:
+    """A loop of its own for a worker; SIGTERM and SIGINT stop it."""
+
     async def with_signals() -> None:
         loop = asyncio.get_running_loop()
         installed = []

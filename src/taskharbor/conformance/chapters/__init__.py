@@ -14,6 +14,7 @@ from taskharbor.conformance.chapters.history import History
 from taskharbor.conformance.chapters.leases import Collecting, Fencing, Leases
 from taskharbor.conformance.chapters.life import Life
 from taskharbor.conformance.chapters.operators import Operators
+from taskharbor.conformance.chapters.presence import Presence
 from taskharbor.conformance.chapters.pruning import Pruning
 from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
@@ -41,6 +42,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Children,
     Rearming,
     Pruning,
+    Presence,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

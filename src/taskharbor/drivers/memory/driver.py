@@ -6,6 +6,8 @@ import builtins
 from collections.abc import Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
@@ -25,6 +27,7 @@ from taskharbor.drivers.base import (
     Page,
     Settled,
     Transition,
+    WorkerRecord,
 )
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
 from taskharbor.drivers.memory.news import News
@@ -118,6 +121,27 @@ class MemoryDriver(Driver):
             self._news.block(news, seconds)
         else:
             await self._news.suspend(news, seconds, self.clock)
+
+    # -- who is there --
+
+    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
+        with self._news.lock:
+            instant = self._time(now)
+            there = self._store.workers
+            for name in [name for name, worker in there.items() if worker.expires_at <= instant]:
+                del there[name]
+            there.update({each.name: replace(each, expires_at=instant + lasts) for each in workers})
+
+    async def sign_off(self, names: Sequence[str]) -> None:
+        with self._news.lock:
+            for name in names:
+                self._store.workers.pop(name, None)
+
+    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
+        with self._news.lock:
+            instant = self._time(now)
+            there = sorted(self._store.workers.items())
+            return [worker for _, worker in there if worker.expires_at > instant]
 
     # -- operators --
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
 
+from taskharbor.drivers.base import WorkerRecord
 from taskharbor.drivers.memory.order import Order
 from taskharbor.job import (
     NO_OPTIONS,
@@ -141,6 +142,7 @@ class Store:
         self.dependants: dict[str, set[str]] = defaultdict(set)  # id → those that depend on it
         self.leases: dict[str, Lease] = {}
         self.paused: set[str] = set()
+        self.workers: dict[str, WorkerRecord] = {}  # who is there, by name
         self.ordinary = Places()
         self.suspects = Places()
         self.endings: dict[State, Order[Placed]] = {state: Order() for state in TERMINAL}

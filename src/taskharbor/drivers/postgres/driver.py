@@ -30,8 +30,20 @@ from taskharbor.drivers.base import (
     Page,
     Settled,
     Transition,
+    WorkerRecord,
 )
-from taskharbor.drivers.postgres import enqueue, health, leases, operate, reads, roles, schema, settle, sql
+from taskharbor.drivers.postgres import (
+    enqueue,
+    health,
+    leases,
+    operate,
+    presence,
+    reads,
+    roles,
+    schema,
+    settle,
+    sql,
+)
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Connections, Lane, Work
 from taskharbor.drivers.postgres.explain import address_of
@@ -238,6 +250,17 @@ class PostgresDriver(Driver):
 
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._run(Lane.REST, reads.lease_records, now)
+
+    # -- who is there --
+
+    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
+        await self._run(Lane.REST, lambda s: presence.sign_on(s, workers, lasts), now)
+
+    async def sign_off(self, names: Sequence[str]) -> None:
+        await self._run(Lane.REST, lambda s: s.do("sign_off", list(names)))
+
+    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
+        return await self._run(Lane.REST, presence.workers, now)
 
     # -- operators --
 

@@ -48,6 +48,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
     "tallies": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "announcements": dict.fromkeys(Role, ""),  # a sequence that only a function of the owner touches
+    "workers": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
 }
 _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 

@@ -27,8 +27,9 @@ from taskharbor.drivers.base import (
     Page,
     Settled,
     Transition,
+    WorkerRecord,
 )
-from taskharbor.drivers.sqlite import enqueue, leases, operate, places, reads, schema, settle, watch
+from taskharbor.drivers.sqlite import enqueue, leases, operate, places, presence, reads, schema, settle, watch
 from taskharbor.drivers.sqlite.callers import CallersSession
 from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.errors import ConfigurationError, StoreUnavailable
@@ -134,6 +135,17 @@ class SQLiteDriver(Driver):
 
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._engine.read(reads.lease_records, now)
+
+    # -- who is there --
+
+    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
+        await self._engine.write(lambda s: presence.sign_on(s, workers, lasts), now)
+
+    async def sign_off(self, names: Sequence[str]) -> None:
+        await self._engine.write(lambda s: presence.sign_off(s, names))
+
+    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
+        return await self._engine.read(presence.workers, now)
 
     # -- operators --
 

@@ -1,0 +1,90 @@
+"""What `taskharbor worker --processes N` starts: a worker of the application, under its supervisor.
+
+    python -m taskharbor.cli.child SOCKET PAGE
+
+Both are descriptors that it has inherited. What to do comes over the socket.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from taskharbor.cli.entry import EXIT_FAILED, TRACEBACK_VARIABLE, open_closed_streams, told
+from taskharbor.cli.screen import Screen
+from taskharbor.cli.session import Session
+from taskharbor.telemetry import logs
+from taskharbor.worker.supervisor.channel import Orders, Refusal
+from taskharbor.worker.supervisor.child import Child
+from taskharbor.worker.supervisor.page import Publisher
+from taskharbor.worker.supervisor.process import DUMP_SIGNAL
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+
+def main() -> int:
+    open_closed_streams()
+    if DUMP_SIGNAL is not None:
+        faulthandler.register(DUMP_SIGNAL, all_threads=True, chain=False)
+    end, page = _inherited(*map(int, sys.argv[1:3]))
+    orders = _orders(end)
+    if orders is None:
+        return EXIT_FAILED
+    logs.configure("json" if orders.log_format == "json" else "text", orders.log_level)
+    child: Child | None = None
+    try:
+        with _open(orders) as harbor:
+            child = Child(end, page, orders, harbor)
+            return child.run()
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE) or (child is not None and child.is_ready):
+            raise
+        return _refuse(end, error)
+
+
+def _inherited(end: int, page: int) -> tuple[socket.socket, Publisher]:
+    """What the supervisor shares with us, and not with the programs that handlers start."""
+    os.set_inheritable(end, False)
+    publisher = Publisher(page)
+    os.close(page)
+    return socket.socket(fileno=end), publisher
+
+
+def _orders(end: socket.socket) -> Orders | None:
+    """The first line, and no more of it; None when the supervisor is gone already."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = end.recv(1)
+        if not byte:
+            return None
+        line += byte
+    return msgspec.json.decode(bytes(line), type=Orders)
+
+
+def _open(orders: Orders) -> Harbor:
+    from taskharbor.cli.worker import offer_builtin
+
+    harbor = Session(orders.app, orders.url, Screen(as_json=False)).open(create=True)
+    if orders.app is None:
+        offer_builtin(harbor)
+    return harbor
+
+
+def _refuse(end: socket.socket, error: Exception) -> int:
+    """It will not get better by itself: the supervisor has to say so, and to end."""
+    code, message = EXIT_FAILED, told(error)
+    if isinstance(error, click.ClickException):
+        code, message = error.exit_code, error.format_message()
+    end.sendall(msgspec.json.encode(Refusal(message, code)) + b"\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

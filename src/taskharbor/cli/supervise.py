@@ -1,0 +1,46 @@
+"""`taskharbor worker --processes N`: the supervisor's face."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from taskharbor.cli.screen import Screen
+from taskharbor.worker.supervisor.channel import Orders
+from taskharbor.worker.supervisor.parent import STUCK_SECONDS, GaveUp, Settings, Supervisor
+
+# -P: not even the current folder is on the path of a child before it loads the application.
+CHILD = (sys.executable, "-P", "-m", "taskharbor.cli.child")
+
+
+def supervise(
+    screen: Screen,
+    orders: Orders,
+    processes: int,
+    stuck_seconds: float | None,
+    health_file: Path | None,
+    health_address: tuple[str, int] | None,
+) -> None:
+    if sys.platform == "win32":
+        raise click.UsageError("--processes needs sessions and signals as POSIX has them; leave it out here")
+    stuck = STUCK_SECONDS if stuck_seconds is None else stuck_seconds
+    if stuck <= 0:
+        raise click.UsageError("--stuck-seconds must be more than 0")
+    settings = Settings(CHILD, processes, orders, stuck, health_file, health_address)
+
+    async def run() -> None:
+        supervisor = Supervisor(settings)
+        await supervisor.run()
+        if screen.as_json:
+            screen.document({"worker": supervisor.name, "counts": supervisor.counts})
+
+    try:
+        asyncio.run(run())
+    except GaveUp as error:
+        failed: type[click.ClickException] = type(
+            "_Failed", (click.ClickException,), {"exit_code": error.code}
+        )
+        raise failed(str(error)) from None

@@ -1,0 +1,61 @@
+"""Presence: telling the store who is there, so that `stats` shows idle workers too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
+from taskharbor.drivers.base import Driver, WorkerRecord
+from taskharbor.errors import StoreError
+
+logger = logging.getLogger("taskharbor.worker")
+
+FIRST_SECONDS = 0.5  # a drain that is over by then has not been worth telling of
+SIGN_ON_SECONDS = 15.0  # between two times: seldom, an idle worker has to cost next to nothing
+LASTS = 50 * MICROS_PER_SECOND  # so that one that is missed does not matter
+SIGN_OFF_SECONDS = 0.5  # how long a worker that stops waits for the store to take note
+
+
+class Presence:
+    def __init__(self, driver: Driver, clock: Clock, who: Callable[[], Sequence[WorkerRecord]]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._who = who
+        self._signed_on: set[str] = set()
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        """Somebody came or went: tell the store now, not only with the next time."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        await self._clock.sleep(FIRST_SECONDS)
+        while True:
+            self._changed.clear()
+            await self._tell()
+            with suppress(TimeoutError):
+                seconds = SIGN_ON_SECONDS * random.uniform(0.85, 1.0)
+                await wait_for(self._clock, self._changed.wait(), seconds)
+
+    async def sign_off(self) -> None:
+        """All that have signed on."""
+        if self._signed_on:
+            with suppress(StoreError, TimeoutError):
+                await asyncio.wait_for(self._driver.sign_off(sorted(self._signed_on)), SIGN_OFF_SECONDS)
+
+    async def _tell(self) -> None:
+        """Nobody depends on it, so it is worth one try."""
+        there = self._who()
+        names = {worker.name for worker in there}
+        gone, self._signed_on = self._signed_on - names, names
+        try:
+            if there:
+                await self._driver.sign_on(there, LASTS)
+            if gone:
+                await self._driver.sign_off(sorted(gone))
+        except StoreError as error:
+            logger.debug("the store did not hear who is there", extra={"fields": {"error": str(error)}})

@@ -1,0 +1,131 @@
+"""What the supervisor does in the store, once a child has said where that is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+from taskharbor.client.losses import Subscribers, tell_lost
+from taskharbor.clock import SystemClock, seconds_to_micros
+from taskharbor.drivers.base import Driver, WorkerRecord
+from taskharbor.drivers.registry import driver_for
+from taskharbor.errors import StoreError, TaskHarborError
+from taskharbor.worker.presence import Presence
+from taskharbor.worker.supervisor.channel import Hello, Orders
+from taskharbor.worker.supervisor.outside import OutsideHeart
+from taskharbor.worker.supervisor.process import ChildProcess
+from taskharbor.worker.supervisor.settling import Death, Estate, settle_left_behind
+
+logger = logging.getLogger("taskharbor.supervisor")
+
+RETRY_SECONDS_MAX = 2.0
+CLOSE_SECONDS = 0.4
+
+
+class Bookkeeper:
+    """Extends the children's leases, settles what dead ones leave behind, tells who is there."""
+
+    def __init__(
+        self,
+        supervisor: str,
+        orders: Orders,
+        children: Callable[[], Iterable[ChildProcess]],
+        subscribers: Subscribers,
+    ) -> None:
+        self._supervisor = supervisor
+        self._orders = orders
+        self._lease = seconds_to_micros(orders.lease_seconds)
+        self._children = children
+        self._report = partial(tell_lost, subscribers, logger)
+        self._driver: Driver | None = None
+        self._presence: Presence | None = None
+        self._parts: list[asyncio.Task[None]] = []
+
+    def meet(self, hello: Hello) -> None:
+        """The first child that says where the jobs are kept lets the heartbeat from outside begin."""
+        if hello.address is None:
+            logger.warning(
+                "the store has no URL (Harbor(driver=…)): each worker extends its own leases, and what a dead one "
+                "leaves behind waits for its lease to run out",
+                extra={"fields": {"worker": hello.worker}},
+            )
+        elif self._driver is None:
+            try:
+                driver = self._driver = driver_for(hello.address)
+            except TaskHarborError as error:  # each worker goes on by itself, and extends its own leases
+                logger.error("the supervisor cannot reach the store", extra={"fields": {"error": str(error)}})
+                return
+            heart = OutsideHeart(driver, lease=self._lease, children=self._children)
+            presence = self._presence = Presence(driver, driver.clock, self._who)
+            self._parts = [asyncio.create_task(part) for part in (heart.run(), presence.run())]
+
+    # -- who is there --
+
+    def tell_who_is_there(self) -> None:
+        if self._presence is not None:
+            self._presence.changed()
+
+    def _who(self) -> list[WorkerRecord]:
+        """Every child that the store does not hear of by itself."""
+        now, wall = time.monotonic(), SystemClock().now()
+        host, queues = socket.gethostname(), self._orders.queues
+        return [
+            WorkerRecord(
+                child.hello.worker,
+                host,
+                child.pid,
+                1 if child.suspects_only else self._orders.concurrency,
+                wall - seconds_to_micros(now - child.started),
+                None if queues is None else tuple(queues),
+                self._supervisor,
+            )
+            for child in self._children()
+            if child.is_ready and not child.is_over and child.hello and child.hello.address
+        ]
+
+    # -- what the dead leave behind --
+
+    async def settle(self, child: ChildProcess, death: Death) -> Estate:
+        """Repeated while the store is away, until the leases have run out: then others collect them."""
+        left = child.page.left_behind() if child.hello is not None else []
+        if not left or self._driver is None:
+            return Estate()
+        tokens = [(child.token(held), held) for held in left]
+        pause, give_up_at = 0.05, time.monotonic() + self._orders.lease_seconds
+        while True:
+            try:
+                return await settle_left_behind(
+                    self._driver, tokens, death, lease=self._lease, report=self._report
+                )
+            except StoreError as error:
+                fields = {"worker": death.worker, "error": str(error)}
+                if time.monotonic() + pause >= give_up_at:
+                    logger.warning(
+                        "the jobs of a dead worker are left to their leases", extra={"fields": fields}
+                    )
+                    return Estate()
+                logger.warning("the jobs of a dead worker cannot be settled yet", extra={"fields": fields})
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    # -- the end --
+
+    async def close(self, *, at_once: bool) -> dict[str, int]:
+        """Let go of the store; with how many jobs stand in each state, if there is the time to ask."""
+        for part in self._parts:
+            part.cancel()
+        counts: dict[str, int] = {}
+        if self._driver is not None:
+            with suppress(TimeoutError, StoreError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    if not at_once:
+                        if self._presence is not None:
+                            await self._presence.sign_off()
+                        counts = {str(state): jobs for state, jobs in (await self._driver.counts()).items()}
+                    await self._driver.close()
+        return counts

@@ -1,0 +1,129 @@
+"""What a supervisor and its child say to each other: one JSON document a line, over a pair of sockets.
+
+The first word is the supervisor's (`Orders`), over the channel rather than on the command line, because a store's
+address may hold a password. When one side is gone the other reads the end of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+from msgspec import Struct
+
+from taskharbor.client.events import Event
+
+LINE_MAX = 16 * 1024 * 1024
+UNREAD_MAX = 1024 * 1024  # bytes that a child which does not listen may be behind; what it missed comes again
+
+
+class Orders(Struct, tag=True, omit_defaults=True):
+    """To the child: what to do. The application is only named here; the supervisor never imports it."""
+
+    app: str | None
+    url: str | None
+    queues: list[str] | None
+    concurrency: int
+    lease_seconds: float
+    grace_seconds: float
+    log_format: str
+    log_level: str
+    life_seconds: float = 1.0  # how often to show a sign of life
+    drain: bool = False
+    suspects_only: bool = False
+    max_jobs: int | None = None
+    max_memory_mib: int | None = None
+    stubborn_seconds: float | None = None
+    handler_max_jobs: int | None = None
+
+
+class Heard(Struct, tag=True, omit_defaults=True):
+    """To the child: what the store answered when its leases were extended."""
+
+    cancel_requested: list[str] = []
+    paused: list[str] = []
+    refused: list[str] = []
+
+
+class Told(Struct, tag=True):
+    """To a child: something that happened to a job, for the application's subscribers."""
+
+    event: Event
+
+
+class Hello(Struct, tag=True, omit_defaults=True):
+    """From the child: who it is, and where its jobs are kept. Without an address it looks after itself."""
+
+    worker: str
+    prefix: str
+    address: str | None = None
+
+
+class Ready(Struct, tag=True):
+    """From the child: its start hooks are done, it begins to claim."""
+
+
+class Refusal(Struct, tag=True):
+    """From the child: it cannot work as it is told to, and would not another time either."""
+
+    message: str
+    code: int
+
+
+class SuspectsWaiting(Struct, tag=True):
+    """From the child: somebody should execute a suspect alone."""
+
+
+class Leaving(Struct, tag=True):
+    """From the child: it ends by itself, to be replaced."""
+
+    why: str
+    idle: bool  # it has not begun any job
+
+
+Message = Orders | Heard | Told | Hello | Ready | Refusal | SuspectsWaiting | Leaving
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Message).decode
+
+
+class Channel:
+    """One end of it, on the running loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def over(cls, end: socket.socket) -> Channel:
+        reader, writer = await asyncio.open_connection(sock=end, limit=LINE_MAX)
+        return cls(reader, writer)
+
+    def send(self, message: Message) -> bool:
+        """Never waits; False if the other side is gone, or too far behind."""
+        if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > UNREAD_MAX:
+            return False
+        self._writer.write(_encode(message) + b"\n")
+        return True
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Until the other side is gone."""
+        while True:
+            try:
+                line = await self._reader.readline()
+            except (ConnectionError, ValueError):
+                return
+            if not line.endswith(b"\n"):
+                return
+            yield _decode(line)
+
+    async def flush(self) -> None:
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            return
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,199 @@
+"""The child: a worker of the application, published to its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from taskharbor.errors import StoreError, StubbornHandler
+from taskharbor.worker.supervisor.channel import (
+    Channel,
+    Heard,
+    Hello,
+    Leaving,
+    Orders,
+    Ready,
+    SuspectsWaiting,
+    Told,
+)
+from taskharbor.worker.supervisor.memory import resident_mib
+from taskharbor.worker.supervisor.page import Publisher
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.live import LiveLease
+    from taskharbor.worker.worker import Worker
+
+logger = logging.getLogger("taskharbor.worker")
+
+EXIT_REPLACE = 75  # ended by itself, to be replaced
+SUSPECTS_EVERY_SECONDS = 0.5
+
+
+class Published:
+    """`Oversight` by a page and a channel."""
+
+    def __init__(self, page: Publisher, worker: Worker, orders: Orders) -> None:
+        self.prefix = f"{worker.name}/{os.urandom(8).hex()}"
+        self.suspects_only = orders.suspects_only
+        self.max_jobs = orders.max_jobs
+        self.cells = page.words
+        self.channel: Channel | None = None
+        self.leaving: str | None = None
+        self._worker = worker
+        self._page = page
+        self._told_of_suspects = 0.0
+        self._claiming = 0
+
+    @property
+    def room(self) -> int:
+        return self._page.room
+
+    def claiming(self, token: str, *, alone: bool) -> None:
+        self._claiming = _serial(token)
+        self._page.claiming(self._claiming, alone=alone)
+
+    def claimed(self, lease: LiveLease | None, executions: Sequence[Execution]) -> None:
+        self._page.claimed(self._claiming, lease, executions)
+
+    def lost(self, lease: LiveLease) -> None:
+        self._page.withdraw(lease)
+
+    def over(self, lease: LiveLease) -> None:
+        self._page.free(lease)
+
+    def extended_to(self, lease: LiveLease) -> int:
+        return self._page.extended_to(_serial(lease.token), lease)
+
+    def suspects_waiting(self) -> None:
+        now = time.monotonic()
+        if self.channel is not None and now - self._told_of_suspects >= SUSPECTS_EVERY_SECONDS:
+            self._told_of_suspects = now
+            self.channel.send(SuspectsWaiting())
+
+    def jobs_spent(self) -> None:
+        self.leave(f"it has begun {self.max_jobs} jobs")
+
+    def leave(self, why: str) -> None:
+        """End by the rules of a shutdown; the supervisor starts another one."""
+        if self.leaving is None:
+            self.leaving = why
+            logger.info("worker ends, to be replaced", extra={"fields": {"why": why}})
+            if self.channel is not None:
+                self.channel.send(Leaving(why, idle=not self._worker._begun))
+            self._worker.stop()
+
+
+def _serial(token: str) -> int:
+    return int(token.rpartition("-")[2])
+
+
+class Child:
+    def __init__(self, end: socket.socket, page: Publisher, orders: Orders, harbor: Harbor) -> None:
+        from taskharbor.worker.worker import Worker
+
+        self._end = end
+        self._page = page
+        self._orders = orders
+        self._harbor = harbor
+        self._worker = Worker(
+            harbor,
+            queues=orders.queues,
+            concurrency=1 if orders.suspects_only else orders.concurrency,
+            lease_seconds=orders.lease_seconds,
+            grace_seconds=orders.grace_seconds,
+            stubborn_seconds=orders.stubborn_seconds,
+            handler_max_jobs=orders.handler_max_jobs,
+        )
+        self._address = address_of(harbor)
+        self._published = Published(page, self._worker, orders)
+        if self._address is not None:
+            self._worker._oversight = self._published
+        self.is_ready = False
+
+    def run(self) -> int:
+        """Work until there is a reason not to; the status to exit with."""
+        from taskharbor.worker.worker import run_with_signals
+
+        try:
+            run_with_signals(self._work, self._worker)
+        except StubbornHandler as error:
+            logger.error("worker ends, to be replaced", extra={"fields": {"why": str(error)}})
+            return EXIT_REPLACE
+        return EXIT_REPLACE if self._published.leaving is not None else 0
+
+    async def _work(self) -> None:
+        channel = self._published.channel = await Channel.over(self._end.dup())
+        channel.send(Hello(self._worker.name, self._published.prefix, self._address))
+        started = asyncio.Event()
+        beside = [
+            asyncio.create_task(part)
+            for part in (self._listen(channel), self._show_life(), self._say_when_ready(started, channel))
+        ]
+        try:
+            await self._worker._work(until_drained=self._orders.drain, started=started)
+        finally:
+            for part in beside:
+                part.cancel()
+            await channel.flush()
+            channel.close()
+
+    async def _say_when_ready(self, started: asyncio.Event, channel: Channel) -> None:
+        await started.wait()
+        self.is_ready = True
+        channel.send(Ready())
+
+    async def _listen(self, channel: Channel) -> None:
+        async for message in channel.messages():
+            match message:
+                case Heard(cancel_requested, paused, refused):
+                    try:
+                        await self._worker._heard(cancel_requested, paused, refused)
+                    except StoreError as error:  # the next heartbeat says it again
+                        logger.warning("a lease cannot be looked at", extra={"fields": {"error": str(error)}})
+                case Told(event):
+                    self._harbor.events.emit(event)
+                case _:
+                    raise AssertionError(f"a supervisor does not say {type(message).__name__}")
+        logger.error("the supervisor is gone: shutting down", extra={"fields": {"worker": self._worker.name}})
+        self._worker.stop()
+
+    async def _show_life(self) -> None:
+        """While the loop goes round. What a handler does to it, the supervisor sees."""
+        limit, max_jobs = self._orders.max_memory_mib, self._orders.max_jobs
+        while True:
+            self._page.show_life()
+            if max_jobs is not None and self._worker._begun >= max_jobs:  # of a store without a URL
+                self._published.jobs_spent()
+            if limit is not None and (size := resident_mib()) > limit:
+                self._published.leave(f"it has {size} MiB of memory, more than {limit}")
+            await asyncio.sleep(self._orders.life_seconds)
+
+
+def address_of(harbor: Harbor) -> str | None:
+    """The URL by which the supervisor can reach the store as well; None if there is none."""
+    from taskharbor.drivers.memory import MemoryDriver
+    from taskharbor.errors import ConfigurationError
+
+    if isinstance(harbor.driver, MemoryDriver):
+        raise ConfigurationError(
+            "a store in memory belongs to one process, and with --processes each would have one of its own; "
+            "use a store on disk, such as sqlite:///harbor.db, or leave --processes out"
+        )
+    if not harbor.has_url:
+        return None
+    scheme, _, rest = harbor.url.partition("://")
+    path = getattr(harbor.driver, "path", None)
+    if scheme.lower() == "sqlite" and isinstance(
+        path, str
+    ):  # as seen from here, wherever the supervisor stands
+        _, mark, query = rest.partition("?")
+        return f"sqlite:///{quote(path, errors='surrogateescape')}{mark}{query}"
+    return harbor.url

@@ -1,0 +1,144 @@
+"""Health for whoever runs the supervisor: systemd, a container's probe, a load balancer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from taskharbor.errors import ConfigurationError
+
+logger = logging.getLogger("taskharbor.supervisor")
+
+REFRESH_SECONDS = 1.0
+REQUEST_MAX = 8_192  # bytes of a request that are read
+REQUEST_SECONDS = 5.0
+
+
+class Health(Struct, frozen=True):
+    ok: bool
+    detail: str
+
+
+Look = Callable[[], Health]
+
+
+class HealthFile:
+    """A file that is touched while all is well, and gone when the supervisor is: a probe looks at its age."""
+
+    def __init__(self, path: Path, look: Look) -> None:
+        self._path = path
+        self._look = look
+
+    async def run(self) -> None:
+        self._path.touch()  # one that cannot be written is told at once
+        os.utime(self._path, (0, 0))  # and does not look fresh before all is well
+        try:
+            while True:
+                self._refresh()
+                await asyncio.sleep(REFRESH_SECONDS)
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _refresh(self) -> None:
+        try:
+            if self._look().ok:
+                self._path.touch()
+        except OSError as error:  # a full disk, say: the file grows old, and that is seen
+            logger.warning("the health file cannot be written", extra={"fields": {"error": str(error)}})
+
+
+class HealthPort:
+    """HTTP, as little of it as a probe needs: 200 while all is well, else 503, and one line that says why."""
+
+    def __init__(self, host: str, port: int, look: Look) -> None:
+        self._host = host
+        self._port = port
+        self._look = look
+
+    async def run(self) -> None:
+        try:
+            server = await asyncio.start_server(self._answer, self._host, self._port, limit=REQUEST_MAX)
+        except OSError as error:
+            raise ConfigurationError(
+                f"no health port at {self._host}:{self._port}: {error.strerror or error}; name another one"
+            ) from None
+        async with server:
+            await server.serve_forever()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._response(request.split(b" ", 1)[0]))
+                await writer.drain()
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asks so badly gets no answer
+        finally:
+            writer.close()
+
+    def _response(self, method: bytes) -> bytes:
+        health = self._look()
+        body = f"{health.detail}\n".encode()
+        status = "200 OK" if health.ok else "503 Service Unavailable"
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+        )
+        return f"{head}Connection: close\r\n\r\n".encode() + (b"" if method == b"HEAD" else body)
+
+
+class Systemd:
+    """systemd's notify protocol: datagrams to the socket that $NOTIFY_SOCKET names."""
+
+    def __init__(self, address: str, watchdog_seconds: float | None, look: Look) -> None:
+        # An address that begins with @ is in the kernel's own name space.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._watchdog_seconds = watchdog_seconds
+        self._look = look
+
+    @classmethod
+    def from_environment(cls, look: Look) -> Systemd | None:
+        address = os.environ.get("NOTIFY_SOCKET")
+        if not address:
+            return None
+        micros, meant = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID")
+        watched = micros.isdigit() and int(micros) > 0 and meant in (None, str(os.getpid()))
+        return cls(address, int(micros) / 1_000_000 if watched else None, look)
+
+    async def run(self) -> None:
+        """READY=1 when all is well for the first time; from then on a sign of life, while it is."""
+        is_ready = False
+        pause = (
+            REFRESH_SECONDS
+            if self._watchdog_seconds is None
+            else min(REFRESH_SECONDS, self._watchdog_seconds / 3)
+        )
+        told_at, told = 0.0, ""
+        while True:
+            health = self._look()
+            if health.ok and not is_ready:
+                is_ready = True
+                self._tell("READY=1")
+            if health.detail != told and time.monotonic() - told_at >= REFRESH_SECONDS:
+                told_at, told = time.monotonic(), health.detail
+                self._tell(f"STATUS={health.detail}")
+            if health.ok and self._watchdog_seconds is not None:
+                self._tell("WATCHDOG=1")
+            await asyncio.sleep(pause)
+
+    def stopping(self) -> None:
+        self._tell("STOPPING=1")
+
+    def _tell(self, words: str) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(words.encode(), self._address)
+        except OSError as error:
+            logger.warning("systemd cannot be told", extra={"fields": {"error": str(error)}})

@@ -1,0 +1,111 @@
+"""Settling what a dead child has left behind: what it had begun is lost, the rest is handed back uncounted."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from taskharbor.collecting import HISTORY_ROWS
+from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Driver, Settled, Transition
+from taskharbor.job import AttemptStatus, Delivery, JobRecord
+from taskharbor.outcome import HandedBack, Interrupted
+from taskharbor.policy import (
+    DEFAULT_MAX_LOSSES,
+    LOST_ALONE,
+    LOST_ENDED,
+    LOST_TOGETHER,
+    Loss,
+    Rules,
+    settle_outcome,
+    weigh_loss,
+)
+from taskharbor.worker.supervisor.page import Held
+
+BATCH_MAX = 500
+
+
+class Death(Struct, frozen=True):
+    """The end of a child, as history tells it."""
+
+    worker: str
+    how: str  # "was ended by SIGKILL"
+    interrupted: bool = False  # it did not stop within the grace of a shutdown: its jobs are released
+
+
+class Estate(Struct, frozen=True):
+    """What became of a dead child's jobs."""
+
+    lost: int = 0
+    handed_back: int = 0
+    suspects: bool = False  # somebody should execute one alone
+
+    @property
+    def jobs(self) -> int:
+        return self.lost + self.handed_back
+
+
+def describe(status: int) -> str:
+    """An exit status as `wait` gives it, in words."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+Report = Callable[[Transition, Settled, JobRecord], None]
+
+
+async def settle_left_behind(
+    driver: Driver,
+    left: Sequence[tuple[str, Held]],
+    death: Death,
+    *,
+    lease: int,
+    max_losses: int = DEFAULT_MAX_LOSSES,
+    report: Report,
+) -> Estate:
+    """Each lease by its token, as if the child itself did it. Repeated after an outage, it finishes the rest."""
+    transitions: list[Transition] = []
+    for token, held in left:
+        # Repeated, a claim gives what is not settled yet, and of one that found nothing there is nothing.
+        request = ClaimRequest(token, lease, 0, suspects=held.alone, supervised=True)
+        jobs = (await driver.claim(request)).jobs
+        transitions += [await _ending(driver, token, held, job, death, max_losses) for job in jobs]
+    done: list[tuple[Transition, Settled]] = []
+    for first in range(0, len(transitions), BATCH_MAX):
+        batch = transitions[first : first + BATCH_MAX]
+        answers = await driver.settle(batch)
+        done += [pair for pair in zip(batch, answers, strict=True) if pair[1].answer is Answer.DONE]
+    lost = [pair for pair in done if pair[0].status is AttemptStatus.LOST]
+    if lost:
+        records = await driver.get([transition.job_id for transition, _ in lost])
+        for (transition, settled), record in zip(lost, records, strict=True):
+            if record is not None:  # deleted since
+                report(transition, settled, record)
+    return Estate(len(lost), len(done) - len(lost), any(transition.suspect for transition, _ in done))
+
+
+async def _ending(
+    driver: Driver, token: str, held: Held, job: Claimed, death: Death, max_losses: int
+) -> Transition:
+    started_at = held.begun.get(job.id)
+    if started_at is None or death.interrupted:
+        outcome = HandedBack() if started_at is None else Interrupted()
+        rules = Rules(None, delivery=job.delivery or Delivery.AT_LEAST_ONCE)
+        transition, _ = settle_outcome(token, job, outcome, rules, started_at=started_at, suspect=held.alone)
+        return transition
+    kind = LOST_ENDED if job.id in held.ended else LOST_ALONE if held.alone else LOST_TOGETHER
+    loss = Loss(
+        token,
+        death.worker,
+        kind,
+        f"lost: worker {death.worker} {death.how}",
+        alone=held.alone,
+        started_at=started_at,
+    )
+    history = await driver.history(job.id, HISTORY_ROWS) if job.number > job.first_number else []
+    return weigh_loss(loss, job, history, max_losses=max_losses)

@@ -1,0 +1,131 @@
+"""The application that the supervised processes of these tests load. Its store and folder come from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from taskharbor import Context, Harbor
+
+FOLDER = Path(os.environ["SHOP_FOLDER"])
+harbor = Harbor()
+
+
+def tell(file: str, text: object) -> None:
+    """One line, whole, in the file when this returns, whatever becomes of this process."""
+    line = os.open(FOLDER / file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(line, f"{text}\n".encode())
+    finally:
+        os.close(line)
+
+
+def begun(n: int) -> None:
+    tell("executions", f"{n} {os.getpid()}")
+
+
+@harbor.task(name="note")
+async def note(n: int, seconds: float = 0.0) -> int:
+    begun(n)
+    if seconds:
+        await asyncio.sleep(seconds)
+    return n
+
+
+@harbor.task(name="until_released")
+async def until_released(ctx: Context) -> int:
+    """Until the file that lets it go on is there."""
+    begun(0)
+    while not (FOLDER / "release").exists():  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.005)
+    return os.getpid()
+
+
+@harbor.task(name="hold_gil")
+def hold_gil(seconds: int) -> int:
+    begun(0)
+    ctypes.PyDLL(None).sleep(seconds)
+    return seconds
+
+
+@harbor.task(name="block_loop")
+async def block_loop(seconds: float) -> float:
+    begun(0)
+    time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+    return seconds
+
+
+@harbor.task(name="block_until_released")
+async def block_until_released() -> None:
+    begun(0)
+    while not (FOLDER / "release").exists():
+        time.sleep(0.01)  # noqa: ASYNC251 - that is the point
+
+
+@harbor.task(name="die")
+async def die(how: str) -> None:
+    begun(0)
+    tell("strikes", os.getpid())
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            os._exit(3)
+        case "exit 0":
+            os._exit(0)
+
+
+@harbor.task(name="die_with_offspring")
+def die_with_offspring() -> None:
+    """Leaves a process behind that writes, unless its group is ended."""
+    begun(0)
+    if len((FOLDER / "executions").read_text().splitlines()) == 1:
+        script = "import time,sys\nwhile True:\n  open(sys.argv[1],'a').write('x')\n  time.sleep(0.01)"
+        subprocess.Popen([sys.executable, "-c", script, str(FOLDER / "offspring")])
+        while not (FOLDER / "offspring").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell("sizes", (FOLDER / "offspring").stat().st_size)
+
+
+@harbor.task(name="heed_nothing", timeout=0.2, max_attempts=1)
+def heed_nothing() -> None:
+    begun(0)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+
+@harbor.task(name="grow")
+def grow(mib: int) -> int:
+    begun(0)
+    _grown.append(bytearray(mib * 1024 * 1024))
+    return os.getpid()
+
+
+_grown: list[bytearray] = []
+
+
+@harbor.on("lost")
+def lost(event) -> None:
+    tell("lost", f"{event.job_id} {os.getpid()}")
+
+
+@harbor.on_worker_start
+def ready() -> None:
+    tell("workers", os.getpid())
+
+
+@harbor.on_worker_stop
+def over() -> None:
+    tell("stopped", os.getpid())

@@ -1,0 +1,169 @@
+"""What systemd and a container's probe are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from taskharbor.errors import ConfigurationError
+from taskharbor.worker.supervisor.health import Health, HealthFile, HealthPort, Systemd
+from tests.postgres.server import free_port
+from tests.supervisor.conftest import Shop
+from tests.worker.stage import until
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX"),
+    pytest.mark.timeout(120),
+]
+
+
+class Patient:
+    def __init__(self, ok: bool = True) -> None:
+        self.ok = ok
+
+    def look(self) -> Health:
+        return Health(self.ok, "well" if self.ok else "ill")
+
+
+def asked(port: int, path: str = "/") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+# -- the parts --
+
+
+async def test_the_port_answers_200_while_all_is_well_and_503_otherwise():
+    patient, port = Patient(), free_port()
+    serving = asyncio.create_task(HealthPort("127.0.0.1", port, patient.look).run())
+    await until(lambda: _listens(port))
+    assert await asyncio.to_thread(asked, port) == (200, "well\n")
+    patient.ok = False
+    assert await asyncio.to_thread(asked, port, "/healthz") == (503, "ill\n")
+    serving.cancel()
+
+
+async def test_whoever_asks_badly_gets_no_answer_and_does_no_harm():
+    port = free_port()
+    serving = asyncio.create_task(HealthPort("127.0.0.1", port, Patient().look).run())
+    await until(lambda: _listens(port))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"x" * 100_000)
+    with suppress(ConnectionError):  # closed, with or without a reset
+        assert await reader.read() == b""
+    writer.close()
+    assert await asyncio.to_thread(asked, port) == (200, "well\n")
+    serving.cancel()
+
+
+async def test_a_port_that_is_taken_is_one_clear_error():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"no health port at 127.0.0.1:{port}: .*name another"):
+            await HealthPort("127.0.0.1", port, Patient().look).run()
+
+
+async def test_the_file_is_fresh_only_while_all_is_well_and_gone_at_the_end(tmp_path: Path):
+    path, patient = tmp_path / "health", Patient(ok=False)
+    refreshing = asyncio.create_task(HealthFile(path, patient.look).run())
+    await until(path.exists)
+    assert path.stat().st_mtime == 0
+    patient.ok = True
+    await until(lambda: path.stat().st_mtime > time.time() - 60)
+    refreshing.cancel()
+    await asyncio.wait([refreshing])
+    assert not path.exists()
+
+
+async def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path):
+    with pytest.raises(OSError, match="No such file"):
+        await HealthFile(tmp_path / "nowhere" / "health", Patient().look).run()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+async def test_systemd_is_told_once_that_all_is_ready_and_then_of_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
+):
+    if abstract and not sys.platform.startswith("linux"):
+        pytest.skip("only Linux has abstract addresses")
+    address = f"@taskharbor-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    patient, told = Patient(ok=False), []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{address[1:]}" if abstract else address)
+        systemd.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", address)
+        monkeypatch.setenv("WATCHDOG_USEC", "60000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        notifying = Systemd.from_environment(patient.look)
+        assert notifying is not None
+        running = asyncio.create_task(notifying.run())
+
+        async def hears(word: str) -> None:
+            async with asyncio.timeout(20):
+                while word not in told:
+                    told.append((await asyncio.get_running_loop().sock_recv(systemd, 1000)).decode())
+
+        await hears("STATUS=ill")
+        assert told == ["STATUS=ill"]
+        patient.ok = True
+        await hears("READY=1")
+        told.remove("READY=1")
+        for _ in range(3):
+            await hears("WATCHDOG=1")
+            told.remove("WATCHDOG=1")
+        assert "READY=1" not in told
+        running.cancel()
+        notifying.stopping()
+        await hears("STOPPING=1")
+
+
+def test_without_systemd_nobody_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    assert Systemd.from_environment(Patient().look) is None
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+# -- the whole --
+
+
+def test_a_supervisor_tells_everybody_of_its_health(small: Shop, monkeypatch: pytest.MonkeyPatch):
+    port, file = free_port(), small.folder / "health"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(small.folder / "notify"))
+        systemd.settimeout(40)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(small.folder / "notify"))
+        job = small.harbor.enqueue("until_released")
+        parent = small.started(processes=1, grace_seconds=60, health_file=file, health_port=port)
+        while systemd.recv(1000) != b"READY=1":
+            pass
+        assert asked(port) == (200, "1 of 1 worker processes are at work\n")
+        small.wait(lambda: file.stat().st_mtime > time.time() - 60, "the health file")
+        small.wait(lambda: small.executions()[0] == 1, "the execution")
+        parent.send_signal(signal.SIGTERM)
+        while systemd.recv(1000) != b"STOPPING=1":
+            pass
+        assert asked(port) == (503, "stopping\n")
+        (small.folder / "release").touch()
+        assert parent.wait(40) == 0
+        assert not file.exists()
+        job.result(timeout=10)

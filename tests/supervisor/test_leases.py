@@ -1,0 +1,76 @@
+"""Leases are extended from outside: no handler can starve its own heartbeat."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from taskharbor.job import State
+from tests.supervisor.conftest import Shop
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
+    pytest.mark.timeout(120),
+]
+
+LEASE = 2.0
+
+
+@pytest.mark.parametrize("task", ["hold_gil", "block_loop"])
+def test_a_handler_that_holds_up_its_process_past_the_lease_is_started_once(shop: Shop, task: str):
+    job = shop.harbor.enqueue(task, {"seconds": 5})
+    shop.started(processes=2, concurrency=2, lease_seconds=LEASE)
+    assert job.result(timeout=60) == 5
+    assert shop.executions() == {0: 1}
+    [row] = job.history()
+    assert str(row.status) == "succeeded"
+
+
+def test_a_process_whose_supervisor_hangs_extends_for_itself(small: Shop):
+    job = small.harbor.enqueue("until_released")
+    parent = small.started(processes=1, lease_seconds=LEASE)
+    small.wait(lambda: small.executions()[0] == 1, "the execution")
+
+    def expiry() -> float:
+        expires_at = job.refresh().lease_expires_at
+        assert expires_at is not None
+        return expires_at.timestamp()
+
+    first = expiry()
+    os.kill(parent.pid, signal.SIGSTOP)
+    small.wait(lambda: expiry() - first > 3 * LEASE, "the lease to be extended")
+    os.kill(parent.pid, signal.SIGCONT)
+    (small.folder / "release").touch()
+    job.result(timeout=30)
+    assert small.executions() == {0: 1}
+    # and the supervisor is well: it sees to the next one
+    again = small.harbor.enqueue("note", {"n": 7})
+    assert again.result(timeout=30) == 7
+    parent.terminate()
+    assert parent.wait(40) == 0
+
+
+def test_a_cancel_request_that_the_supervisor_hears_reaches_the_process(shop: Shop):
+    job = shop.harbor.enqueue("until_released")
+    shop.started(processes=1, lease_seconds=LEASE)
+    shop.wait(lambda: shop.executions()[0] == 1, "the execution")
+    shop.harbor.jobs.cancel(job.id)
+    shop.wait(lambda: job.refresh().state is State.CANCELLED, "the cancellation")
+
+
+def test_stats_name_what_runs_in_a_supervised_process(small: Shop):
+    """The supervisor tells the store, even of a process that cannot speak."""
+    job = small.harbor.enqueue("block_until_released")
+    small.started(processes=1, lease_seconds=LEASE)
+    small.wait(lambda: any(job.id in lease.running for lease in _leases(small)), "the note of what runs")
+    (small.folder / "release").touch()
+    job.result(timeout=30)
+
+
+def _leases(shop: Shop):
+    from taskharbor.calling import step_to_end
+
+    return step_to_end(shop.harbor.driver.leases())

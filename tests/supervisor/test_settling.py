@@ -1,0 +1,160 @@
+"""What a dead child leaves behind, settled with its own tokens."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor
+from taskharbor.client.handle import Job
+from taskharbor.drivers.base import ClaimRequest, Transition
+from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.worker.supervisor.page import Held
+from taskharbor.worker.supervisor.settling import Death, Estate, describe, settle_left_behind
+
+LEASE = 30_000_000
+DEATH = Death("w", "was ended by SIGKILL")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def harbor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harbor]:
+    async with Harbor("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/h.db") as harbor:
+        yield harbor
+
+
+class Dead:
+    """A child that has claimed everything in one lease, and died."""
+
+    def __init__(self, harbor: Harbor, serial: int = 1, *, alone: bool = False) -> None:
+        self.harbor = harbor
+        self.token = f"w/x-{serial}"
+        self.held = Held(serial, alone)
+        self.told: list[str] = []
+
+    async def claims(self, limit: int = 100) -> Dead:
+        request = ClaimRequest(self.token, LEASE, limit, None, limit, self.held.alone, True)
+        claim = await self.harbor.driver.claim(request)
+        self.numbers = {job.id: job.number for job in claim.jobs}
+        return self
+
+    async def settled(self, death: Death = DEATH, **more: Any) -> Estate:
+        return await settle_left_behind(
+            self.harbor.driver,
+            [(self.token, self.held)],
+            death,
+            lease=LEASE,
+            report=lambda transition, settled, record: self.told.append(record.id),
+            **more,
+        )
+
+
+async def enqueued(harbor: Harbor, count: int, **options: Any) -> list[Job[Any]]:
+    return [await harbor.aenqueue("t", **options) for _ in range(count)]
+
+
+async def test_what_had_begun_is_lost_and_the_rest_is_handed_back_uncounted(harbor: Harbor):
+    begun, ended, unbegun, settled = await enqueued(harbor, 4)
+    dead = await Dead(harbor).claims()
+    dead.held.begun = {begun.id: 7, ended.id: 8}
+    dead.held.ended = {ended.id}
+    success = Transition(
+        dead.token, settled.id, dead.numbers[settled.id], AttemptStatus.SUCCEEDED, State.SUCCEEDED
+    )
+    await harbor.driver.settle([success])
+
+    estate = await dead.settled()
+    assert (estate.lost, estate.handed_back, estate.suspects) == (2, 1, False)
+    assert sorted(dead.told) == sorted([begun.id, ended.id])
+    rows = {job.id: (await job.ahistory())[0] for job in (begun, ended, unbegun, settled)}
+    assert [(str(rows[j.id].status), rows[j.id].detail) for j in (begun, ended, unbegun)] == [
+        ("lost", "together"),
+        ("lost", "ended"),
+        ("released", None),
+    ]
+    assert rows[begun.id].error == "lost: worker w was ended by SIGKILL"
+    assert rows[begun.id].worker == "w"
+    assert str(rows[settled.id].status) == "succeeded"
+    assert {(await job.arefresh()).state for job in (begun, ended, unbegun)} == {State.READY}
+    assert [(await job.arefresh()).attempts for job in (begun, ended, unbegun)] == [0, 0, 0]
+
+
+async def test_settled_again_nothing_happens(harbor: Harbor):
+    await enqueued(harbor, 2)
+    dead = await Dead(harbor).claims()
+    await dead.settled()
+    before = await harbor.jobs.acounts()
+    assert await dead.settled() == Estate()
+    assert await harbor.jobs.acounts() == before
+
+
+async def test_a_claim_that_never_reached_the_store_claims_nothing_now(harbor: Harbor):
+    [job] = await enqueued(harbor, 1)
+    assert await Dead(harbor).settled() == Estate()
+    assert ((await job.arefresh()).state, (await job.arefresh()).number) == (State.READY, 0)
+
+
+async def test_the_second_loss_with_others_makes_a_suspect_and_only_losses_alone_condemn(harbor: Harbor):
+    [job] = await enqueued(harbor, 1)
+    for serial in (1, 2):
+        dead = await Dead(harbor, serial).claims()
+        dead.held.begun = {job.id: 5}
+        estate = await dead.settled()
+        assert estate.suspects is (serial == 2)
+    for serial in range(3, 8):
+        assert (await job.arefresh()).state is State.READY
+        assert not (await Dead(harbor, 100 + serial).claims()).numbers  # it waits in a place of its own
+        dead = await Dead(harbor, serial, alone=True).claims(1)
+        dead.held.begun = {job.id: 5}
+        await dead.settled()
+    found = await job.arefresh()
+    assert (found.state, found.reason) == (State.DEAD, Reason.POISON)
+    assert all("SIGKILL" in str(row.error) for row in await job.ahistory(limit=20))
+
+
+async def test_a_suspect_that_had_not_begun_is_one_still(harbor: Harbor):
+    [job] = await enqueued(harbor, 1)
+    for serial in (1, 2):
+        dead = await Dead(harbor, serial).claims()
+        dead.held.begun = {job.id: 5}
+        await dead.settled()
+    await (await Dead(harbor, 3, alone=True).claims(1)).settled()
+    assert (await job.ahistory())[0].status == "released"
+    assert (await Dead(harbor, 4, alone=True).claims(1)).numbers == {job.id: 4}
+
+
+async def test_at_most_once_is_lost_if_it_had_begun_and_handed_back_if_not(harbor: Harbor):
+    begun, unbegun = await enqueued(harbor, 2, delivery="at_most_once")
+    dead = await Dead(harbor).claims()
+    dead.held.begun = {begun.id: 5}
+    await dead.settled()
+    assert ((await begun.arefresh()).state, (await begun.arefresh()).reason) == (State.DEAD, Reason.LOST)
+    assert (await unbegun.arefresh()).state is State.READY
+
+
+async def test_a_child_that_did_not_stop_in_time_has_its_jobs_released(harbor: Harbor):
+    [often] = await enqueued(harbor, 1)
+    [once] = await enqueued(harbor, 1, delivery="at_most_once")
+    dead = await Dead(harbor).claims()
+    dead.held.begun = {often.id: 5, once.id: 5}
+    estate = await dead.settled(Death("w", "was ended by SIGKILL", interrupted=True))
+    assert (estate.lost, estate.handed_back) == (0, 2)
+    assert (await often.arefresh()).state is State.READY
+    assert (await often.ahistory())[0].status == "released"
+    assert ((await once.arefresh()).state, (await once.arefresh()).reason) == (State.DEAD, Reason.INTERRUPTED)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (0, "exited with status 0"),
+        (3, "exited with status 3"),
+        (-signal.SIGSEGV, "was ended by SIGSEGV"),
+        (-200, "was ended by signal 200"),
+    ],
+)
+def test_an_exit_status_is_told_in_words(status: int, told: str):
+    assert describe(status) == told

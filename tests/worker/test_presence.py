@@ -1,0 +1,51 @@
+"""A worker tells the store that it is there, also while it is idle."""
+
+from __future__ import annotations
+
+from taskharbor import Harbor
+from taskharbor.clock import ManualClock
+from taskharbor.errors import StoreUnavailable
+from taskharbor.worker.presence import FIRST_SECONDS, SIGN_ON_SECONDS
+from tests.worker.stage import FaultyDriver, until, working
+
+
+async def names(harbor: Harbor) -> list[str]:
+    return [worker.name for worker in await harbor.driver.workers()]
+
+
+async def test_an_idle_worker_is_there_until_it_stops(memory: Harbor, clock: ManualClock):
+    async with working(memory, name="idle", concurrency=3, queues=["mail"]):
+        assert await names(memory) == []
+        await clock.jump(FIRST_SECONDS)
+        [worker] = await memory.driver.workers()
+        assert (worker.name, worker.slots, worker.queues, worker.supervisor) == ("idle", 3, ("mail",), None)
+        assert worker.started_at == clock.now() - round(FIRST_SECONDS * 1_000_000)
+        for _ in range(10):
+            await clock.jump(SIGN_ON_SECONDS)
+            assert await names(memory) == ["idle"]
+    assert await names(memory) == []
+
+
+async def test_a_short_drain_signs_nothing(memory: Harbor, drained):
+    await memory.aenqueue("t")
+    signed: list[object] = []
+    memory.driver.sign_on = memory.driver.sign_off = lambda *_: signed.append(_)  # type: ignore[method-assign, assignment]
+    await drained(memory)
+    assert signed == []
+
+
+async def test_a_store_that_does_not_listen_is_no_trouble(
+    faulty: Harbor, store: FaultyDriver, clock: ManualClock
+):
+    async def away(*_: object, **__: object) -> None:
+        tries.append(1)
+        raise StoreUnavailable("away")
+
+    tries: list[int] = []
+    store.sign_on = away  # type: ignore[method-assign]
+    job = await faulty.aenqueue("t")
+    async with working(faulty, name="w"):
+        await clock.jump(FIRST_SECONDS)
+        await clock.jump(SIGN_ON_SECONDS)
+        await until(lambda: len(tries) >= 2)
+        assert (await job.arefresh()).number >= 1  # it works meanwhile
