@@ -15,6 +15,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 DEFAULT_QUEUE = "default"
 PRIORITY_MIN, PRIORITY_MAX = -100, 100
+RESERVED_TAGS = "taskharbor:"  # no caller's tag begins so
+SCHEDULE_TAG = "taskharbor:schedule"  # on the job of every schedule, so that a list of them needs no scan
 
 
 class State(StrEnum):

@@ -10,9 +10,7 @@ import re
 from copy import copy
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-from cronsim import CronSim, CronSimError
+from typing import TYPE_CHECKING
 
 from taskharbor.clock import (
     EPOCH,
@@ -24,6 +22,10 @@ from taskharbor.clock import (
 )
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
+
+# Cron and time zones are imported when the first schedule is parsed: most producers have none.
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 EXPRESSION_MAX = 200  # characters: more than any sensible expression has
 INTERVAL_SECONDS_MIN = 0.1
@@ -147,6 +149,8 @@ class Cron(Schedule):
     """
 
     def __init__(self, expression: str, zone: ZoneInfo) -> None:
+        from cronsim import CronSim, CronSimError
+
         self.expression = expression
         self.timezone = zone.key
         self._zone = _Zone(zone)
@@ -316,6 +320,8 @@ def parse(expression: str | Schedule, timezone: str = "UTC") -> Schedule:
 
 def checked_zone(timezone: str) -> ZoneInfo:
     """The zone of an IANA name."""
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -229,7 +229,7 @@ class Cancel(Struct, frozen=True):
     """End what has not begun; ask a running one to end.
 
     With `occurrence`, what has not begun is not ended but re-armed; a row of history says what became of the
-    occurrence that was cancelled.
+    occurrence that was cancelled. A job that waits for others has no occurrences: that is a conflict.
     """
 
     occurrence: Occurrence | None = None
@@ -272,7 +272,7 @@ class Update(Struct, frozen=True):
     queue: str | UnsetType = UNSET
     delivery: Delivery | None | UnsetType = UNSET
     options: Options | UnsetType = UNSET  # all of them
-    due_at: int | UnsetType = UNSET
+    due_at: int | UnsetType = UNSET  # of one that waits for others: nothing
     at_due: bool = False  # its place is its due time, if it has one
     while_running: bool = False
     version: int | None = None  # only if this is still the job's version

@@ -73,6 +73,7 @@ def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
     run_at = _run_at(new, now)
     # A dependency that turned out to exist already under another id means that one.
     depends_on = tuple(standing.get(dependency, dependency) for dependency in new.depends_on)
+    unmet = frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id))
     return Job(
         id=new.id,
         task=new.task,
@@ -90,8 +91,8 @@ def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
         options=new.options,
         options_json=options_json(new.options),
         depends_on=depends_on,
-        unmet=frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id)),
-        due_at=new.due_at,
+        unmet=unmet,
+        due_at=None if unmet else new.due_at,
     )
 
 

@@ -89,6 +89,8 @@ def _cancel(store: Store, job: Job, cancel: Cancel, now: int) -> Verdict:
         # Kept in the lease: the heartbeat tells the worker, and whoever settles next obeys.
         job.lease.cancel_requested.add(job.id)
         return Verdict.REQUESTED
+    if cancel.occurrence is not None and job.state is State.WAITING:
+        return Verdict.CONFLICT
     if cancel.occurrence is None:
         store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
         return Verdict.DONE
@@ -141,7 +143,7 @@ def _update(job: Job, update: Update) -> None:
         job.delivery = update.delivery
     if update.priority is not UNSET:
         job.priority = update.priority
-    if update.due_at is not UNSET:
+    if update.due_at is not UNSET and not job.unmet:
         job.due_at = update.due_at
     if update.run_at is not UNSET:
         _set_run_at(job, update.run_at)

@@ -123,8 +123,11 @@ class _Operating:
                 return None  # claimed between our locking and our looking
             await self._session.do("request_cancel", place.token, job.id)
             return Verdict.REQUESTED
-        if cancel.occurrence is not None and cancel.occurrence.version != job.row["version"]:
-            return Verdict.CHANGED
+        if cancel.occurrence is not None:
+            if place.state is State.WAITING:
+                return Verdict.CONFLICT
+            if cancel.occurrence.version != job.row["version"]:
+                return Verdict.CHANGED
         if not await self._leave_place(job):
             return None
         if cancel.occurrence is not None:
@@ -281,7 +284,9 @@ class _Operating:
 
 
 def _updated_due_at(job: Found, update: Update) -> int | None:
-    return job.place.due_at if update.due_at is UNSET else update.due_at
+    if update.due_at is UNSET or job.place.state is State.WAITING:
+        return job.place.due_at
+    return update.due_at
 
 
 def _given(update: Update, *names: str) -> dict[str, object]:

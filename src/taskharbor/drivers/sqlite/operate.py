@@ -78,6 +78,8 @@ def _cancel(session: Session, job: Stored, place: Place, cancel: Cancel) -> Verd
 
 
 def _cancel_occurrence(session: Session, job: Stored, place: Place, occurrence: Occurrence) -> Verdict:
+    if place.state is State.WAITING:
+        return Verdict.CONFLICT
     if occurrence.version != job.version:
         return Verdict.CHANGED
     _leave_place(session, job, place)
@@ -143,7 +145,7 @@ def _update(session: Session, job: Stored, place: Place, update: Update) -> Verd
         return Verdict.CONFLICT
     if place.lease is not None:
         update = structs.replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False)
-    due_at = place.due_at if update.due_at is UNSET else update.due_at
+    due_at = place.due_at if update.due_at is UNSET or place.state is State.WAITING else update.due_at
     if update.at_due and due_at is not None:
         update = structs.replace(update, run_at=due_at)
     changed_options = {
