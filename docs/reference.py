@@ -21,12 +21,14 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor import clock, presets
+from taskharbor import clock, presets, schedule
 from taskharbor.cli import cli
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.jobs import JobPage, Jobs
 from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
+from taskharbor.client.schedule import Schedule
+from taskharbor.client.schedules import Schedules
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
 from taskharbor.retry import RetryPolicy
@@ -46,6 +48,8 @@ HIDDEN = {
         "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},
+    Schedule: {"of"},
+    schedule.Schedule: {"next_micros", "latest_micros"},
     clock.ManualClock: {"DEFAULT_START"},
 }  # fmt: skip
 
@@ -74,6 +78,7 @@ SECTIONS: dict[str, list[Any]] = {
         Jobs, DeadLetters, Queues,
         JobPage, Queue, taskharbor.JobFilter,
     ],
+    "Schedules": [Schedules, Schedule, schedule.parse, schedule.every, schedule.Schedule],
     "Workers": [Worker],
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
@@ -96,6 +101,7 @@ ENTRANCES: dict[type, str] = {
     Jobs: "harbor.jobs",
     DeadLetters: "harbor.dlq",
     Queues: "harbor.queues",
+    Schedules: "harbor.schedules",
 }
 
 
@@ -112,7 +118,8 @@ every job of the task: not `run_at`, `delay`, `expires_at`, `idempotency_key`, `
 """
 # Where the signature in the source speaks to a type checker, not to a person.
 SIGNATURES = {
-    taskharbor.Harbor.task: "(*, name=None, aliases=(), parameter_aliases=None, isolation=None, **options) -> Task",
+    taskharbor.Harbor.task: "(*, name=None, aliases=(), parameter_aliases=None, isolation=None, schedule=None, "
+    "timezone='UTC', misfire='run_once', misfire_grace=60.0, dead_letter=False, **options) -> Task",
 }
 
 

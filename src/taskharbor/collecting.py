@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import uuid_utils
+
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Answer, Driver, Settled, Transition
-from taskharbor.job import JobRecord
+from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
+from taskharbor.job import AttemptRecord, JobRecord, Options
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
+from taskharbor.recurring import armed, armed_blindly, decoded_options
 
 COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
 LEASES_MAX = 100  # in one go, so that nobody collects for ever
@@ -35,16 +38,7 @@ async def collect_expired(
         lease = await driver.take_expired(f"{name}/c-{os.urandom(8).hex()}", COLLECTOR_LEASE)
         if lease is None:
             break
-        transitions = [
-            settle_loss(
-                lease,
-                job,
-                await driver.history(job.id, HISTORY_ROWS) if job.number > job.first_number else [],
-                max_losses=max_losses,
-            )
-            for job in lease.jobs
-        ]
-        answers = await driver.settle(transitions)
+        transitions, answers = await _settle_losses(driver, lease, max_losses)
         done = [
             (transition, answer)
             for transition, answer in zip(transitions, answers, strict=True)
@@ -54,6 +48,43 @@ async def collect_expired(
             await _tell(driver, done, report)
         collected += done
     return collected
+
+
+async def _settle_losses(
+    driver: Driver, lease: ExpiredLease, max_losses: int
+) -> tuple[list[Transition], list[Settled]]:
+    losses: list[tuple[Transition, Claimed, list[AttemptRecord]]] = []
+    for job in lease.jobs:
+        rows = await driver.history(job.id, HISTORY_ROWS) if job.number > job.first_number else []
+        losses.append((settle_loss(lease, job, rows, max_losses=max_losses), job, rows))
+    transitions = [
+        loss if job.due_at is None else _armed(loss, job, decoded_options(job), job.version, lease.now, rows)
+        for loss, job, rows in losses
+    ]
+    answers = await driver.settle(transitions)
+    for index, (loss, job, rows) in enumerate(losses):
+        while answers[index].answer is Answer.CHANGED:  # its schedule: the next occurrence is computed anew
+            [record] = await driver.get([job.id])
+            if record is None:
+                break
+            now = answers[index].at
+            options = record.options if record.unreadable_options is None else decoded_options(job)
+            transitions[index] = _armed(loss, job, options, record.version, now, rows)
+            [answers[index]] = await driver.settle([transitions[index]])
+    return transitions, answers
+
+
+def _armed(
+    loss: Transition,
+    job: Claimed,
+    options: Options | None,
+    version: int,
+    now: int,
+    rows: list[AttemptRecord],
+) -> Transition:
+    if options is None:
+        return armed_blindly(loss, job, version, now)
+    return armed(loss, job, options, version, now=now, rows=rows, copy_id=str(uuid_utils.uuid7()))
 
 
 async def _tell(driver: Driver, done: list[tuple[Transition, Settled]], report: Report) -> None:

@@ -32,6 +32,13 @@ class Expired(Struct, frozen=True):
     """It was not begun by its `expires_at`."""
 
 
+class Missed(Struct, frozen=True):
+    """An occurrence of a recurring job that nobody began within its grace: it is dropped."""
+
+    late_seconds: float
+    grace_seconds: float
+
+
 class HandedBack(Struct, frozen=True):
     """It never began: nothing is counted."""
 
@@ -52,4 +59,6 @@ class CancelledOnRequest(Struct, frozen=True):
     error: str | None = None
 
 
-Outcome = Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | Crashed | CancelledOnRequest
+Outcome = (
+    Succeeded | Failed | Unfit | Expired | Missed | HandedBack | Interrupted | Crashed | CancelledOnRequest
+)
