@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import os
 from typing import Any, Literal
 
 import click
@@ -53,6 +55,12 @@ class GivenUp(click.ClickException):
     metavar="N",
     help='Replace a process of isolation="process" handlers after N jobs.  [default: never]',
 )
+@click.option(
+    "--http-allow",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Open an address to HTTP jobs; may be given several times.  [env var: TASKHARBOR_HTTP_ALLOW]",
+)
 @click.option("--drain", is_flag=True, help="Exit once nothing is runnable.")
 @click.option(
     "--log-format",
@@ -69,6 +77,7 @@ def worker(
     grace_seconds: float,
     stubborn_seconds: float | None,
     handler_max_jobs: int | None,
+    http_allow: tuple[str, ...],
     drain: bool,
     log_format: Literal["text", "json"] | None,
     log_level: str,
@@ -76,7 +85,7 @@ def worker(
     """Execute jobs.
 
     SIGTERM or SIGINT (Ctrl-C) lets running jobs finish and then ends it; a second one ends it at once.
-    Without an application only the built-in tasks are known: echo, sleep and fail. With --json, log
+    Without an application only the built-in tasks are known: http, echo, sleep and fail. With --json, log
     lines are JSON, and the store's counts are printed at the end.
 
     \b
@@ -87,6 +96,7 @@ def worker(
     from taskharbor.telemetry import logs
 
     logs.configure(log_format or ("json" if session.screen.as_json else "text"), log_level)
+    open_to_http_jobs(http_allow)
     with session.open(create=True) as harbor:
         from taskharbor.worker import Worker
 
@@ -110,6 +120,16 @@ def worker(
             raise GivenUp(str(error)) from error
         if session.screen.as_json:
             session.screen.document({"worker": works.name, "counts": harbor.jobs.counts()})
+
+
+def open_to_http_jobs(entries: tuple[str, ...]) -> None:
+    """Name addresses where the application's Harbor and processes started from here find them: in the environment."""
+    if entries:
+        from taskharbor.http.addresses import ALLOW_VARIABLE, allow_list
+
+        allow_list(entries)  # a wrong one is told at once
+        named = [entry for entry in os.environ.get(ALLOW_VARIABLE, "").split(",") if entry.strip()]
+        os.environ[ALLOW_VARIABLE] = ",".join([*named, *entries])
 
 
 def _offer_builtin(harbor: Any) -> None:

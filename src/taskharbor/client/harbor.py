@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from taskharbor.client import everywhere
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.events import Event, Events
 from taskharbor.client.facade import synced
@@ -38,6 +39,9 @@ from taskharbor.errors import ConfigurationError
 from taskharbor.job import JobRecord, NewJob
 from taskharbor.locating import refuse_while_importing
 
+if TYPE_CHECKING:
+    from taskharbor.http.addresses import AllowList
+
 logger = logging.getLogger("taskharbor")
 
 P = ParamSpec("P")
@@ -53,6 +57,9 @@ class Harbor:
 
     Without a URL it takes $TASKHARBOR_URL, else `sqlite:///taskharbor.db` in the current folder. Nothing
     is opened before it is first used. Every method has an asynchronous form whose name begins with `a`.
+
+    `http_allow` opens addresses to HTTP jobs that are closed by default, as $TASKHARBOR_HTTP_ALLOW does:
+    `["localhost:8080", "10.1.0.0/16"]`.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class Harbor:
         clock: Clock | None = None,
         driver: Driver | None = None,
         retention: Mapping[str, float | None] | None = None,
+        http_allow: Iterable[str] | None = None,
     ) -> None:
         if driver is not None and (url is not None or clock is not None):
             raise ConfigurationError(
@@ -71,7 +79,9 @@ class Harbor:
         self.url = url if url is not None else os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
         self.driver = driver if driver is not None else driver_for(self.url, clock)
         self.retention = Retention.of(retention)
+        self.http_allow = _http_allow(http_allow)
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
+        self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
         self.jobs = Jobs(self)
         self.dlq = DeadLetters(self)
         self.queues = Queues(self)
@@ -140,6 +150,10 @@ class Harbor:
                 )
         self.tasks.update(dict.fromkeys(names, task))
 
+    def _known(self, name: str) -> Task[Any, Any, Any, Any] | None:
+        """The task of this name, declared here or known everywhere."""
+        return self.tasks.get(name) or everywhere.task_of(self, name)
+
     def on(self, name: str) -> Callable[[F], F]:
         """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
         self.events.check_name(name)
@@ -180,12 +194,12 @@ class Harbor:
     def _by_name(self, name: str, payload: Mapping[str, Any] | None, options: dict[str, Any]) -> NewJob:
         checked = checked_options(options)
         name = checked_name("task", name)
-        task = self.tasks.get(name)
+        task = self._known(name)
         text = encode_payload({} if payload is None else payload)
         if task is None:
             return new_job(name, text, checked)
         refuse_none_of_declared(options, task._options)
-        task.plan.decode(text)  # validated against the declaration, since it is here
+        task.validate(text)  # against the declaration, since it is here
         return new_job(task.name, text, merged(task._options, checked))
 
     async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
@@ -352,6 +366,14 @@ class Declaration:
         )
         self._harbor._register(task)
         return task
+
+
+def _http_allow(entries: Iterable[str] | None) -> AllowList:
+    if entries is None and not os.environ.get("TASKHARBOR_HTTP_ALLOW"):
+        return ()
+    from taskharbor.http.addresses import allow_list
+
+    return allow_list(entries)
 
 
 def _checked_aliases(aliases: Iterable[str]) -> tuple[str, ...]:
