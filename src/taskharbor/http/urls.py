@@ -69,9 +69,14 @@ class Target(NamedTuple):
 
     def redirected(self, location: str) -> Target:
         """Where a `Location` header leads from here."""
-        if _UNFIT.search(location) or len(location) > URL_MAX:
-            raise PayloadError(f"the redirect leads to no URL: {shorten(shown_url(location))}")
-        return parse(urljoin(self.url, location))
+        try:
+            if not _UNFIT.search(location):
+                return parse(urljoin(self.url, location))
+        except PayloadError:
+            raise
+        except ValueError:  # it cannot even be joined
+            pass
+        raise PayloadError(f"the redirect leads to no URL: {shorten(shown_url(location))}")
 
 
 def parse(url: object) -> Target:
