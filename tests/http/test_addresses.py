@@ -115,7 +115,7 @@ def private_ipv4(draw: st.DrawFn) -> IPv4Address:
     return IPv4Address(int(network.network_address) + draw(st.integers(0, network.num_addresses - 1)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(private_ipv4(), st.data())
 def test_a_closed_ipv4_address_is_refused_in_every_form(address: IPv4Address, data: st.DataObject):
     assert refusal(str(address), address, 80, ())
@@ -139,12 +139,14 @@ def test_a_closed_ipv4_address_is_refused_in_every_form(address: IPv4Address, da
         assert refusal(host, IPv6Address(host), 80, ()), form
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**128 - 1).map(IPv6Address))
 def test_no_ipv6_address_outside_the_public_range_is_open(address: IPv6Address):
     if address not in IPv6Network("2000::/3"):
         assert closed_because(address)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1).map(IPv4Address) | st.integers(0, 2**128 - 1).map(IPv6Address))
 def test_python_knows_of_no_closed_address_that_is_open_here(address: IPv4Address | IPv6Address):
     if closed_because(address) is None:
@@ -162,7 +164,11 @@ def test_python_knows_of_no_closed_address_that_is_open_here(address: IPv4Addres
         ("127.0.0.1:8080", [("x", "127.0.0.1", 8080)], [("x", "127.0.0.1", 80)]),
         ("10.1.0.0/16", [("x", "10.1.255.9", 1)], [("x", "10.2.0.0", 1), ("x", "::ffff:10.1.0.1", 1)]),
         ("10.1.0.0/16:443", [("x", "10.1.0.1", 443)], [("x", "10.1.0.1", 80)]),
-        ("LocalHost:80", [("localhost", "127.0.0.1", 80), ("localhost", "::1", 80)], [("evil", "127.0.0.1", 80)]),
+        (
+            "LocalHost:80",
+            [("localhost", "127.0.0.1", 80), ("localhost", "::1", 80)],
+            [("evil", "127.0.0.1", 80)],
+        ),
         ("::1", [("x", "::1", 5)], [("x", "::2", 5)]),
         ("[::1]:80", [("x", "::1", 80)], [("x", "::1", 81)]),
         ("[fd00::/8]", [("x", "fd12::1", 5)], [("x", "fc00::1", 5)]),
@@ -178,7 +184,20 @@ def test_an_entry_opens_what_it_names_and_nothing_else(entry, opened, closed):
 
 
 @pytest.mark.parametrize(
-    "entry", ["", "*", "http://localhost", "localhost:0", "localhost:70000", "127.1", "10.0.0.1/8", "a b", "a@b", 5, None]
+    "entry",
+    [
+        "",
+        "*",
+        "http://localhost",
+        "localhost:0",
+        "localhost:70000",
+        "127.1",
+        "10.0.0.1/8",
+        "a b",
+        "a@b",
+        5,
+        None,
+    ],
 )
 def test_an_entry_that_is_no_host_and_port_is_refused(entry: str):
     with pytest.raises(ConfigurationError, match="HOST:PORT"):

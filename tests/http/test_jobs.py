@@ -32,7 +32,10 @@ async def test_a_request_is_sent_as_the_payload_says(harbor, server):
     job = await harbor.aenqueue(
         "http",
         http_payload(
-            f"{server.url}/hook?a=1", method="put", headers={"X-Acme": "yes", "Content-Type": "text/x"}, body="hi ü"
+            f"{server.url}/hook?a=1",
+            method="put",
+            headers={"X-Acme": "yes", "Content-Type": "text/x"},
+            body="hi ü",
         ),
         correlation_id="order-42",
     )
@@ -95,7 +98,11 @@ async def test_headers_of_the_job_go_before_ours(harbor, server):
     own = {"idempotency-key": "mine", "User-Agent": "me/1", "X-Correlation-ID": "theirs"}
     await done(harbor, await harbor.aenqueue("http", {"url": server.url, "headers": own}, correlation_id="c"))
     sent = server.request.headers
-    assert (sent["idempotency-key"], sent["user-agent"], sent["x-correlation-id"]) == ("mine", "me/1", "theirs")
+    assert (sent["idempotency-key"], sent["user-agent"], sent["x-correlation-id"]) == (
+        "mine",
+        "me/1",
+        "theirs",
+    )
 
 
 # -- success -------------------------------------------------------------------------------------
@@ -133,7 +140,7 @@ async def test_a_huge_answer_is_not_read_to_its_end(harbor, server):
 
 
 async def test_a_bomb_is_not_unpacked(harbor, server):
-    bomb = gzip.compress(b"\0" * 50_000_000)
+    bomb = gzip.compress(b"\0" * 10_000_000)
     assert len(bomb) < BODY_BYTES_MAX
     server.handle = lambda request: reply(200, bomb, Content_Encoding="gzip")
     job = await harbor.aenqueue("http", {"url": server.url})
@@ -195,7 +202,9 @@ async def test_a_refused_connection_is_a_failure_that_is_retried(harbor, server,
     assert "HttpError: connection to" in found.error
 
 
-@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"]
+)
 async def test_what_is_no_answer_is_a_failure(harbor, server, answer):
     server.handle = lambda request: answer
     found = await done(harbor, await harbor.aenqueue("http", {"url": server.url}))
@@ -365,5 +374,3 @@ async def test_a_shutdown_gives_the_job_back(harbor, server):
         await until(lambda: server.requests)
     assert (await job.arefresh()).state is State.READY
     assert (await job.arefresh()).attempts == 0
-
-

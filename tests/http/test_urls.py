@@ -47,7 +47,7 @@ def test_a_plain_url_is_taken_apart(url: str, target: tuple[str, str, int, str])
         "http://example.com:0/",
         "http://example.com:65536/",
         "http://example.com:99999999999/",
-        "http://example.com:８０/",
+        "http://example.com:\uff18\uff10/",
         "http://example.com:80:80/",
         "http://exa mple.com/",
         "http://example.com/\r\nX: y",
@@ -85,7 +85,13 @@ def test_what_is_no_text_is_refused(url: object):
 
 @pytest.mark.parametrize(
     "authority",
-    ["good.example@127.0.0.1", "user:pass@example.com", "@example.com", "a@b@example.com", "good.example:80@evil"],
+    [
+        "good.example@127.0.0.1",
+        "user:pass@example.com",
+        "@example.com",
+        "a@b@example.com",
+        "good.example:80@evil",
+    ],
 )
 def test_a_user_name_before_the_host_is_refused_and_not_quoted(authority: str):
     with pytest.raises(PayloadError, match="Authorization header") as caught:
@@ -113,7 +119,7 @@ def test_a_user_name_before_the_host_is_refused_and_not_quoted(authority: str):
         "256.1.1.1",
         "example.1",
         "example.0x1",
-        "１２７.0.0.1",
+        "\uff11\uff12\uff17.0.0.1",
         "127。0。0。1",
         "①②⑦.0.0.1",
         "127.0.0.1\u3002",
@@ -148,7 +154,7 @@ def spellings(address: IPv4Address) -> list[str]:
     return [each for each in every if each != str(address)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_an_ipv4_address_has_one_spelling(number: int):
     address = IPv4Address(number)
@@ -159,6 +165,7 @@ def test_an_ipv4_address_has_one_spelling(number: int):
                 parse(f"http://{text}/")
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_a_target_or_an_error(text: str):
     for url in (text, f"http://{text}", f"http://example.com/{text}"):
@@ -183,4 +190,6 @@ def test_a_redirect_is_read_against_where_it_came_from():
 
 def test_a_message_names_the_target_without_its_query():
     assert str(parse("https://example.com:444/a?token=x")) == "https://example.com:444/a?…"
-    assert "x1y2" not in str(pytest.raises(PayloadError, parse, "ftp://h/?token=x1y2").value)
+    with pytest.raises(PayloadError) as caught:
+        parse("ftp://h/?token=x1y2")
+    assert "x1y2" not in str(caught.value)

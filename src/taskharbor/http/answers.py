@@ -72,11 +72,10 @@ def failure_of(answer: Answer, place: object, secrets: Sequence[str], now: int) 
     words = f"{answer.status} {_phrase(answer.status)}".strip() + f" from {place}"
     location = answer.header("location")
     if 300 <= answer.status < 400 and location:
-        words += f" (redirected to {shown_url(location)[:200]}, and redirects are not followed further)"
-    text = " ".join(text_of(answer).split())
+        words += f" (it leads to {scrubbed(shown_url(location), secrets)[:200]}, which is not followed)"
+    text = " ".join(scrubbed(text_of(answer), secrets).split())  # in this order: half a secret is one as well
     if text:
         words += f": {text[:ERROR_BODY_MAX]}{'…' if len(text) > ERROR_BODY_MAX else ''}"
-    words = scrubbed(words, secrets)
     seconds = retry_after_seconds(answer.header("retry-after"), now)
     return HttpError(words) if seconds is None else HttpRetryAfter(seconds, words)
 

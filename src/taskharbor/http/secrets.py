@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote_plus
 
 from taskharbor.telemetry.logs import MASK, masked_url
 
@@ -40,7 +41,7 @@ SHOWN_HEADERS = frozenset(
     }
 )
 _SECRET_PARAMETER = re.compile(
-    r"(?P<before>[?&;][^=&;#]*(?:auth|code|cred|key|passw|pwd|secret|session|sig|token)[^=&;#]*=)[^&;#]+",
+    r"(?P<before>[?&;][^=&;#]*(?:auth|code|cred|key|passw|pwd|secret|session|sig|token)[^=&;#]*=)(?P<value>[^&;#]+)",
     re.IGNORECASE,
 )
 SECRET_LENGTH_MIN = 6  # shorter ones would blank out ordinary words of an answer
@@ -73,9 +74,14 @@ def shown_payload(payload: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def secrets_in(headers: Iterable[tuple[str, str]], signing_secrets: Iterable[str]) -> list[str]:
+def secrets_in(
+    path: str, headers: Iterable[tuple[str, str]], signing_secrets: Iterable[str] = ()
+) -> list[str]:
     """The secrets themselves, the longest first; of `Bearer abc` also the second word."""
-    found = {*signing_secrets}
+    found = {part for secret in signing_secrets for part in (secret, secret.removeprefix("whsec_"))}
+    for parameter in _SECRET_PARAMETER.finditer(path):
+        value = parameter["value"]
+        found |= {value, unquote_plus(value)}
     for name, value in headers:
         if is_secret(name):
             found |= {value, *value.split()}

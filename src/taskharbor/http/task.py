@@ -76,7 +76,7 @@ async def _call(
     except PayloadError as error:
         raise Unrecoverable(str(error)) from None
     clock = harbor.driver.clock
-    secrets = secrets_in(call.headers, call.signing_secrets)
+    secrets = secrets_in(call.target.path, call.headers, call.signing_secrets)
     # The job's own timeout, if it has one, is the worker's to keep.
     seconds = call.timeout or (None if ctx.deadline is not None else TIMEOUT_SECONDS)
     sending = exchange(
