@@ -29,6 +29,7 @@ from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
+from taskharbor.http import http_payload
 from taskharbor.retry import RetryPolicy
 from taskharbor.telemetry import logs
 from taskharbor.worker import Worker
@@ -78,6 +79,7 @@ SECTIONS: dict[str, list[Any]] = {
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
     ],
+    "HTTP jobs": [http_payload],
     "Retry policies": [taskharbor.RetryPolicy, taskharbor.Decision],
     "Events": [taskharbor.Event],
     "Words": [taskharbor.State, taskharbor.AttemptStatus, taskharbor.Delivery, taskharbor.Reason],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import os
 from typing import Any, Literal
 
 import click
