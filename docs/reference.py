@@ -43,7 +43,8 @@ GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end --
 HIDDEN = {
     taskharbor.Event: {"about"},
     taskharbor.Task: {
-        "new_job", "decode_result", "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
+        "new_job", "validate", "decode_result",
+        "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
         "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},

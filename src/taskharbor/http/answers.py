@@ -24,7 +24,13 @@ RESULT_HEADERS_MAX = 50
 RESULT_HEADER_MAX = 500  # characters of one value
 RETRY_AFTER_SECONDS_MAX = 86_400.0
 
-_CHARSET = re.compile(r"charset=\"?([A-Za-z0-9._:-]+)", re.IGNORECASE)
+# Python knows more codecs than there are charsets, and some of them take their time (punycode).
+_CHARSET = re.compile(
+    r"charset=\"?((?:us-)?ascii|utf-(?:8|16|32)|iso-8859-\d\d?|windows-\d{3,4}|koi8-[ru]|shift_jis|euc-(?:jp|kr)|big5"
+    r"|gbk|gb2312|gb18030)(?![\w-])",
+    re.IGNORECASE,
+)
+HEADER_READ_MAX = 2_000  # characters of a header that are looked at
 _HIDDEN_HEADERS = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authenticate"})
 
 
@@ -59,7 +65,7 @@ def result_of(answer: Answer, secrets: Sequence[str]) -> dict[str, Any]:
     return {
         "status": answer.status,
         "headers": {
-            scrubbed(name, secrets): _shown_header(name, value, secrets)
+            clean_text(scrubbed(name, secrets), RESULT_HEADER_MAX): _shown_header(name, value, secrets)
             for name, value in answer.headers[:RESULT_HEADERS_MAX]
         },
         "body": clean_text(text[:RESULT_BODY_MAX], RESULT_BODY_MAX),
@@ -72,7 +78,8 @@ def failure_of(answer: Answer, place: object, secrets: Sequence[str], now: int) 
     words = f"{answer.status} {_phrase(answer.status)}".strip() + f" from {place}"
     location = answer.header("location")
     if 300 <= answer.status < 400 and location:
-        words += f" (it leads to {scrubbed(shown_url(location), secrets)[:200]}, which is not followed)"
+        place_shown = scrubbed(shown_url(location[:HEADER_READ_MAX]), secrets)[:200]
+        words += f" (it leads to {place_shown}, which is not followed)"
     text = " ".join(scrubbed(text_of(answer), secrets).split())  # in this order: half a secret is one as well
     if text:
         words += f": {text[:ERROR_BODY_MAX]}{'…' if len(text) > ERROR_BODY_MAX else ''}"
@@ -87,7 +94,7 @@ def retry_after_seconds(value: str | None, now: int) -> float | None:
     """
     if value is None:
         return None
-    value = value.strip()
+    value = value[:HEADER_READ_MAX].strip()
     if value.isascii() and value.isdigit():
         seconds = float(value[:9])
     else:
@@ -106,7 +113,7 @@ def text_of(answer: Answer) -> str:
     found = _CHARSET.search(answer.header("content-type") or "")
     try:
         return body.decode(found[1] if found else "utf-8", errors="replace")
-    except (LookupError, UnicodeError):  # a charset that nobody knows, or that is none of text
+    except LookupError:  # a charset that this Python does not know
         return body.decode(errors="replace")
 
 
@@ -133,4 +140,4 @@ def _phrase(status: int) -> str:
 def _shown_header(name: str, value: str, secrets: Sequence[str]) -> str:
     if name.lower() in _HIDDEN_HEADERS:
         return MASK
-    return clean_text(scrubbed(shown_url(value), secrets), RESULT_HEADER_MAX)
+    return clean_text(scrubbed(shown_url(value[:HEADER_READ_MAX]), secrets), RESULT_HEADER_MAX)

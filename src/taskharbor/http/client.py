@@ -200,7 +200,7 @@ async def _send(outgoing: Outgoing, allow: AllowList, network: Network) -> Answe
             body, truncated = await _read(response)
             return Answer(
                 response.status,
-                tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers),
+                tuple((_text(name), _text(value)) for name, value in response.headers),
                 body,
                 truncated,
             )
@@ -225,6 +225,14 @@ async def _read(response: httpcore2.Response) -> tuple[bytes, bool]:
             if len(body) > BODY_BYTES_MAX:
                 return bytes(body[:BODY_BYTES_MAX]), True
     return bytes(body), False
+
+
+def _text(header: bytes) -> str:
+    """Headers are ASCII; where they are not, mostly UTF-8."""
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
 
 
 def _is_about_body(header: str) -> bool:

@@ -40,10 +40,9 @@ SHOWN_HEADERS = frozenset(
         "x-request-id",
     }
 )
-_SECRET_PARAMETER = re.compile(
-    r"(?P<before>[?&;][^=&;#]*(?:auth|code|cred|key|passw|pwd|secret|session|sig|token)[^=&;#]*=)(?P<value>[^&;#]+)",
-    re.IGNORECASE,
-)
+# Each part excludes what ends it, so that a text made to be slow to search is not.
+_PARAMETER = re.compile(r"(?P<name>[?&;][^=&;#?]*)=(?P<value>[^&;#]+)")
+_SECRET_NAME = re.compile("auth|code|cred|key|passw|pwd|secret|session|sig|token", re.IGNORECASE)
 SECRET_LENGTH_MIN = 6  # shorter ones would blank out ordinary words of an answer
 
 
@@ -53,7 +52,11 @@ def is_secret(header: str) -> bool:
 
 def shown_url(url: str) -> str:
     """The URL without a password, and without the values of parameters whose names speak of secrets."""
-    return _SECRET_PARAMETER.sub(rf"\g<before>{MASK}", masked_url(url))
+    return _PARAMETER.sub(_masked_parameter, masked_url(url))
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    return f"{found['name']}={MASK}" if _SECRET_NAME.search(found["name"]) else found[0]
 
 
 def shown_payload(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,9 +82,9 @@ def secrets_in(
 ) -> list[str]:
     """The secrets themselves, the longest first; of `Bearer abc` also the second word."""
     found = {part for secret in signing_secrets for part in (secret, secret.removeprefix("whsec_"))}
-    for parameter in _SECRET_PARAMETER.finditer(path):
-        value = parameter["value"]
-        found |= {value, unquote_plus(value)}
+    for parameter in _PARAMETER.finditer(path):
+        if _SECRET_NAME.search(parameter["name"]):
+            found |= {parameter["value"], unquote_plus(parameter["value"])}
     for name, value in headers:
         if is_secret(name):
             found |= {value, *value.split()}

@@ -51,14 +51,6 @@ class Target(NamedTuple):
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
-    def address(self) -> Address | None:
-        """The address, if the URL names one rather than a host."""
-        try:
-            return ipaddress.ip_address(self.host)
-        except ValueError:
-            return None
-
-    @property
     def url(self) -> str:
         return f"{self.scheme}://{self.authority}{self.path}"
 
@@ -76,7 +68,7 @@ class Target(NamedTuple):
             raise
         except ValueError:  # it cannot even be joined
             pass
-        raise PayloadError(f"the redirect leads to no URL: {shorten(shown_url(location))}")
+        raise PayloadError(f"the redirect leads to no URL: {shorten(shown_url(location[:200]))}")
 
 
 def parse(url: object) -> Target:
