@@ -89,5 +89,6 @@ def test_an_address_that_is_none_is_an_error(run):
 
 
 def test_an_url_is_checked_before_anything_is_stored(run):
+    run("migrate")
     assert "odd spelling" in run("enqueue", "http", "url=http://127.1/", code=1).error
     assert run("list", "--json").document["items"] == []
