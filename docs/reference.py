@@ -31,6 +31,7 @@ from taskharbor.client.schedule import Schedule
 from taskharbor.client.schedules import Schedules
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
+from taskharbor.http import http_payload
 from taskharbor.retry import RetryPolicy
 from taskharbor.telemetry import logs
 from taskharbor.worker import Worker
@@ -44,7 +45,8 @@ GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end --
 HIDDEN = {
     taskharbor.Event: {"about"},
     taskharbor.Task: {
-        "new_job", "decode_result", "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
+        "new_job", "validate", "decode_result",
+        "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
         "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},
@@ -83,6 +85,7 @@ SECTIONS: dict[str, list[Any]] = {
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
     ],
+    "HTTP jobs": [http_payload],
     "Retry policies": [taskharbor.RetryPolicy, taskharbor.Decision],
     "Events": [taskharbor.Event],
     "Words": [taskharbor.State, taskharbor.AttemptStatus, taskharbor.Delivery, taskharbor.Reason],

@@ -47,6 +47,10 @@ class RetryAfter(Exception):
         self.seconds = float(seconds)
 
 
+class AttemptTimedOut(TimeoutError):
+    """Raised by a handler that keeps the time itself: history says `timed_out`, and the failure counts as any other."""
+
+
 # -- what a worker meets -------------------------------------------------------------------------
 
 

@@ -119,8 +119,18 @@ def read_options(text: str | None) -> tuple[Options, str | None]:
         return NO_OPTIONS, text
 
 
+def repr_without_secrets(job: Any) -> str:
+    """A record's repr, which may end up in a log, without the payload of an HTTP job: it may hold secrets."""
+    shown = {name: getattr(job, name) for name in job.__struct_fields__}
+    if job.task == "http":
+        shown["payload"] = "***"
+    return f"{type(job).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
 class NewJob(Struct, frozen=True, gc=False):
     """A job as a producer hands it to the store."""
+
+    __repr__ = repr_without_secrets
 
     id: str
     task: str
@@ -139,6 +149,8 @@ class NewJob(Struct, frozen=True, gc=False):
 
 class JobRecord(Struct, frozen=True, gc=False):
     """A job as the store tells it: what was enqueued, and where it stands now."""
+
+    __repr__ = repr_without_secrets
 
     id: str
     task: str

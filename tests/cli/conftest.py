@@ -43,7 +43,7 @@ Run = Callable[..., Answer]
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own, no settings from outside, and none left behind."""
-    for name in ("TASKHARBOR_APP", "TASKHARBOR_URL"):
+    for name in ("TASKHARBOR_APP", "TASKHARBOR_URL", "TASKHARBOR_HTTP_ALLOW"):
         monkeypatch.setenv(name, "")  # remembered, so that it is undone
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)

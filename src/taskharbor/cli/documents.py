@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.client.queues import Queue
 from taskharbor.client.schedule import Schedule
@@ -26,7 +27,7 @@ def of_record(record: JobRecord) -> dict[str, Any]:
         "queue": record.queue,
         "state": str(record.state),
         "priority": record.priority,
-        "payload": decode_payload(record.payload),
+        "payload": shown_payload(record.task, decode_payload(record.payload)),
         "attempts": record.attempts,
         "number": record.number,
         **of_options(record.options),

@@ -95,7 +95,7 @@ def enqueue(
 
 def _warn(session: Session, harbor: Harbor, task: str) -> None:
     """What is allowed, but hardly meant."""
-    if session.app is not None and harbor.tasks and task not in harbor.tasks:
+    if session.app is not None and harbor.tasks and harbor._known(task) is None:
         session.screen.note(
             f"note: {session.app} declares no task {task!r}, only {', '.join(sorted(harbor.tasks))}; "
             "another worker has to know it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,12 @@ class GivenUp(click.ClickException):
     metavar="N",
     help='Replace a process of isolation="process" handlers after N jobs.  [default: never]',
 )
+@click.option(
+    "--http-allow",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Open an address to HTTP jobs; may be given several times.  [env var: TASKHARBOR_HTTP_ALLOW]",
+)
 @click.option("--drain", is_flag=True, help="Exit once nothing is runnable.")
 @click.option(
     "--processes",
@@ -103,6 +110,7 @@ def worker(
     grace_seconds: float,
     stubborn_seconds: float | None,
     handler_max_jobs: int | None,
+    http_allow: tuple[str, ...],
     drain: bool,
     processes: int | None,
     stuck_seconds: float | None,
@@ -116,7 +124,7 @@ def worker(
     """Execute jobs.
 
     SIGTERM or SIGINT (Ctrl-C) lets running jobs finish and then ends it; a second one ends it at once.
-    Without an application only the built-in tasks are known: echo, sleep and fail. With --json, log
+    Without an application only the built-in tasks are known: http, echo, sleep and fail. With --json, log
     lines are JSON, and the store's counts are printed at the end.
 
     With --processes a supervisor keeps that many worker processes running. It extends their leases from
@@ -133,6 +141,7 @@ def worker(
 
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
+    open_to_http_jobs(http_allow)
     served = None if queues is None else [name.strip() for name in queues.split(",")]
     if processes is not None:
         from taskharbor.cli.supervise import supervise
@@ -187,6 +196,16 @@ def worker(
             raise GivenUp(str(error)) from error
         if session.screen.as_json:
             session.screen.document({"worker": works.name, "counts": harbor.jobs.counts()})
+
+
+def open_to_http_jobs(entries: tuple[str, ...]) -> None:
+    """Name addresses where the application's Harbor and processes started from here find them: in the environment."""
+    if entries:
+        from taskharbor.http.addresses import ALLOW_VARIABLE, allow_list
+
+        allow_list(entries)  # a wrong one is told at once
+        named = [entry for entry in os.environ.get(ALLOW_VARIABLE, "").split(",") if entry.strip()]
+        os.environ[ALLOW_VARIABLE] = ",".join([*named, *entries])
 
 
 def offer_builtin(harbor: Any) -> None:

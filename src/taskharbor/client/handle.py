@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from taskharbor.client.display import shown_payload
 from taskharbor.client.facade import synced
 from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import decode_payload
@@ -107,7 +108,8 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
 
     @property
     def payload(self) -> dict[str, Any]:
-        return decode_payload(self._record.payload)
+        """Its arguments; an HTTP job's secrets are shown as `***`."""
+        return shown_payload(self._record.task, decode_payload(self._record.payload))
 
     @property
     def idempotency_key(self) -> str | None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from taskharbor.client import everywhere
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.events import Event, Events
 from taskharbor.client.facade import synced
@@ -42,6 +43,7 @@ from taskharbor.locating import refuse_while_importing
 
 if TYPE_CHECKING:
     from taskharbor.client.schedules import Schedules
+    from taskharbor.http.addresses import AllowList
     from taskharbor.schedule import Schedule as Recurring
 
 logger = logging.getLogger("taskharbor")
@@ -60,6 +62,9 @@ class Harbor:
 
     Without a URL it takes $TASKHARBOR_URL, else `sqlite:///taskharbor.db` in the current folder. Nothing
     is opened before it is first used. Every method has an asynchronous form whose name begins with `a`.
+
+    `http_allow` opens addresses to HTTP jobs that are closed by default, as $TASKHARBOR_HTTP_ALLOW does:
+    `["localhost:8080", "10.1.0.0/16"]`.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Harbor:
         driver: Driver | None = None,
         retention: Mapping[str, float | None] | None = None,
         application: str = "default",
+        http_allow: Iterable[str] | None = None,
     ) -> None:
         if driver is not None and (url is not None or clock is not None):
             raise ConfigurationError(
@@ -81,7 +87,9 @@ class Harbor:
         self.driver = driver if driver is not None else driver_for(self.url, clock)
         self.retention = Retention.of(retention)
         self.application = checked_name("application", application)  # whose schedules the code declares
+        self.http_allow = _http_allow(http_allow)
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
+        self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
         self.jobs = Jobs(self)
         self.dlq = DeadLetters(self)
         self.queues = Queues(self)
@@ -163,6 +171,10 @@ class Harbor:
                 )
         self.tasks.update(dict.fromkeys(names, task))
 
+    def _known(self, name: str) -> Task[Any, Any, Any, Any] | None:
+        """The task of this name, declared here or known everywhere."""
+        return self.tasks.get(name) or everywhere.task_of(self, name)
+
     def on(self, name: str) -> Callable[[F], F]:
         """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
         self.events.check_name(name)
@@ -203,12 +215,12 @@ class Harbor:
     def _by_name(self, name: str, payload: Mapping[str, Any] | None, options: dict[str, Any]) -> NewJob:
         checked = checked_options(options)
         name = checked_name("task", name)
-        task = self.tasks.get(name)
+        task = self._known(name)
         text = encode_payload({} if payload is None else payload)
         if task is None:
             return new_job(name, text, checked)
         refuse_none_of_declared(options, task._options)
-        task.plan.decode(text)  # validated against the declaration, since it is here
+        task.validate(text)  # against the declaration, since it is here
         return new_job(task.name, text, merged(task._options, checked))
 
     async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
@@ -415,6 +427,14 @@ class Declaration:
                 "give its parameters defaults, or use harbor.schedules.add(name, task, payload, schedule=…)"
             ) from None
         return checked_recurrence(task.name, self._harbor.application, self._recurs, declared=True)
+
+
+def _http_allow(entries: Iterable[str] | None) -> AllowList:
+    if entries is None and not os.environ.get("TASKHARBOR_HTTP_ALLOW"):
+        return ()
+    from taskharbor.http.addresses import allow_list
+
+    return allow_list(entries)
 
 
 def _checked_aliases(aliases: Iterable[str]) -> tuple[str, ...]:

@@ -164,9 +164,9 @@ class Jobs(Operator):
     async def _refuse_unfit_payload(self, id: object, payload: str) -> None:
         """A payload that the task, if it is declared here, could not be called with."""
         job = await self.aget(id)
-        task = self._harbor.tasks.get(job.task)
+        task = self._harbor._known(job.task)
         if task is not None:
-            task.plan.decode(payload)
+            task.validate(payload)
 
     async def _operate_all(
         self, operation: Operation, where: JobFilter, allowed: frozenset[State], verb: str

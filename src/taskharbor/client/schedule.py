@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskharbor.client.display import shown_payload
 from taskharbor.client.options import OWN_OPTIONS, checked_options, new_job, refuse_unknown
 from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import checked_name, decode_payload, shorten
@@ -82,7 +83,7 @@ class Schedule(Struct, frozen=True):
             application=recurrence.application,
             id=record.id,
             task=record.task,
-            payload=decode_payload(record.payload),
+            payload=shown_payload(record.task, decode_payload(record.payload)),
             queue=record.queue,
             priority=record.priority,
             schedule=recurrence.schedule,

@@ -88,10 +88,10 @@ class Schedules(Operator):
         refuse_inside_transaction(self._harbor, "schedules.add()")
         given = {**options, "schedule": schedule}
         checked = checked_job_options(given)
-        known = self._harbor.tasks.get(checked_name("task", task))
+        known = self._harbor._known(checked_name("task", task))
         text = encode_payload({} if payload is None else payload)
         if known is not None:
-            known.plan.decode(text)
+            known.validate(text)
             checked = merged(known._options, checked)
         recurrence = checked_recurrence(name, application or self._harbor.application, given, declared=False)
         job = recurring_job(
@@ -116,9 +116,9 @@ class Schedules(Operator):
             given = {field: getattr(old, field) for field in RECURRENCE_OPTIONS} | changes
             recurrence = checked_recurrence(name, old.application, given, declared=old.declared)
             desired = _desired(record, checked, recurrence, task, payload)
-            known = self._harbor.tasks.get(desired.task)
+            known = self._harbor._known(desired.task)
             if known is not None and (payload is not None or task is not None):
-                known.plan.decode(desired.payload)
+                known.validate(desired.payload)
             return _difference(record, desired, now) or Update()
 
         await self._change(name, application, "schedules.update()", change)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 
 import msgspec
 
+from taskharbor.client.display import shown_payload
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.options import (
@@ -58,7 +59,8 @@ class Signature(Generic[R]):
         return self.task.new_job((), self.arguments, self.options)
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={shorten(value)}" for name, value in self.arguments.items())
+        shown = shown_payload(self.task.name, self.arguments)
+        arguments = ", ".join(f"{name}={shorten(value)}" for name, value in shown.items())
         return f"{self.task.name}.s({arguments})"
 
 
@@ -108,6 +110,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         parameter_aliases: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
         options: EnqueueOptions,
+        check_arguments: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self.harbor = harbor
         self.function = function
@@ -121,6 +124,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self.isolation = _checked_isolation(isolation, self.is_async)
         # Of a handler in a process of its own: a wrong one is told where it was declared.
         self.address = address_of(function, f"the handler of task {name!r}") if self.is_isolated else None
+        self._check_arguments = check_arguments
         self._task = self
         self.recurrence: Recurrence | None = None  # the schedule that is declared with it
         self._options = checked_options(dict(options))
@@ -189,6 +193,12 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     def new_job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
         """A job of this task, its arguments validated, ready to be stored."""
         return new_job(self.name, self.plan.encode(args, kwargs), options)
+
+    def validate(self, payload: str) -> None:
+        """Refuse a payload that the function could not be called with, by a `PayloadError`."""
+        arguments = self.plan.decode(payload)
+        if self._check_arguments is not None:
+            self._check_arguments(arguments)
 
     def decode_result(self, text: str | None) -> Any:
         """A stored result in the type that the function's annotation names, where JSON can carry it."""

@@ -37,6 +37,7 @@ from taskharbor.job import (
     QueueRecord,
     Reason,
     State,
+    repr_without_secrets,
 )
 
 # -- enqueue -------------------------------------------------------------------------------------
@@ -69,6 +70,8 @@ class ClaimRequest(Struct, frozen=True):
 
 class Claimed(Struct, frozen=True, array_like=True, gc=False):
     """A job under a lease, with what executing and settling it takes. (A store may hand it over as an array.)"""
+
+    __repr__ = repr_without_secrets
 
     id: str
     task: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from taskharbor.codec import clean_text, encode_result
-from taskharbor.errors import PayloadError, RemoteError, Unrecoverable
+from taskharbor.errors import AttemptTimedOut, PayloadError, RemoteError, Unrecoverable
 from taskharbor.outcome import (
     CancelledOnRequest,
     Crashed,
@@ -93,7 +93,12 @@ def of_abandoned(execution: Execution) -> Outcome:
 
 
 def of_failure(error: BaseException) -> Failed:
-    return Failed(ErrorInfo.of(error), error_text(error), traceback_of(error))
+    return Failed(
+        ErrorInfo.of(error),
+        error_text(error),
+        traceback_of(error),
+        timed_out=isinstance(error, AttemptTimedOut),
+    )
 
 
 def of_timeout(execution: Execution, trace: str | None = None) -> Failed:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from taskharbor.client import everywhere
 from taskharbor.client.handle import Job
 from taskharbor.clock import MICROS_PER_SECOND, Timer
 from taskharbor.codec import shorten
@@ -80,7 +81,9 @@ class Execution:
         self.claimed = claimed
         self.lease = lease
         self.harbor = harbor
-        self.task: Task[Any, Any, Any, Any] | None = harbor.tasks.get(claimed.task)
+        self.task: Task[Any, Any, Any, Any] | None = harbor.tasks.get(
+            claimed.task
+        ) or everywhere.runnable_task_of(harbor, claimed.task)
         self.options: Options = NO_OPTIONS
         self.policy: Any = UNSET
         self.unreadable: str | None = (

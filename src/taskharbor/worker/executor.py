@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Set
 from typing import Any
 
+from taskharbor.client.everywhere import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.codec import clean_text
 from taskharbor.context import current_execution
@@ -184,7 +185,7 @@ class Executor:
             return
         task = execution.task
         if task is None:
-            self._finish(execution, Unfit(Reason.UNKNOWN_TASK, f"no task is called {claimed.task!r} here"))
+            self._finish(execution, Unfit(Reason.UNKNOWN_TASK, why_unknown(claimed.task)))
             return
         if claimed.expires_at is not None and now >= claimed.expires_at:
             self._finish(execution, Expired())

@@ -1,0 +1,18 @@
+"""The payload of a job as it may be shown: in lists, documents, dashboards and reprs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def shown_payload(task: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The payload with the secrets of an HTTP job replaced by `***`.
+
+    It goes by the task's name, so that it holds where neither the handler nor the extra is installed.
+    """
+    if task != "http":
+        return dict(payload)
+    from taskharbor.http.secrets import shown_payload as shown_http_payload
+
+    return shown_http_payload(payload)

@@ -1,0 +1,245 @@
+"""Sending a request to an address that was checked. The only module that needs the extra `http`.
+
+`httpcore2` lets the connector be ours, which is the point: a name is resolved once, each address is checked, and that
+very address is connected to, so that a name that resolves differently the next time (rebinding) gains nothing.
+TLS is still for the name. A connection serves one request: nothing is shared between jobs, no cookie, no session.
+Neither proxies nor passwords are taken from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from taskharbor.errors import PayloadError, Unrecoverable
+from taskharbor.http.addresses import ALLOW_VARIABLE, AllowList, refusal
+from taskharbor.http.answers import BODY_BYTES_MAX, Answer, HttpError
+from taskharbor.http.secrets import is_secret
+from taskharbor.http.urls import Address, Target
+
+REDIRECTS_MAX = 5
+ADDRESSES_MAX = 8  # of one name that are tried
+CONNECT_SECONDS = 10.0  # for one address, so that a dead one leaves time for the next
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Connect = Callable[[str, int], Awaitable[httpcore2.AsyncNetworkStream]]
+
+# At the level of debug it writes the headers of answers, cookies among them.
+for _name in ("httpcore2", "httpx2"):
+    if logging.getLogger(_name).level == logging.NOTSET:
+        logging.getLogger(_name).setLevel(logging.INFO)
+
+
+class AddressRefused(Unrecoverable):
+    """The request would go to an address that is closed to HTTP jobs."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The ways out, each of which a test can replace: names to addresses, addresses to connections, whom to trust."""
+
+    resolve: Resolve
+    connect: Connect
+    trust: Callable[[], ssl.SSLContext]
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a name, in the system's order."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def connect(address: str, port: int) -> httpcore2.AsyncNetworkStream:
+    return await httpcore2.AnyIOBackend().connect_tcp(address, port, timeout=CONNECT_SECONDS)
+
+
+@cache
+def trust() -> ssl.SSLContext:
+    """The system's certificates, or those of $SSL_CERT_FILE; made once, because it takes its time."""
+    return httpx2.create_ssl_context()
+
+
+SYSTEM = Network(resolve, connect, trust)
+
+
+# -- the way out ---------------------------------------------------------------------------------
+
+
+class CheckedConnector(httpcore2.AsyncNetworkBackend):
+    """Connects to addresses that were checked, and to nothing else."""
+
+    def __init__(self, network: Network, allow: AllowList) -> None:
+        self._network = network
+        self._allow = allow
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """A connection to one of the host's addresses, the first that answers."""
+        failure: Exception | None = None
+        for address in await self._open_addresses(host, port):
+            try:
+                return await self._network.connect(str(address), port)
+            except (httpcore2.NetworkError, httpcore2.TimeoutException, OSError) as error:
+                failure = failure or error
+        raise HttpError(f"connection to {host} port {port} failed: {_told(failure)}") from failure
+
+    async def _open_addresses(self, host: str, port: int) -> list[Address]:
+        refusals: list[str] = []
+        open_addresses: list[Address] = []
+        for address in await self._addresses(host, port):
+            why = refusal(host, address, port, self._allow)
+            if why is None:
+                open_addresses.append(address)
+            else:
+                refusals.append(why)
+        if not open_addresses:
+            raise AddressRefused(
+                f"{host} port {port} is closed to HTTP jobs: {'; '.join(refusals[:3])}. "
+                f"To open it, name it in ${ALLOW_VARIABLE}, --http-allow or Harbor(http_allow=[…])"
+            )
+        return open_addresses[:ADDRESSES_MAX]
+
+    async def _addresses(self, host: str, port: int) -> list[Address]:
+        try:
+            return [ipaddress.ip_address(host)]
+        except ValueError:
+            pass
+        try:
+            found = await self._network.resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise HttpError(
+                f"connection failed: the name {host} cannot be resolved: {_told(error)}"
+            ) from error
+        if not found:
+            raise HttpError(f"connection failed: the name {host} has no address")
+        return [ipaddress.ip_address(address.partition("%")[0]) for address in found]
+
+
+# -- one exchange --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A request as it goes over the wire."""
+
+    target: Target
+    method: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes | None
+
+    def redirected(self, status: int, location: str) -> Outgoing:
+        """The request that a redirect asks for instead."""
+        try:
+            target = self.target.redirected(location)
+        except PayloadError as error:
+            raise HttpError(f"{self.target} redirects to what cannot be followed: {error}") from None
+        if self.target.scheme == "https" and target.scheme == "http":
+            raise HttpError(f"{self.target} redirects from https to http ({target}), which is not followed")
+        headers, body, method = self.headers, self.body, self.method
+        if target.origin != self.target.origin:
+            # What was meant for one server is none of another's business.
+            headers = tuple(each for each in headers if not is_secret(each[0]))
+        if status == 303 or (status in (301, 302) and method == "POST"):
+            if method != "HEAD":
+                method = "GET"
+            body = None
+            headers = tuple(each for each in headers if not _is_about_body(each[0]))
+        return replace(self, target=target, headers=headers, body=body, method=method)
+
+
+async def exchange(
+    outgoing: Outgoing, allow: AllowList, *, follow_redirects: bool = False, network: Network = SYSTEM
+) -> Answer:
+    """Send a request and read the answer, as much of it as is kept. Time is the caller's to limit."""
+    for _ in range(REDIRECTS_MAX + 1):
+        answer = await _send(outgoing, allow, network)
+        location = answer.header("location")
+        if not follow_redirects or answer.status not in _REDIRECTS or not location:
+            return answer
+        outgoing = outgoing.redirected(answer.status, location)
+    raise HttpError(f"more than {REDIRECTS_MAX} redirects, the last one to {outgoing.target}")
+
+
+async def _send(outgoing: Outgoing, allow: AllowList, network: Network) -> Answer:
+    target = outgoing.target
+    is_tls = target.scheme == "https"
+    pool = httpcore2.AsyncConnectionPool(
+        ssl_context=network.trust() if is_tls else None,
+        max_connections=1,
+        max_keepalive_connections=0,
+        network_backend=CheckedConnector(network, allow),
+    )
+    try:
+        async with (
+            pool,
+            pool.stream(
+                outgoing.method,
+                httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path),
+                headers=[("Host", target.authority), *outgoing.headers],
+                content=_content(outgoing),
+            ) as response,
+        ):
+            body, truncated = await _read(response)
+            return Answer(
+                response.status,
+                tuple((_text(name), _text(value)) for name, value in response.headers),
+                body,
+                truncated,
+            )
+    except (httpcore2.NetworkError, httpcore2.TimeoutException, OSError) as error:
+        raise HttpError(f"connection to {target} failed: {_told(error)}") from None
+    except httpcore2.ProtocolError as error:
+        raise HttpError(f"{target} does not speak HTTP as it should: {_told(error)}") from None
+
+
+def _content(outgoing: Outgoing) -> bytes | None:
+    """Servers want to be told that nothing follows, by methods that usually bring something."""
+    if outgoing.body is None and outgoing.method in ("POST", "PUT", "PATCH"):
+        return b""
+    return outgoing.body
+
+
+async def _read(response: httpcore2.Response) -> tuple[bytes, bool]:
+    body = bytearray()
+    async with aclosing(response.aiter_stream()) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                return bytes(body[:BODY_BYTES_MAX]), True
+    return bytes(body), False
+
+
+def _text(header: bytes) -> str:
+    """Headers are ASCII; where they are not, mostly UTF-8."""
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
+
+
+def _is_about_body(header: str) -> bool:
+    return header.lower().startswith(("content-", "webhook-"))
+
+
+def _told(error: BaseException | None) -> str:
+    """What an error says; some say nothing but their name."""
+    text = " ".join(str(error).split())[:300]
+    return text or type(error).__name__

@@ -1,0 +1,129 @@
+"""The built-in task `http`, as a worker knows it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from string import digits, punctuation
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from taskharbor import presets
+from taskharbor.client.task import Task
+from taskharbor.clock import MICROS_PER_SECOND, wait_for
+from taskharbor.context import Context
+from taskharbor.errors import AttemptTimedOut, PayloadError, Unrecoverable
+from taskharbor.http import TASK_NAME
+from taskharbor.http.payload import TIMEOUT_SECONDS, Call, checked_call
+from taskharbor.http.secrets import secrets_in
+from taskharbor.http.signing import signature_headers
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.http.client import Network, Outgoing
+
+_PRINTABLE = f" {digits}{punctuation}"  # stays as it is in a header; letters beyond ASCII are percent-encoded
+MISSING_EXTRA = "the task 'http' needs the extra: pip install 'taskharbor[http]'"
+
+
+class HttpTimeout(AttemptTimedOut):
+    """The exchange took longer than it may."""
+
+
+@cache
+def is_installed() -> bool:
+    return find_spec("httpx2") is not None and find_spec("httpcore2") is not None
+
+
+def http_task(harbor: Harbor, network: Network | None = None) -> Task[Any, Any, Any, Any]:
+    """The task `http` of a harbor; `network` replaces the way out, in tests."""
+
+    async def http(
+        ctx: Context,
+        url: str,
+        method: str | None = None,
+        headers: dict[str, str] | None = None,
+        body: Any = None,
+        timeout: float | None = None,
+        follow_redirects: bool = False,
+        signing_secret: str | list[str] | None = None,
+    ) -> dict[str, Any]:
+        """Call a URL. A status of 2xx is success, anything else a failure."""
+        payload = {
+            "url": url,
+            "method": method,
+            "headers": headers,
+            "body": body,
+            "timeout": timeout,
+            "follow_redirects": follow_redirects,
+            "signing_secret": signing_secret,
+        }
+        return await _call(ctx, harbor, payload, network)
+
+    return Task(
+        harbor, http, name=TASK_NAME, options={"retry": presets.SCHEDULE}, check_arguments=checked_call
+    )
+
+
+async def _call(
+    ctx: Context, harbor: Harbor, payload: dict[str, Any], network: Network | None
+) -> dict[str, Any]:
+    from taskharbor.http.answers import HttpError, failure_of, result_of
+    from taskharbor.http.client import SYSTEM, AddressRefused, exchange
+
+    try:
+        call = checked_call(payload)
+    except PayloadError as error:
+        raise Unrecoverable(str(error)) from None
+    clock = harbor.driver.clock
+    secrets = secrets_in(call.target.path, call.headers, call.signing_secrets)
+    # The job's own timeout, if it has one, is the worker's to keep.
+    seconds = call.timeout or (None if ctx.deadline is not None else TIMEOUT_SECONDS)
+    sending = exchange(
+        _outgoing(ctx, call, clock.now()),
+        harbor.http_allow,
+        follow_redirects=call.follow_redirects,
+        network=network or SYSTEM,
+    )
+    try:
+        answer = await wait_for(clock, sending, seconds)
+    except TimeoutError:
+        raise HttpTimeout(f"no full answer from {call.target} within {seconds:g} s") from None
+    except (HttpError, AddressRefused) as error:
+        raise error.with_traceback(None) from None  # where in the library it came up helps nobody
+    if not answer.is_success:
+        raise failure_of(answer, call.target, secrets, clock.now())
+    return result_of(answer, secrets)
+
+
+def _outgoing(ctx: Context, call: Call, now: int) -> Outgoing:
+    from taskharbor.http.client import Outgoing
+
+    message_id = run_id(ctx)
+    own = [
+        ("User-Agent", _user_agent()),
+        ("Accept", "*/*"),
+        ("Idempotency-Key", message_id),
+        ("TaskHarbor-Job", ctx.job.id),
+        ("TaskHarbor-Attempt", str(ctx.attempt)),
+    ]
+    if ctx.correlation_id is not None:
+        own.append(("X-Correlation-ID", quote(ctx.correlation_id, safe=_PRINTABLE)))
+    given = {name.lower() for name, _ in call.headers}
+    headers = [*call.headers, *(each for each in own if each[0].lower() not in given)]
+    if call.signing_secrets:
+        headers += signature_headers(
+            call.signing_secrets, message_id, now // MICROS_PER_SECOND, call.body or b""
+        )
+    return Outgoing(call.target, call.method, tuple(headers), call.body)
+
+
+def run_id(ctx: Context) -> str:
+    """The same in every attempt of a run, another in the next one: a requeue and the next occurrence are new calls."""
+    return f"{ctx.job.id}-{ctx._execution.claimed.first_number}"
+
+
+def _user_agent() -> str:
+    from taskharbor import __version__
+
+    return f"TaskHarbor/{__version__}"
