@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor import presets
 from taskharbor.client.events import Event
-from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
 from taskharbor.context import Context, current_context
@@ -28,6 +28,7 @@ from taskharbor.errors import (
     JobConflict,
     JobFailed,
     JobNotFound,
+    LeaseLost,
     PayloadError,
     PayloadTooLarge,
     RemoteError,
@@ -63,6 +64,7 @@ __all__ = [
     "JobFailed",
     "JobFilter",
     "JobNotFound",
+    "LeaseLost",
     "PayloadError",
     "PayloadTooLarge",
     "Progress",
@@ -73,6 +75,7 @@ __all__ = [
     "SchemaError",
     "Signature",
     "State",
+    "Step",
     "StoreError",
     "StoreUnavailable",
     "StubbornHandler",

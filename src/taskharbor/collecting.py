@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Answer, Driver, Settled, Transition
+from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
 from taskharbor.job import JobRecord
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 
@@ -35,15 +35,7 @@ async def collect_expired(
         lease = await driver.take_expired(f"{name}/c-{os.urandom(8).hex()}", COLLECTOR_LEASE)
         if lease is None:
             break
-        transitions = [
-            settle_loss(
-                lease,
-                job,
-                await driver.history(job.id, HISTORY_ROWS) if job.number > job.first_number else [],
-                max_losses=max_losses,
-            )
-            for job in lease.jobs
-        ]
+        transitions = [await _loss(driver, lease, job, max_losses) for job in lease.jobs]
         answers = await driver.settle(transitions)
         done = [
             (transition, answer)
@@ -54,6 +46,15 @@ async def collect_expired(
             await _tell(driver, done, report)
         collected += done
     return collected
+
+
+async def _loss(driver: Driver, lease: ExpiredLease, job: Claimed, max_losses: int) -> Transition:
+    if job.number == job.first_number:  # nothing of this run is behind it
+        return settle_loss(lease, job, [], max_losses=max_losses)
+    history = await driver.history(job.id, HISTORY_ROWS)
+    steps = await driver.steps(job.id)
+    last_step = max((step.number for step in steps.values()), default=0)
+    return settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
 
 
 async def _tell(driver: Driver, done: list[tuple[Transition, Settled]], report: Report) -> None:

@@ -95,6 +95,10 @@ class JobCancelled(JobError):
     """The job was cancelled, so it has no result."""
 
 
+class LeaseLost(JobError):
+    """This attempt no longer holds its job's lease: nothing that it does from here on is committed."""
+
+
 # -- the store -----------------------------------------------------------------------------------
 
 

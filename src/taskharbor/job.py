@@ -167,6 +167,13 @@ class AttemptRecord(Struct, frozen=True, gc=False):
     outlived: bool = False  # lost, but its worker turned out to be alive
 
 
+class StepRecord(Struct, frozen=True, gc=False):
+    """What a durable step left behind."""
+
+    result: str  # JSON
+    number: int  # of the attempt that stored it
+
+
 class JobFilter(Struct, frozen=True):
     """Which jobs a list or a bulk operation means; None stands for any."""
 

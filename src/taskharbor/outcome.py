@@ -46,10 +46,19 @@ class Crashed(Struct, frozen=True):
     error: str  # by which signal, or with which exit code
 
 
+class Slept(Struct, frozen=True):
+    """The handler asked to be executed again after a while; see `Context.sleep`."""
+
+    name: str
+    seconds: float
+
+
 class CancelledOnRequest(Struct, frozen=True):
     """Somebody asked for it to be cancelled, and it ended without succeeding."""
 
     error: str | None = None
 
 
-Outcome = Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | Crashed | CancelledOnRequest
+Outcome = (
+    Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | Crashed | Slept | CancelledOnRequest
+)

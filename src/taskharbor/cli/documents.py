@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
@@ -80,6 +80,10 @@ def of_attempt(attempt: Attempt) -> dict[str, Any]:
         "detail": attempt.detail,
         "outlived": attempt.outlived,
     }
+
+
+def of_step(step: Step) -> dict[str, Any]:
+    return {"name": step.name, "number": step.number, "result": step.result}
 
 
 def of_queue(queue: Queue) -> dict[str, Any]:

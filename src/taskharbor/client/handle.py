@@ -228,6 +228,14 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     result = synced(aresult)
 
 
+class Step(Struct, frozen=True):
+    """A durable step of a job: what was stored under its name, and by which attempt."""
+
+    name: str
+    result: Any
+    number: int
+
+
 class Attempt:
     """One execution of a job, as history keeps it."""
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
-import msgspec
-
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.options import (
@@ -21,7 +19,7 @@ from taskharbor.client.options import (
     new_job,
     refuse_none_of_declared,
 )
-from taskharbor.codec import decode_hook, decode_result, shorten
+from taskharbor.codec import result_decoder, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import Delivery, NewJob
@@ -124,7 +122,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self._task = self
         self._options = checked_options(dict(options))
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
-        self._decode_result = _result_decoder(function)
+        self._decode_result = result_decoder(function)
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = getattr(function, "__doc__", None)
         self.__module__ = getattr(function, "__module__", None) or __name__
@@ -258,25 +256,6 @@ def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:
             'for example [{"to": "a@b.c"}, {"to": "d@e.f"}]'
         )
     return payload
-
-
-def _result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
-    """Results come back as the annotated type where JSON can carry it, else as plain JSON values."""
-    try:
-        hint = inspect.get_annotations(function, eval_str=True).get("return")
-        if hint is None or isinstance(hint, TypeVar):
-            return decode_result
-        typed = msgspec.json.Decoder(hint, dec_hook=decode_hook).decode
-    except Exception:  # noqa: BLE001 - an annotation that cannot be evaluated or carried asks for plain values
-        return decode_result
-
-    def decode(text: str) -> Any:
-        try:
-            return typed(text)
-        except Exception:  # noqa: BLE001 - what was stored is not what the annotation says now
-            return decode_result(text)
-
-    return decode
 
 
 __all__ = ["Enqueueable", "Signature", "Task", "UsingOptions", "default_name"]

@@ -258,7 +258,8 @@ class Store:
         return self.history(job_id)[0]
 
     def steps(self, job_id: str) -> dict[str, str]:
-        return self.run(self.driver.steps(job_id))
+        """The results of its steps, by name."""
+        return {name: step.result for name, step in self.run(self.driver.steps(job_id)).items()}
 
     def counts(self, queue: str | None = None) -> dict[State, int]:
         return self.run(self.driver.counts(queue, now=self.now))

@@ -36,6 +36,7 @@ from taskharbor.job import (
     QueueRecord,
     Reason,
     State,
+    StepRecord,
 )
 
 # -- enqueue -------------------------------------------------------------------------------------
@@ -418,8 +419,8 @@ class Driver(ABC):
         """The job's attempts, newest first."""
 
     @abstractmethod
-    async def steps(self, job_id: str) -> dict[str, str]:
-        """The results of the job's durable steps, by name."""
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
+        """The job's durable steps, by name."""
 
     @abstractmethod
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:

@@ -16,11 +16,13 @@ from taskharbor.outcome import (
     HandedBack,
     Interrupted,
     Outcome,
+    Slept,
     Succeeded,
     Unfit,
 )
 from taskharbor.retry import ErrorInfo
 from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.steps import FallAsleep
 
 ERROR_MAX = 4_000  # characters of an error's text that are kept
 TRACEBACK_MAX = 16_000
@@ -50,9 +52,20 @@ def of_error(execution: Execution, error: BaseException) -> Outcome:
             )
         case Interrupt.SHUTDOWN:
             return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
+    if (asleep := _sleep_in(error)) is not None:
+        return Slept(asleep.name, asleep.seconds)
     if isinstance(error, RemoteError) and isinstance(error.outcome, Failed | Crashed | Unfit | HandedBack):
         return error.outcome
     return of_failure(error)
+
+
+def _sleep_in(error: BaseException) -> FallAsleep | None:
+    """The signal of `ctx.sleep`, also from within a task group, if nothing else went wrong there."""
+    while isinstance(error, BaseExceptionGroup):
+        if len(error.exceptions) > 1:
+            return None
+        error = error.exceptions[0]
+    return error if isinstance(error, FallAsleep) else None
 
 
 def remote_error(ended: Failed | Crashed | Unfit | HandedBack) -> RemoteError:

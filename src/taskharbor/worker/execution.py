@@ -19,7 +19,8 @@ from taskharbor.errors import ConfigurationError
 from taskharbor.job import NO_OPTIONS, Delivery, JobRecord, NewJob, Options, Progress, State
 from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
-from taskharbor.worker.live import LiveLease
+from taskharbor.worker.live import LiveLease, StoreTime
+from taskharbor.worker.steps import LeasedSteps, Steps
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -51,6 +52,8 @@ class Execution:
         "_context",
         "_job",
         "_report",
+        "_steps",
+        "_time",
         "cancelled",
         "cell",
         "children",
@@ -59,6 +62,7 @@ class Execution:
         "harbor",
         "interrupted",
         "lease",
+        "loop",
         "options",
         "policy",
         "process",
@@ -75,6 +79,7 @@ class Execution:
         lease: LiveLease,
         harbor: Harbor,
         report: Callable[[Execution, Progress], None],
+        time: StoreTime,
     ) -> None:
         self.claimed = claimed
         self.lease = lease
@@ -98,8 +103,11 @@ class Execution:
         self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
         self.end: Callable[[Interrupt], None] | None = None  # makes a handler in a thread or a process end
         self.process: IsolatedProcess | None = None  # that an isolated handler runs in
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
         self.timer: Timer | None = None
         self._report = report
+        self._time = time
+        self._steps: Steps | None = None
         self._context: Context | None = None
         self._job: Job[Any] | None = None
 
@@ -110,6 +118,12 @@ class Execution:
         if self._context is None:
             self._context = Context(self)
         return self._context
+
+    @property
+    def steps(self) -> Steps:
+        if self._steps is None:
+            self._steps = Steps(self, LeasedSteps(self), self._time)
+        return self._steps
 
     @property
     def job(self) -> Job[Any]:
@@ -202,6 +216,10 @@ class Execution:
         elif self.slot is not None:
             self.interrupted = why
             self.slot.cancel()
+
+    def lose_lease(self) -> None:
+        """The store refused to write under the lease: whatever the handler makes of it, nothing is settled."""
+        self.interrupt(Interrupt.LEASE_LOST)
 
     def report(self, progress: Progress) -> None:
         self._report(self, progress)

@@ -327,6 +327,7 @@ class Executor:
             return await self._value_from_process(execution)
         if task.is_async:
             return await task.plan.call(arguments, execution.context)
+        execution.loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
         ended: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         call = self._threads.call(
@@ -348,6 +349,7 @@ class Executor:
     def _run_in_thread(self, execution: Execution, arguments: dict[str, Any]) -> None:
         task = execution.task
         assert task is not None, "only known tasks are executed"
+        execution.loop = asyncio.get_running_loop()
         context = self._context.copy()
         context.run(current_execution.set, execution)
         plan, handler_context = task.plan, execution.context

@@ -427,7 +427,7 @@ class _Shift:
     # -- what passes between the parts --
 
     def _make(self, claimed: Claimed, lease: LiveLease) -> Execution:
-        return Execution(claimed, lease, self._worker.harbor, self._report_progress)
+        return Execution(claimed, lease, self._worker.harbor, self._report_progress, self._time)
 
     def _finish(self, execution: Execution, outcome: Any) -> None:
         self._committer.put(execution, outcome)

@@ -32,7 +32,7 @@ from taskharbor.drivers.base import (
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
 from taskharbor.drivers.memory.news import News
 from taskharbor.drivers.memory.store import Store
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State, StepRecord
 
 
 class MemoryDriver(Driver):
@@ -189,7 +189,7 @@ class MemoryDriver(Driver):
             job = self._store.jobs.get(job_id)
             return reads.history(job, limit) if job is not None else []
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         with self._news.lock:
             job = self._store.jobs.get(job_id)
             return dict(job.steps) if job is not None else {}

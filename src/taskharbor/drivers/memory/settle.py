@@ -15,7 +15,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.memory.enqueue import enqueue, refuse_unknown_dependencies
 from taskharbor.drivers.memory.store import Attempt, Job, Store
-from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State, StepRecord
 from taskharbor.lifecycle import TERMINAL
 
 # -- the fence -----------------------------------------------------------------------------------
@@ -158,5 +158,7 @@ def _note(store: Store, note: Note, now: int) -> Answer:
         if isinstance(note, ProgressNote):
             job.progress = note.progress
         else:
-            job.steps.setdefault(note.name, note.result)  # a step's first result is its result
+            job.steps.setdefault(
+                note.name, StepRecord(note.result, note.number)
+            )  # a step's first result is its result
     return answer

@@ -23,6 +23,7 @@ from taskharbor.job import (
     Progress,
     Reason,
     State,
+    StepRecord,
 )
 from taskharbor.lifecycle import LEGAL, TERMINAL
 
@@ -89,7 +90,7 @@ class Job(Struct, eq=False):
     finished_at: int | None = None
     result: str | None = None
     progress: Progress | None = None
-    steps: dict[str, str] = field(default_factory=dict)
+    steps: dict[str, StepRecord] = field(default_factory=dict)
     history: dict[int, Attempt] = field(default_factory=dict)  # by number, ascending
 
     def state_at(self, now: int) -> State:

@@ -50,7 +50,7 @@ from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State, StepRecord
 
 T = TypeVar("T")
 
@@ -242,7 +242,7 @@ class PostgresDriver(Driver):
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit), prompt=True)
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._run(Lane.REST, lambda s: reads.steps(s, job_id), prompt=True)
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:

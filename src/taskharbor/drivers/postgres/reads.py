@@ -10,7 +10,7 @@ import msgspec
 from taskharbor.drivers.base import LeaseRecord, Page, worker_of
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State
+from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State, StepRecord
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
@@ -170,10 +170,12 @@ async def history(session: Session, job_id: str, limit: int) -> list[AttemptReco
     ]
 
 
-async def steps(session: Session, job_id: str) -> dict[str, str]:
+async def steps(session: Session, job_id: str) -> dict[str, StepRecord]:
     if not places.is_id(job_id):
         return {}
-    return {row["name"]: row["result"] for row in await session.rows("steps", job_id)}
+    return {
+        row["name"]: StepRecord(row["result"], row["number"]) for row in await session.rows("steps", job_id)
+    }
 
 
 async def lease_records(session: Session) -> list[LeaseRecord]:

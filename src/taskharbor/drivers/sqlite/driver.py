@@ -33,7 +33,7 @@ from taskharbor.drivers.sqlite import enqueue, leases, operate, places, presence
 from taskharbor.drivers.sqlite.callers import CallersSession
 from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State, StepRecord
 
 
 class SQLiteDriver(Driver):
@@ -127,7 +127,7 @@ class SQLiteDriver(Driver):
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._engine.read(lambda s: reads.history(s, job_id, limit))
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._engine.read(lambda s: reads.steps(s, job_id))
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:

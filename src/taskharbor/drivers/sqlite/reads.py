@@ -9,7 +9,7 @@ from taskharbor.drivers.base import LeaseRecord, Page, worker_of
 from taskharbor.drivers.sqlite import leases, places
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.places import READS
-from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State
+from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State, StepRecord
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
@@ -114,8 +114,9 @@ def history(session: Session, job_id: str, limit: int) -> list[AttemptRecord]:
     ]
 
 
-def steps(session: Session, job_id: str) -> dict[str, str]:
-    return dict(session.execute(READS["steps"], (job_id,)).fetchall())
+def steps(session: Session, job_id: str) -> dict[str, StepRecord]:
+    rows = session.execute(READS["steps"], (job_id,)).fetchall()
+    return {name: StepRecord(result, number) for name, result, number in rows}
 
 
 def lease_records(session: Session) -> list[LeaseRecord]:

@@ -63,4 +63,4 @@ SELECT number, status, retry_count, token, worker, started_at, finished_at, erro
 FROM {schema}.attempts WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
 
 -- name: steps
-SELECT name, result FROM {schema}.steps WHERE job_id = $1::text::uuid ORDER BY name
+SELECT name, result, number FROM {schema}.steps WHERE job_id = $1::text::uuid ORDER BY name
