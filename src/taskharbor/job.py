@@ -62,6 +62,17 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"
+    DEPENDENCY = "dependency"  # one that it depends on ended without success
+
+
+class Takes(Struct, frozen=True, omit_defaults=True):
+    """The parameter by which a job takes the results of those it depends on.
+
+    `results` says which, as positions among them: one of them, or a list, in any nesting. None: a list of all.
+    """
+
+    parameter: str
+    results: int | list[Any] | None = None
 
 
 class Options(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -75,6 +86,8 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     retry: dict[str, Any] | None | UnsetType = UNSET
     correlation_id: str | None = None
     tags: tuple[str, ...] = ()
+    workflow: str | None = None  # that it is a member of
+    takes: Takes | None = None
 
 
 NO_OPTIONS = Options()
@@ -109,6 +122,7 @@ class NewJob(Struct, frozen=True, gc=False):
     delivery: Delivery | None = None  # None: not said, the worker's declaration decides
     options: Options = NO_OPTIONS
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
+    ends_with_members: bool = False  # cancelled as soon as one of them is dead or cancelled
 
 
 class JobRecord(Struct, frozen=True, gc=False):
@@ -174,6 +188,37 @@ class StepRecord(Struct, frozen=True, gc=False):
     number: int  # of the attempt that stored it
 
 
+class NewWorkflow(Struct, frozen=True):
+    """Jobs that are stored, kept and pruned as a whole. Their ids follow the workflow's, one by one."""
+
+    id: str
+    about: str = "{}"  # JSON, of no concern to the store
+    idempotency_key: str | None = None
+
+
+class WorkflowRecord(Struct, frozen=True):
+    """A workflow as the store tells it, and how many of its jobs stand where."""
+
+    id: str
+    about: str
+    enqueued_at: int
+    total: int  # jobs that it was stored with
+    idempotency_key: str | None = None
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    waiting: int = 0
+    active: int = 0  # scheduled, ready or running
+
+
+class MemberResult(Struct, frozen=True, gc=False):
+    """What a job that another one depends on has come to."""
+
+    job_id: str
+    succeeded: bool
+    result: str | None = None
+
+
 class JobFilter(Struct, frozen=True):
     """Which jobs a list or a bulk operation means; None stands for any."""
 
@@ -181,6 +226,7 @@ class JobFilter(Struct, frozen=True):
     queue: str | None = None
     task: str | None = None
     tag: str | None = None
+    workflow: str | None = None  # by its id
 
 
 class QueueRecord(Struct, frozen=True):

@@ -72,10 +72,13 @@ def _apply(store: Store, job: Job, transition: Transition, now: int) -> Settled:
         _rearm(store, job, transition.occurrence)
     elif cancelled:
         store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
+        store.cancel_dependants([job.id], now)
     else:
         job.result = transition.result if transition.to is State.SUCCEEDED else None
         store.finish(job, transition.to, transition.reason, now)
         released = _release_dependants(store, job)
+        if job.state is not State.SUCCEEDED:
+            store.cancel_dependants([job.id], now)
     enqueue(store, inserts, now)
     run_at = None if job.state in TERMINAL else job.place
     return Settled(Answer.DONE, job.state_at(now), run_at, released=released, at=now)
