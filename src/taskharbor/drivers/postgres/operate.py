@@ -22,7 +22,7 @@ from taskharbor.drivers.base import (
     Update,
     Verdict,
 )
-from taskharbor.drivers.postgres import places
+from taskharbor.drivers.postgres import places, workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.places import Found, Place, encoded_options
@@ -65,24 +65,35 @@ class _Operating:
         self._now = 0
         self._locked: set[str] = set()  # tokens
         self._tally: Counter[tuple[str, str]] = Counter()
+        self._kept = workflows.Kept(session)
 
     async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
         session = self._session
         await self._lock(ids)
         self._now = await session.now()
         found = await places.find(Session(session.connection, session.sql, self._now), ids)
+        allowed = [
+            job
+            for job_id in ids
+            if (job := found.get(job_id)) and allows(job.place.state, self._operation)
+        ]
+        if isinstance(self._operation, Cancel):
+            verdicts = await self._cancel(allowed)
+        else:
+            verdicts = {job.id: await self._do(job) for job in allowed}
         answers: dict[str, Operated] = {}
         for job_id in ids:
             if job_id not in found:
                 answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
-                continue
-            state = found[job_id].place.state
-            verdict: Verdict | None = Verdict.CONFLICT
-            if allows(state, self._operation):
-                verdict = await self._do(found[job_id])
-            if verdict is not None:
-                answers[job_id] = Operated(job_id, verdict, state)
+            elif (verdict := verdicts.get(job_id, Verdict.CONFLICT)) is not None:
+                answers[job_id] = Operated(job_id, verdict, found[job_id].place.state)
         await add_tallies(session, self._tally)
+        # When all that was asked for has been done: what is named has what was asked, not what follows from another.
+        done = [job_id for job_id, verdict in verdicts.items() if verdict is Verdict.DONE]
+        if isinstance(self._operation, Cancel):
+            await workflows.cancel_dependants(session, done, self._now)
+        elif isinstance(self._operation, Requeue):
+            await workflows.restore_dependants(session, done, self._now)
         return answers
 
     async def _lock(self, ids: Sequence[str]) -> None:
@@ -101,7 +112,7 @@ class _Operating:
         """None, with nothing done, if the job is no longer where it was found."""
         match self._operation:
             case Cancel():
-                return await self._cancel(job)
+                raise AssertionError("cancelled all at once")
             case Discard():
                 return await self._discard(job)
             case Delete():
@@ -113,19 +124,33 @@ class _Operating:
             case Update() as update:
                 return await self._update(job, update)
 
-    async def _cancel(self, job: Found) -> Verdict | None:
-        place = job.place
-        if place.token is not None:
-            if place.token not in self._locked:
-                return None  # claimed between our locking and our looking
-            await self._session.do("request_cancel", place.token, job.id)
-            return Verdict.REQUESTED
-        if not await self._leave_place(job):
-            return None
-        row = (job.id, State.CANCELLED, Reason.CANCELLED, place.number, place.attempts, place.delivery)
-        await self._session.do("insert_ended", *columns([row]), self._now)
-        self._tally[job.row["queue"], State.CANCELLED] += 1
-        return Verdict.DONE
+    async def _cancel(self, jobs: Sequence[Found]) -> dict[str, Verdict | None]:
+        """All at once: there may be ten thousand."""
+        session = self._session
+        # Nothing is done to one that was claimed between our locking and our looking, or is elsewhere by now.
+        verdicts: dict[str, Verdict | None] = dict.fromkeys((job.id for job in jobs), None)
+        running = [job for job in jobs if job.place.token is not None and job.place.token in self._locked]
+        if running:
+            await session.do("request_cancels", *columns([(job.place.token, job.id) for job in running]))
+            verdicts.update(dict.fromkeys((job.id for job in running), Verdict.REQUESTED))
+        taken: set[str] = set()
+        if ready := [job for job in jobs if job.place.state in (State.READY, State.SCHEDULED)]:
+            keys = columns([_ready_key(job) for job in ready])
+            taken |= {row["id"] for row in await session.rows("take_all_ready", *keys)}
+        if waiting := [job.id for job in jobs if job.place.state is State.WAITING]:
+            taken |= {row["id"] for row in await session.rows("take_all_waiting", waiting)}
+        gone = [job for job in jobs if job.id in taken]
+        if gone:
+            rows = [
+                (job.id, State.CANCELLED, Reason.CANCELLED, p.number, p.attempts, p.delivery)
+                for job in gone
+                for p in [job.place]
+            ]
+            await session.do("insert_ended", *columns(rows), self._now)
+        for job in gone:
+            verdicts[job.id] = Verdict.DONE
+            self._tally[job.row["queue"], State.CANCELLED] += 1
+        return verdicts
 
     async def _discard(self, job: Found) -> Verdict | None:
         if not await self._session.value("discard", job.id, self._now):
@@ -136,7 +161,7 @@ class _Operating:
 
     async def _delete(self, job: Found) -> Verdict | None:
         session = self._session
-        if await session.rows("needed", [job.id]):
+        if await session.rows("needed", [job.id]) or await self._kept.holds(job.id):
             return Verdict.CONFLICT
         naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
         if not naming <= self._locked or not await self._leave_place(job):
@@ -226,8 +251,7 @@ class _Operating:
         if place.state is State.WAITING:
             return bool(await self._session.value("take_waiting", job.id))
         if place.state in (State.READY, State.SCHEDULED):
-            key = (place.suspect, job.row["queue"], -job.row["priority"], place.run_at, job.id)
-            return bool(await self._session.value("take_ready", *key))
+            return bool(await self._session.value("take_ready", *_ready_key(job)))
         return True  # ended: nobody but an operator, who would hold the lock we hold, takes it from there
 
     async def _enter(self, job: Found, to: Place) -> None:
@@ -238,6 +262,10 @@ class _Operating:
             to.suspect,
         )  # fmt: skip
         await self._session.do("insert_ready", *columns([row]))
+
+
+def _ready_key(job: Found) -> tuple[object, ...]:
+    return (job.place.suspect, job.row["queue"], -job.row["priority"], job.place.run_at, job.id)
 
 
 def _given(update: Update, *names: str) -> dict[str, object]:
@@ -266,13 +294,16 @@ async def delete_tags(session: Session, jobs: Sequence[Found]) -> None:
 # -- age -------------------------------------------------------------------------------------------
 
 
-async def expire(session: Session, limit: int) -> list[str]:
-    """Cancel what was not begun by its expires_at."""
-    overdue = await session.rows("overdue", session.given_now, max(limit, 0))
-    if not overdue:
-        return []
-    ids = [row["id"] for row in overdue]
-    expired = {row["id"] for row in await session.rows("expire", ids, overdue[0]["now"])}
+async def overdue(session: Session, limit: int) -> tuple[list[str], int]:
+    """What was not begun by its expires_at, and the time by which that is so."""
+    rows = await session.rows("overdue", session.given_now, max(limit, 0))
+    return [row["id"] for row in rows], rows[0]["now"] if rows else 0
+
+
+async def expire(session: Session, ids: Sequence[str], at: int) -> list[str]:
+    """Inside a transaction: cancel those that are still overdue."""
+    expired = {row["id"] for row in await session.rows("expire", ids, at)}
+    await workflows.cancel_dependants(session, sorted(expired), at)
     return [job_id for job_id in ids if job_id in expired]
 
 
@@ -285,6 +316,7 @@ def check_prunable(before: dict[State, int]) -> None:
 
 async def prune(session: Session, before: dict[State, int], limit: int) -> int:
     """Small batches that wait for nobody, and that nobody but an operator of the same jobs waits for."""
+    await workflows.forget(session, before)
     bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
     candidates = [row["id"] for row in await session.rows("prunable", *bounds, max(limit, 0))]
     if not candidates:

@@ -62,6 +62,8 @@ async def _candidates(
 
 
 def _source(session: Session, where: JobFilter) -> tuple[str, tuple[object, ...]]:
+    if where.workflow is not None:
+        return "ids_in_workflow", (where.workflow,)
     if where.tag is not None:
         return "ids_by_tag", (where.tag,)
     match where.state:
@@ -81,7 +83,7 @@ def _matches(record: JobRecord, where: JobFilter) -> bool:
         and where.queue in (None, record.queue)
         and where.task in (None, record.task)
         and (where.tag is None or where.tag in record.options.tags)
-    )
+    )  # and of the workflow, which is where the candidates come from
 
 
 async def counts(session: Session, queue: str | None, known: Counted) -> dict[State, int]:

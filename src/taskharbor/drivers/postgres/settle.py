@@ -321,6 +321,7 @@ class _Settling:
             await session.do("insert_ready", *columns(self._ready))
         if self._ended:
             await session.do("insert_ended", *columns(self._ended), self._now)
+            await session.do("cancel_dependants", [row[0] for row in self._ended], self._now)
         released = await self._release_dependants() if self._succeeded else {}
         await self._close_leases()
         await add_tallies(session, self._tally)

@@ -1,8 +1,3 @@
--- name: request_cancel
--- Whoever settles next holds this row's lock first, and so finds the request.
-UPDATE {schema}.leases SET cancels = array_append(cancels, $2::text::uuid)
-WHERE token = $1 AND NOT $2::text::uuid = ANY (cancels)
-
 -- name: take_ready
 -- The row goes, or it has gone already: somebody claimed it, and the job must be looked for again.
 DELETE FROM {schema}.ready WHERE suspect = $1 AND queue = $2 AND rank = $3 AND run_at = $4 AND id = $5::text::uuid
@@ -149,10 +144,13 @@ WITH placed AS (
 SELECT id::text AS id FROM gone
 
 -- name: prunable
--- The oldest endings first, without the jobs that an unfinished one still depends on.
+-- The oldest endings first, without members of workflows (the only one whose range could hold a job is the one
+-- before it), and without the jobs that an unfinished one still depends on.
 SELECT * FROM (
     (SELECT a.finished_at, a.job_id::text AS id FROM {schema}.attempts AS a
      WHERE a.status = 'succeeded' AND a.next_at IS NULL AND a.finished_at < $1::timestamptz
+       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < a.job_id
+                     ORDER BY w.id DESC LIMIT 1) < a.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = a.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
            AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
@@ -161,6 +159,8 @@ SELECT * FROM (
     UNION ALL
     (SELECT x.finished_at, x.job_id::text FROM {schema}.ended AS x
      WHERE x.state = 'dead' AND x.finished_at < $2::timestamptz
+       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < x.job_id
+                     ORDER BY w.id DESC LIMIT 1) < x.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = x.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
            AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
@@ -169,6 +169,8 @@ SELECT * FROM (
     UNION ALL
     (SELECT x.finished_at, x.job_id::text FROM {schema}.ended AS x
      WHERE x.state = 'cancelled' AND x.finished_at < $3::timestamptz
+       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < x.job_id
+                     ORDER BY w.id DESC LIMIT 1) < x.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = x.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
            AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
