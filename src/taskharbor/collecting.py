@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import msgspec
+
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
-from taskharbor.job import JobRecord
+from taskharbor.job import JobRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 
 COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
@@ -50,11 +52,25 @@ async def collect_expired(
 
 async def _loss(driver: Driver, lease: ExpiredLease, job: Claimed, max_losses: int) -> Transition:
     if job.number == job.first_number:  # nothing of this run is behind it
-        return settle_loss(lease, job, [], max_losses=max_losses)
-    history = await driver.history(job.id, HISTORY_ROWS)
-    steps = await driver.steps(job.id)
-    last_step = max((step.number for step in steps.values()), default=0)
-    return settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
+        transition = settle_loss(lease, job, [], max_losses=max_losses)
+    else:
+        history = await driver.history(job.id, HISTORY_ROWS)
+        steps = await driver.steps(job.id)
+        last_step = max((step.number for step in steps.values()), default=0)
+        transition = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
+    return await _with_failure_task(driver, transition, job)
+
+
+async def _with_failure_task(driver: Driver, transition: Transition, job: Claimed) -> Transition:
+    if transition.to is not State.DEAD or job.options is None or '"failure_task"' not in job.options:
+        return transition
+    from taskharbor.workflow.failure import FailureTasks
+
+    try:
+        options = msgspec.json.decode(job.options, type=Options)
+    except msgspec.MsgspecError:  # of a newer version: its own workers know better
+        return transition
+    return await FailureTasks(driver).added(transition, job, options)
 
 
 async def _tell(driver: Driver, done: list[tuple[Transition, Settled]], report: Report) -> None:

@@ -88,6 +88,7 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     tags: tuple[str, ...] = ()
     workflow: str | None = None  # that it is a member of
     takes: Takes | None = None
+    failure_task: bool = False  # its workflow has a task to run should it die
 
 
 NO_OPTIONS = Options()

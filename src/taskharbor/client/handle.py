@@ -124,6 +124,11 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return self._record.options.tags
 
     @property
+    def workflow(self) -> str | None:
+        """The id of the workflow that it is a member of."""
+        return self._record.options.workflow
+
+    @property
     def enqueued_at(self) -> datetime:
         return from_micros(self._record.enqueued_at)
 

@@ -63,11 +63,12 @@ class Jobs(Operator):
         queue: str | None = None,
         task: str | None = None,
         tag: str | None = None,
+        workflow: object = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
         """Jobs that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
-        where = job_filter(state=state, queue=queue, task=task, tag=tag)
+        where = job_filter(state=state, queue=queue, task=task, tag=tag, workflow=workflow)
         page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
         return JobPage([Job(record, self._harbor) for record in page.jobs], page.next_cursor)
 

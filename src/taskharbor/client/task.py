@@ -42,14 +42,19 @@ Isolation = Literal["thread", "process"]
 class Signature(Generic[R]):
     """A task with arguments and options, not enqueued yet: `harbor.enqueue_many([send.s("a@b.c"), …])`."""
 
-    __slots__ = ("arguments", "options", "task")
+    __slots__ = ("arguments", "options", "takes_result", "task")
 
     def __init__(
-        self, task: Task[Any, Any, Any, R], arguments: dict[str, Any], options: dict[str, Any]
+        self,
+        task: Task[Any, Any, Any, R],
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+        takes_result: bool = True,
     ) -> None:
         self.task = task
         self.arguments = arguments
         self.options = options
+        self.takes_result = takes_result  # of what comes before it in a workflow
 
     def new_job(self) -> NewJob:
         """The job that this stands for, its arguments validated."""
@@ -57,7 +62,7 @@ class Signature(Generic[R]):
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={shorten(value)}" for name, value in self.arguments.items())
-        return f"{self.task.name}.s({arguments})"
+        return f"{self.task.name}.{'s' if self.takes_result else 'si'}({arguments})"
 
 
 class Enqueueable(Generic[P, R]):
@@ -91,6 +96,10 @@ class Enqueueable(Generic[P, R]):
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """A signature of this task; arguments may be left out, to be filled by what comes before it."""
         return Signature(self._task, self._task.plan.bind(args, kwargs, partial=True), self._options)
+
+    def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
+        """A signature with all of its arguments: in a workflow it takes nothing of what comes before it."""
+        return Signature(self._task, self._task.plan.bind(args, kwargs), self._options, takes_result=False)
 
 
 class Task(Enqueueable[P, R], Generic[C, V, P, R]):
@@ -186,6 +195,10 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     def new_job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
         """A job of this task, its arguments validated, ready to be stored."""
         return new_job(self.name, self.plan.encode(args, kwargs), options)
+
+    def new_job_of(self, payload: str, options: dict[str, Any]) -> NewJob:
+        """A job with a payload that has been encoded already."""
+        return new_job(self.name, payload, options)
 
     def decode_result(self, text: str | None) -> Any:
         """A stored result in the type that the function's annotation names, where JSON can carry it."""

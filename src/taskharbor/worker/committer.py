@@ -23,6 +23,7 @@ from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
 from taskharbor.worker.report import Reporter
+from taskharbor.workflow.failure import FailureTasks
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -48,6 +49,7 @@ class Committer:
         on_quiet: Callable[[], None],
     ) -> None:
         self._driver = driver
+        self._failure_tasks = FailureTasks(driver)
         self._policy = worker_policy
         self._unfit_grace_seconds = unfit_grace_seconds
         self._max_losses = max_losses
@@ -151,17 +153,18 @@ class Committer:
             history = await self._history_surely(claimed, self._unfit_rows)
             grace, now = self._unfit_grace_seconds, self._time.now()
             suspect = execution.lease.alone
-            return (
-                settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect),
-                None,
+            unfit = settle_unfit(
+                token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect
             )
+            return await self._with_failure_task(unfit, execution), None
         if isinstance(outcome, Crashed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
             history = await self._history_surely(claimed, HISTORY_ROWS)
             started_at, most = execution.started_at, self._max_losses
-            return settle_crash(token, job, outcome, history, started_at=started_at, max_losses=most), None
+            crash = settle_crash(token, job, outcome, history, started_at=started_at, max_losses=most)
+            return await self._with_failure_task(crash, execution), None
         rules = execution.rules(self._policy)
-        return settle_outcome(
+        transition, decision = settle_outcome(
             token,
             claimed,
             outcome,
@@ -169,6 +172,17 @@ class Committer:
             started_at=execution.started_at,
             suspect=execution.lease.alone,
         )
+        return await self._with_failure_task(transition, execution), decision
+
+    async def _with_failure_task(self, transition: Transition, execution: Execution) -> Transition:
+        pause = 0.05
+        while True:
+            try:
+                return await self._failure_tasks.added(transition, execution.claimed, execution.options)
+            except StoreError as error:
+                logger.warning("a workflow cannot be read", extra={"fields": {"error": str(error)}})
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, RETRY_SECONDS_MAX)
 
     async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""

@@ -191,6 +191,8 @@ class Execution:
             "queue": self.claimed.queue,
             "attempt": self.claimed.number,
         }
+        if self.options.workflow is not None:
+            fields["workflow"] = self.options.workflow
         if self.options.correlation_id is not None:
             fields["correlation_id"] = self.options.correlation_id
         return fields
@@ -227,7 +229,8 @@ class Execution:
     def add_child(self, signature: Signature[Any]) -> str:
         if not hasattr(signature, "new_job") or not hasattr(signature, "arguments"):
             raise ConfigurationError(
-                f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}"
+                f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}; a workflow is stored "
+                "at once, with its own enqueue() or aenqueue() and an idempotency key that a second attempt repeats"
             )
         child = signature.new_job()
         if child.options.correlation_id is None and self.options.correlation_id is not None:

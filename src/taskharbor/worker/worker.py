@@ -37,6 +37,7 @@ from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
+from taskharbor.worker.results import Results
 from taskharbor.worker.stubborn import StubbornWatch
 
 logger = logging.getLogger("taskharbor.worker")
@@ -231,6 +232,7 @@ class _Shift:
             processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
+            results=Results(driver, clock),
             finish=self._finish,
             drop=self._drop,
             low=self._low,
