@@ -49,7 +49,16 @@ PUBLIC = [
     "TaskHarborError",
     "Unrecoverable",
     "Worker",
+    "Workflow",
+    "WorkflowCancelled",
+    "WorkflowError",
+    "WorkflowNotFound",
+    "WorkflowState",
+    "WorkflowStuck",
+    "chain",
+    "chord",
     "current_context",
+    "group",
     "presets",
 ]
 

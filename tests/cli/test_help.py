@@ -40,6 +40,7 @@ def test_all_the_commands_that_are_due_are_there():
         *("job retry", "job run-now", "job update", "job delete"),
         *("dlq list", "dlq requeue", "dlq requeue-all", "dlq discard", "dlq discard-all"),
         *("queue list", "queue pause", "queue resume"),
+        *("workflow list", "workflow show", "workflow cancel", "workflow retry"),
     }
 
 

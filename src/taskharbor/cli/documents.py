@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -12,6 +12,9 @@ from taskharbor.client.queues import Queue
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
 from taskharbor.job import Delivery, JobRecord, Options
+
+if TYPE_CHECKING:
+    from taskharbor.workflow import Workflow
 
 
 def of_job(job: Job[Any]) -> dict[str, Any]:
@@ -64,6 +67,7 @@ def of_options(options: Options) -> dict[str, Any]:
         "retry": None if options.retry is UNSET else options.retry or {},
         "correlationId": options.correlation_id,
         "tags": list(options.tags),
+        "workflow": options.workflow,
     }
 
 
@@ -84,6 +88,19 @@ def of_attempt(attempt: Attempt) -> dict[str, Any]:
 
 def of_step(step: Step) -> dict[str, Any]:
     return {"name": step.name, "number": step.number, "result": step.result}
+
+
+def of_workflow(workflow: Workflow) -> dict[str, Any]:
+    return {
+        "id": workflow.id,
+        "state": str(workflow.state),
+        "total": workflow.progress.total,
+        **workflow.counts,
+        "onFailure": workflow.on_failure,
+        "idempotencyKey": workflow.idempotency_key,
+        "enqueuedAt": workflow.enqueued_at,
+        "shape": workflow.shape,
+    }
 
 
 def of_queue(queue: Queue) -> dict[str, Any]:

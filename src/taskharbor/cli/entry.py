@@ -26,6 +26,7 @@ COMMANDS = {
     "job": "taskharbor.cli.job:job",
     "dlq": "taskharbor.cli.dlq:dlq",
     "queue": "taskharbor.cli.queues:queue",
+    "workflow": "taskharbor.cli.workflows:workflow",
     "stats": "taskharbor.cli.stats:stats",
     "top": "taskharbor.cli.top.command:top",
     "prune": "taskharbor.cli.upkeep:prune",

@@ -150,6 +150,7 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "key": job.idempotency_key,
         "correlation id": job.correlation_id,
         "tags": ", ".join(job.tags) or None,
+        "workflow": job.workflow,
         "depends on": ", ".join(document["dependsOn"]) or None,
         "enqueued at": job.enqueued_at,
         "run at": job.run_at,

@@ -36,6 +36,7 @@ STYLES = {
     "failed": "red",
     "timed_out": "red",
     "lost": "yellow",
+    "stuck": "red",
     "ok": "green",
     "warning": "yellow",
 }

@@ -17,7 +17,7 @@ from taskharbor.job import Delivery, JobFilter, JobRecord, State
 if TYPE_CHECKING:
     from taskharbor.workflow import Composition, Workflow
 
-CANCEL_PAGE = 2_000
+CANCEL_PAGE = 5_000
 
 
 class WorkflowList(list["Workflow"]):

@@ -113,14 +113,12 @@ class _Placing:
                 return index, Point(index, (index,))
 
     def _sequential(self, parts: Sequence[Part], before: Point | None, depth: int) -> tuple[Shape, Point]:
-        if not parts:
-            raise ConfigurationError("a chain needs at least one step; chain(first.s(), second.s())")
         shapes = []
         point = before
         for part in parts:
             shape, point = self.place(part, point, depth + 1)
             shapes.append(shape)
-        assert point is not None, "there was at least one"
+        assert point is not None, "a chain has at least one step"
         return {"chain": shapes}, point
 
     def _parallel(self, parts: Sequence[Part], before: Point | None, depth: int) -> tuple[Shape, Point]:
@@ -136,8 +134,6 @@ class _Placing:
         return {"group": shapes}, point
 
     def _woven(self, woven: Woven, before: Point | None, depth: int) -> tuple[Shape, Point]:
-        if not woven.parts:
-            raise ConfigurationError("a Workflow() needs at least one step; workflow.add(task.s(…))")
         shapes: dict[str, Shape] = {}
         points: dict[str, Point] = {}
         followed: set[str] = set()

@@ -140,6 +140,8 @@ class Workflow(Composition):
         return self._weaving
 
     def _part(self) -> Part:
+        if not self._woven.parts:
+            raise ConfigurationError("a Workflow() needs at least one step; workflow.add(task.s(…))")
         return Woven(self._woven.parts, self._woven.after)
 
     def _copy(self) -> Workflow:

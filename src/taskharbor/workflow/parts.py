@@ -158,7 +158,10 @@ Written = Signature[Any] | Composition
 
 def chain(*steps: Written | Iterable[Written]) -> Chain:
     """One step after the other; each takes the result of the one before it: `chain(fetch.s("u"), parse.s())`."""
-    return Chain(_parts(steps))
+    parts = _parts(steps)
+    if not parts:
+        raise ConfigurationError("a chain needs at least one step; for example chain(first.s(1), second.s())")
+    return Chain(parts)
 
 
 def group(*members: Written | Iterable[Written]) -> Group:
@@ -170,6 +173,8 @@ def chord(members: Written | Iterable[Written], finalizer: Written) -> Chord:
     """A group, and a finalizer that takes the list of its results when all have succeeded:
     `chord([resize.s(i) for i in ids], publish.s())`.
     """
+    if isinstance(members, Group) and members._options is NO_OPTIONS:
+        return Chord(members._part(), part_of(finalizer))
     return Chord(Parallel(_parts((members,))), part_of(finalizer))
 
 
@@ -180,8 +185,6 @@ def _parts(written: tuple[Any, ...]) -> tuple[Part, ...]:
         if isinstance(only, str) or not isinstance(only, Iterable):
             raise _no_part(only)
         written = tuple(only)
-    elif len(written) == 1 and isinstance(written[0], Group):
-        return written[0]._part().parts
     return tuple(part_of(each) for each in written)
 
 

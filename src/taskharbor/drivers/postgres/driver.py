@@ -70,7 +70,7 @@ from taskharbor.job import (
 T = TypeVar("T")
 
 OPERATED_AT_ONCE = 200  # jobs changed in one transaction
-CANCELLED_AT_ONCE = 2_000  # that takes no more statements than one does
+CANCELLED_AT_ONCE = 5_000  # that takes no more statements than one does
 OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 

@@ -28,7 +28,7 @@ from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.places import Found, Place, encoded_options
 from taskharbor.drivers.postgres.settle import add_tallies
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Reason, State
+from taskharbor.job import State
 from taskharbor.lifecycle import TERMINAL, allows
 
 
@@ -69,40 +69,47 @@ class _Operating:
 
     async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
         session = self._session
+        if isinstance(self._operation, Cancel):
+            return await self._cancel(ids)
         await self._lock(ids)
         self._now = await session.now()
         found = await places.find(Session(session.connection, session.sql, self._now), ids)
-        allowed = [
-            job
-            for job_id in ids
-            if (job := found.get(job_id)) and allows(job.place.state, self._operation)
-        ]
-        if isinstance(self._operation, Cancel):
-            verdicts = await self._cancel(allowed)
-        else:
-            verdicts = {job.id: await self._do(job) for job in allowed}
         answers: dict[str, Operated] = {}
         for job_id in ids:
             if job_id not in found:
                 answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
-            elif (verdict := verdicts.get(job_id, Verdict.CONFLICT)) is not None:
-                answers[job_id] = Operated(job_id, verdict, found[job_id].place.state)
+                continue
+            state = found[job_id].place.state
+            verdict: Verdict | None = Verdict.CONFLICT
+            if allows(state, self._operation):
+                verdict = await self._do(found[job_id])
+            if verdict is not None:
+                answers[job_id] = Operated(job_id, verdict, state)
         await add_tallies(session, self._tally)
-        # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-        done = [job_id for job_id, verdict in verdicts.items() if verdict is Verdict.DONE]
-        if isinstance(self._operation, Cancel):
-            await workflows.cancel_dependants(session, done, self._now)
-        elif isinstance(self._operation, Requeue):
-            await workflows.restore_dependants(session, done, self._now)
+        if isinstance(self._operation, Requeue):
+            # When all that was asked for has been done: what is named has what was asked, not what follows.
+            await workflows.restore_dependants(session, _done(answers), self._now)
+        return answers
+
+    async def _cancel(self, ids: Sequence[str]) -> dict[str, Operated]:
+        """All at once: there may be thousands."""
+        session = self._session
+        self._now = await session.now()
+        known = sorted(job_id for job_id in ids if places.is_id(job_id))
+        answers = {job_id: Operated(job_id, Verdict.NOT_FOUND) for job_id in ids if not places.is_id(job_id)}
+        for row in await session.rows("cancel_jobs", known, session.given_now):
+            state = None if row["state"] is None else State(row["state"])
+            answers[row["id"]] = Operated(row["id"], Verdict(row["verdict"]), state)
+        await workflows.cancel_dependants(session, _done(answers), self._now)
         return answers
 
     async def _lock(self, ids: Sequence[str]) -> None:
-        """Leases by token, then jobs by id. Only cancelling and deleting write to a lease."""
+        """Leases by token, then jobs by id. Only deleting (and cancelling) writes to a lease."""
         session = self._session
         known = sorted({job_id for job_id in ids if places.is_id(job_id)})
         if not known:
             return
-        if isinstance(self._operation, Cancel | Delete):
+        if isinstance(self._operation, Delete):
             tokens = [row["token"] for row in await session.rows("leases_naming", known)]
             if tokens:
                 self._locked = {row["token"] for row in await session.rows("lock_leases", sorted(tokens))}
@@ -123,34 +130,6 @@ class _Operating:
                 return await self._requeue(job, requeue)
             case Update() as update:
                 return await self._update(job, update)
-
-    async def _cancel(self, jobs: Sequence[Found]) -> dict[str, Verdict | None]:
-        """All at once: there may be ten thousand."""
-        session = self._session
-        # Nothing is done to one that was claimed between our locking and our looking, or is elsewhere by now.
-        verdicts: dict[str, Verdict | None] = dict.fromkeys((job.id for job in jobs), None)
-        running = [job for job in jobs if job.place.token is not None and job.place.token in self._locked]
-        if running:
-            await session.do("request_cancels", *columns([(job.place.token, job.id) for job in running]))
-            verdicts.update(dict.fromkeys((job.id for job in running), Verdict.REQUESTED))
-        taken: set[str] = set()
-        if ready := [job for job in jobs if job.place.state in (State.READY, State.SCHEDULED)]:
-            keys = columns([_ready_key(job) for job in ready])
-            taken |= {row["id"] for row in await session.rows("take_all_ready", *keys)}
-        if waiting := [job.id for job in jobs if job.place.state is State.WAITING]:
-            taken |= {row["id"] for row in await session.rows("take_all_waiting", waiting)}
-        gone = [job for job in jobs if job.id in taken]
-        if gone:
-            rows = [
-                (job.id, State.CANCELLED, Reason.CANCELLED, p.number, p.attempts, p.delivery)
-                for job in gone
-                for p in [job.place]
-            ]
-            await session.do("insert_ended", *columns(rows), self._now)
-        for job in gone:
-            verdicts[job.id] = Verdict.DONE
-            self._tally[job.row["queue"], State.CANCELLED] += 1
-        return verdicts
 
     async def _discard(self, job: Found) -> Verdict | None:
         if not await self._session.value("discard", job.id, self._now):
@@ -251,7 +230,8 @@ class _Operating:
         if place.state is State.WAITING:
             return bool(await self._session.value("take_waiting", job.id))
         if place.state in (State.READY, State.SCHEDULED):
-            return bool(await self._session.value("take_ready", *_ready_key(job)))
+            key = (place.suspect, job.row["queue"], -job.row["priority"], place.run_at, job.id)
+            return bool(await self._session.value("take_ready", *key))
         return True  # ended: nobody but an operator, who would hold the lock we hold, takes it from there
 
     async def _enter(self, job: Found, to: Place) -> None:
@@ -264,8 +244,8 @@ class _Operating:
         await self._session.do("insert_ready", *columns([row]))
 
 
-def _ready_key(job: Found) -> tuple[object, ...]:
-    return (job.place.suspect, job.row["queue"], -job.row["priority"], job.place.run_at, job.id)
+def _done(answers: dict[str, Operated]) -> list[str]:
+    return sorted(job_id for job_id, answer in answers.items() if answer.verdict is Verdict.DONE)
 
 
 def _given(update: Update, *names: str) -> dict[str, object]:

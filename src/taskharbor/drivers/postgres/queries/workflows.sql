@@ -42,14 +42,15 @@ WHERE w.id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid OR
 
 -- name: workflow_numbers
 -- How many of each range of jobs stand where. The places that are ranges of a key are counted, the rest is active.
+-- (What is a range and nothing else is read by the key, and by no other index.)
 SELECT r.id::text AS id,
        (SELECT count(*) FROM {schema}.jobs AS j WHERE j.id > r.id AND j.id <= r.last_id) AS kept,
-       (SELECT count(*) FROM {schema}.attempts AS a WHERE a.job_id > r.id AND a.job_id <= r.last_id
-            AND a.status = 'succeeded' AND a.next_at IS NULL) AS succeeded,
-       (SELECT count(*) FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id
-            AND e.state = 'dead') AS dead,
-       (SELECT count(*) FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id
-            AND e.state = 'cancelled') AS cancelled,
+       (SELECT count(*) FILTER (WHERE a.status = 'succeeded' AND a.next_at IS NULL)
+        FROM {schema}.attempts AS a WHERE a.job_id > r.id AND a.job_id <= r.last_id) AS succeeded,
+       (SELECT count(*) FILTER (WHERE e.state = 'dead')
+        FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id) AS dead,
+       (SELECT count(*) FILTER (WHERE e.state = 'cancelled')
+        FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id) AS cancelled,
        (SELECT count(*) FROM {schema}.waiting AS w WHERE w.job_id > r.id AND w.job_id <= r.last_id) AS waiting
 FROM unnest($1::text[]::uuid[], $2::text[]::uuid[]) AS r (id, last_id)
 
@@ -60,14 +61,9 @@ WHERE w.id = $3::text::uuid AND j.id < coalesce($1::text, 'ffffffff-ffff-ffff-ff
 ORDER BY j.id DESC LIMIT $2
 
 -- name: member_results
-SELECT i.position, d.member_id::text AS member, a.job_id IS NOT NULL AS succeeded, a.result
+SELECT i.position, r.member, r.succeeded, r.result
 FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
-JOIN {schema}.dependencies AS d ON d.job_id = i.id
-LEFT JOIN LATERAL (
-    SELECT * FROM {schema}.attempts
-    WHERE attempts.job_id = d.member_id AND attempts.status = 'succeeded' AND attempts.next_at IS NULL LIMIT 1
-) AS a ON true
-ORDER BY i.position, d.position
+CROSS JOIN LATERAL {schema}.results_of(i.id) AS r
 
 -- name: cancel_dependants
 SELECT count(*) FROM {schema}.cancel_dependants($1::text[]::uuid[], $2)
@@ -105,22 +101,5 @@ DELETE FROM {schema}.workflows WHERE id = ANY (ARRAY(
     ORDER BY w.id LIMIT $4 FOR UPDATE SKIP LOCKED
 ))
 
--- name: take_all_ready
--- Those of them that nobody has claimed or changed meanwhile.
-DELETE FROM {schema}.ready USING
-    unnest($1::boolean[], $2::text[], $3::smallint[], $4::timestamptz[], $5::text[]::uuid[])
-        AS k (suspect, queue, rank, run_at, id)
-WHERE ready.suspect = k.suspect AND ready.queue = k.queue AND ready.rank = k.rank AND ready.run_at = k.run_at
-  AND ready.id = k.id
-RETURNING ready.id::text AS id
-
--- name: take_all_waiting
-DELETE FROM {schema}.waiting WHERE job_id = ANY ($1::text[]::uuid[]) RETURNING job_id::text AS id
-
--- name: request_cancels
--- Whoever settles next under one of these leases holds its lock first, and so finds the requests.
-UPDATE {schema}.leases AS l SET cancels = l.cancels || ARRAY(
-    SELECT c.id FROM unnest($1::text[], $2::text[]::uuid[]) AS c (token, id)
-    WHERE c.token = l.token AND c.id <> ALL (l.cancels)
-)
-WHERE l.token = ANY ($1::text[])
+-- name: cancel_jobs
+SELECT * FROM {schema}.cancel_jobs($1::text[]::uuid[], $2)

@@ -16,3 +16,4 @@ ALTER TABLE taskharbor_dependencies ADD COLUMN fatal INTEGER NOT NULL DEFAULT 0;
 
 -- What a job still waits for: whether anything, without looking at the thousands it waits for no more.
 CREATE INDEX taskharbor_dependencies_unmet ON taskharbor_dependencies (job_id) WHERE done = 0;
+DROP INDEX taskharbor_dependencies_open;
