@@ -27,11 +27,13 @@ from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.jobs import JobPage, Jobs
 from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
+from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
 from taskharbor.retry import RetryPolicy
 from taskharbor.telemetry import logs
 from taskharbor.worker import Worker
+from taskharbor.workflow import Composition, WorkflowJobs, WorkflowProgress
 
 DOCS = Path(__file__).parent
 GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -42,8 +44,8 @@ GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end --
 HIDDEN = {
     taskharbor.Event: {"about"},
     taskharbor.Task: {
-        "new_job", "decode_result", "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
-        "is_isolated", "only_asked_to_end",
+        "new_job", "new_job_of", "decode_result", "declared_max_attempts", "declared_timeout", "declared_delivery",
+        "declared_policy", "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},
     clock.ManualClock: {"DEFAULT_START"},
@@ -69,9 +71,13 @@ OPTIONS = {
 SECTIONS: dict[str, list[Any]] = {
     "The harbor": [taskharbor.Harbor],
     "Tasks": [taskharbor.Task, taskharbor.Signature],
-    "Jobs": [taskharbor.Job, taskharbor.Attempt, taskharbor.Progress],
+    "Jobs": [taskharbor.Job, taskharbor.Attempt, taskharbor.Step, taskharbor.Progress],
+    "Workflows": [
+        taskharbor.chain, taskharbor.group, taskharbor.chord, Composition,
+        taskharbor.Workflow, WorkflowJobs, WorkflowProgress, taskharbor.WorkflowState,
+    ],
     "Looking after jobs": [
-        Jobs, DeadLetters, Queues,
+        Jobs, DeadLetters, Queues, Workflows,
         JobPage, Queue, taskharbor.JobFilter,
     ],
     "Workers": [Worker],
@@ -84,6 +90,8 @@ SECTIONS: dict[str, list[Any]] = {
     "Errors": [
         taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.PayloadError, taskharbor.PayloadTooLarge,
         taskharbor.JobNotFound, taskharbor.JobConflict, taskharbor.JobFailed, taskharbor.JobCancelled,
+        taskharbor.LeaseLost, taskharbor.WorkflowError, taskharbor.WorkflowNotFound, taskharbor.WorkflowStuck,
+        taskharbor.WorkflowCancelled,
         taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
         taskharbor.RemoteError, taskharbor.StubbornHandler,
     ],
@@ -96,6 +104,7 @@ ENTRANCES: dict[type, str] = {
     Jobs: "harbor.jobs",
     DeadLetters: "harbor.dlq",
     Queues: "harbor.queues",
+    Workflows: "harbor.workflows",
 }
 
 

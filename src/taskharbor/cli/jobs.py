@@ -26,6 +26,7 @@ PAGE_MAX = 1_000
 @click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--workflow", metavar="ID", help="Only jobs of this workflow.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
 @click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
 @with_session

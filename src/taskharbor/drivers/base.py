@@ -463,7 +463,8 @@ class Driver(ABC):
         """For each of these jobs: what those it depends on have come to, in the order it named them."""
 
     @abstractmethod
-    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]: ...
+    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        """The workflows with these ids, each with how many of its jobs stand where."""
 
     @abstractmethod
     async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import msgspec
 from msgspec import Struct
@@ -144,8 +144,8 @@ class Workflow(Composition):
             raise ConfigurationError("a Workflow() needs at least one step; workflow.add(task.s(…))")
         return Woven(self._woven.parts, self._woven.after)
 
-    def _copy(self) -> Workflow:
-        copy = Workflow()
+    def _copy(self) -> Self:
+        copy = type(self)()
         copy._weaving = self._woven.copy()
         return copy
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,7 +45,7 @@ class Composition:
         """What this is to the graph."""
         raise NotImplementedError
 
-    def _copy(self) -> Composition:
+    def _copy(self) -> Self:
         raise NotImplementedError
 
     def using(
@@ -56,7 +56,7 @@ class Composition:
         on_failure: OnFailure | None = None,
         failure_task: Signature[Any] | None = None,
         correlation_id: str | None = None,
-    ) -> Any:
+    ) -> Self:
         """The same with options for the workflow as a whole.
 
         `on_failure` says what becomes of those that depend on a member which is dead or cancelled: they `"wait"`,
@@ -114,8 +114,8 @@ class Chain(Composition):
     def _part(self) -> Part:
         return Sequential(self._parts)
 
-    def _copy(self) -> Chain:
-        return Chain(self._parts)
+    def _copy(self) -> Self:
+        return type(self)(self._parts)
 
     def __repr__(self) -> str:
         return f"<chain of {len(self._parts)}>"
@@ -128,8 +128,8 @@ class Group(Composition):
     def _part(self) -> Parallel:
         return Parallel(self._parts)
 
-    def _copy(self) -> Group:
-        return Group(self._parts)
+    def _copy(self) -> Self:
+        return type(self)(self._parts)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -146,8 +146,8 @@ class Chord(Composition):
     def _part(self) -> Part:
         return Joined(self._group, self._body)
 
-    def _copy(self) -> Chord:
-        return Chord(self._group, self._body)
+    def _copy(self) -> Self:
+        return type(self)(self._group, self._body)
 
     def __repr__(self) -> str:
         return f"<chord of {len(self._group.parts)}>"
