@@ -29,7 +29,7 @@ from taskharbor.drivers.base import (
     WorkerRecord,
 )
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import AttemptStatus, JobFilter, NewJob, Options, Progress, Reason, State
+from taskharbor.job import AttemptStatus, JobFilter, NewJob, Options, Progress, Reason, State, StepRecord
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
@@ -110,7 +110,7 @@ async def work(driver: PostgresDriver) -> None:
         StepNote(token, a.id, a.number, "s", "1"),
     )
     assert await driver.note([progress, progress, step], now=now + SECOND) == [Answer.DONE] * 3
-    assert await driver.steps(a.id) == {"s": "1"}
+    assert await driver.steps(a.id) == {"s": StepRecord("1", 1)}
     child = new(queue, run_at=now + HOUR, options=Options(tags=("t",)))
     settled = await driver.settle(
         [
@@ -197,7 +197,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     await driver.queues(now=now)
     await driver.leases(now=now)
     await driver.workers(now=now)
-    assert await driver.steps(dead) == {"s": "1"}
+    assert await driver.steps(dead) == {"s": StepRecord("1", 1)}
     assert len(await driver.history(dead)) == 1
     assert await do(Cancel(), running) is Verdict.REQUESTED
     assert await do(Update(tags=("u",), priority=3), ready2) is Verdict.DONE

@@ -64,6 +64,7 @@ class Execution:
         "lease",
         "loop",
         "options",
+        "payload",
         "policy",
         "process",
         "slot",
@@ -103,6 +104,7 @@ class Execution:
         self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
         self.end: Callable[[Interrupt], None] | None = None  # makes a handler in a thread or a process end
         self.process: IsolatedProcess | None = None  # that an isolated handler runs in
+        self.payload: str | None = None  # with what it takes of other jobs, if it does
         self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
         self.timer: Timer | None = None
         self._report = report

@@ -18,7 +18,7 @@ from taskharbor.codec import clean_text
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError, Unrecoverable
 from taskharbor.job import Reason, Takes
-from taskharbor.outcome import CancelledOnRequest, Expired, HandedBack, Outcome, Succeeded, Unfit
+from taskharbor.outcome import CancelledOnRequest, Expired, HandedBack, Outcome, Slept, Succeeded, Unfit
 from taskharbor.worker import endings
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.isolation.pool import CannotBegin
@@ -27,6 +27,7 @@ from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, StoreTime
 from taskharbor.worker.results import Results
 from taskharbor.worker.stepping import Stepped
+from taskharbor.worker.steps import FallAsleep
 from taskharbor.worker.threads import Call, HandlerThreads
 
 logger = logging.getLogger("taskharbor.worker")
@@ -201,7 +202,8 @@ class Executor:
             taken = await self._payload_with_results(execution, execution.options.takes)
             if taken is None:
                 return
-            payload, now = taken, self._time.now()  # reading took its time, which is not the handler's
+            execution.payload = payload = taken
+            now = self._time.now()  # reading took its time, which is not the handler's
         try:
             arguments = task.plan.decode(payload)
         except PayloadError as error:
@@ -426,6 +428,8 @@ class Executor:
             return task.decode_result(ended.result)
         if execution.interrupted is not None:
             raise asyncio.CancelledError
+        if isinstance(ended, Slept):
+            raise FallAsleep(ended.name, ended.seconds)
         raise endings.remote_error(ended)
 
     # -- how it ended --

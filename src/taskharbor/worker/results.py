@@ -17,7 +17,7 @@ from taskharbor.workflow.failure import with_argument
 logger = logging.getLogger("taskharbor.worker")
 
 READ_AT_ONCE = 100
-RESULTS_LIMIT = 64 * 1_048_576  # bytes of JSON that one job takes
+RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes
 OUTAGE_SECONDS_MAX = 2.0
 
 

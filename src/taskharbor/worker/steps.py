@@ -172,19 +172,22 @@ class Steps:
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Let the worker's loop do it, and wait here in a way that an interruption can end."""
+        value = self._run(_uncancellable_by_sleep(coroutine))
+        if isinstance(value, FallAsleep):
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         loop = self._execution.loop
         assert loop is not None, "a handler in a thread belongs to a loop"
-        doing: Future[T] = asyncio.run_coroutine_threadsafe(_uncancellable_by_sleep(coroutine), loop)
+        doing: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             while not doing.done():
                 wait([doing], GLANCE_SECONDS)
-            value = doing.result()
+            return doing.result()
         except BaseException:
             doing.cancel()
             raise
-        if isinstance(value, FallAsleep):
-            raise value
-        return value
 
 
 class LeasedSteps:

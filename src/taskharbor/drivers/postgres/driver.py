@@ -194,6 +194,11 @@ class PostgresDriver(Driver):
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
     ) -> WorkflowEnqueued:
+        if self._callers.get() is not None:
+            raise ConfigurationError(
+                "a workflow cannot take part in transaction() on PostgreSQL, only single jobs can; enqueue it after "
+                "the block, or let a job that you enqueue inside it start the workflow under an idempotency key"
+            )
         try:
             answer = await self._transact(
                 Lane.REST, lambda s: workflows.enqueue_workflow(s, workflow, jobs), now
