@@ -92,5 +92,6 @@ def test_cancel_and_retry(run, flow, drain):
 
 
 def test_unknown_workflow_is_one_clear_line(run, harbor):
+    harbor.jobs.counts()  # there is a store
     answer = run("workflow", "show", "0197f3c2-8a5e-7cc3-98c8-5d1f9a300000", code=1)
     assert (answer.code, answer.error[:22]) == (1, "no workflow has the id")
