@@ -9,7 +9,7 @@ import msgspec
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
-from taskharbor.job import JobRecord, Options, State
+from taskharbor.job import AttemptRecord, JobRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 
 COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
@@ -51,17 +51,22 @@ async def collect_expired(
 
 
 async def _loss(driver: Driver, lease: ExpiredLease, job: Claimed, max_losses: int) -> Transition:
+    history, last_step = await past_of(driver, job)
+    transition = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
+    return await with_failure_task(driver, transition, job)
+
+
+async def past_of(driver: Driver, job: Claimed) -> tuple[list[AttemptRecord], int]:
+    """What a loss is weighed by: the attempts before this one, and the one that stored the latest durable step."""
     if job.number == job.first_number:  # nothing of this run is behind it
-        transition = settle_loss(lease, job, [], max_losses=max_losses)
-    else:
-        history = await driver.history(job.id, HISTORY_ROWS)
-        steps = await driver.steps(job.id)
-        last_step = max((step.number for step in steps.values()), default=0)
-        transition = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
-    return await _with_failure_task(driver, transition, job)
+        return [], 0
+    steps = await driver.steps(job.id)
+    last_step = max((step.number for step in steps.values()), default=0)
+    return await driver.history(job.id, HISTORY_ROWS), last_step
 
 
-async def _with_failure_task(driver: Driver, transition: Transition, job: Claimed) -> Transition:
+async def with_failure_task(driver: Driver, transition: Transition, job: Claimed) -> Transition:
+    """If this is the death of a workflow's member: with the task that the workflow runs then."""
     if transition.to is not State.DEAD or job.options is None or '"failure_task"' not in job.options:
         return transition
     from taskharbor.workflow.failure import FailureTasks

@@ -211,7 +211,14 @@ def settle_loss(
         outlived=lease.outlived,
         started_at=lease.running.get(job.id),
     )
-    return weigh_loss(loss, job, history, max_losses=max_losses, supervised_max_losses=supervised_max_losses)
+    return weigh_loss(
+        loss,
+        job,
+        history,
+        last_step=last_step,
+        max_losses=max_losses,
+        supervised_max_losses=supervised_max_losses,
+    )
 
 
 def weigh_loss(
@@ -219,6 +226,7 @@ def weigh_loss(
     job: Claimed,
     history: Sequence[AttemptRecord],
     *,
+    last_step: int = 0,
     max_losses: int = DEFAULT_MAX_LOSSES,
     supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
 ) -> Transition:
@@ -286,6 +294,7 @@ def settle_crash(
     history: Sequence[AttemptRecord],
     *,
     started_at: int | None,
+    last_step: int = 0,
     max_losses: int = DEFAULT_MAX_LOSSES,
 ) -> Transition:
     """What becomes of a job that ended the process which executed it: a loss while alone, weighed like any.
@@ -297,7 +306,7 @@ def settle_crash(
         token, now=0, expires_at=0, worker="", alone=True, supervised=False, outlived=False,
         jobs=[job], running=running, expired_at=0,
     )  # fmt: skip
-    loss = settle_loss(lease, job, history, max_losses=max_losses)
+    loss = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
     return replace(loss, error=outcome.error, worker=None, suspect=False)
 
 

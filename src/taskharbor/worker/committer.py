@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from taskharbor.clock import Clock
-from taskharbor.collecting import HISTORY_ROWS
-from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
+from taskharbor.collecting import past_of
+from taskharbor.drivers.base import Answer, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, Progress, Reason, State
 from taskharbor.outcome import Crashed, Outcome, Succeeded, Unfit
@@ -26,6 +27,8 @@ from taskharbor.worker.report import Reporter
 from taskharbor.workflow.failure import FailureTasks
 
 logger = logging.getLogger("taskharbor.worker")
+
+T = TypeVar("T")
 
 BATCH_MAX = 500
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
@@ -150,7 +153,9 @@ class Committer:
                 None,
             )  # fmt: skip
         if isinstance(outcome, Unfit):
-            history = await self._history_surely(claimed, self._unfit_rows)
+            history: list[AttemptRecord] = []
+            if claimed.number > claimed.first_number:
+                history = await self._read_surely(lambda: self._driver.history(claimed.id, self._unfit_rows))
             grace, now = self._unfit_grace_seconds, self._time.now()
             suspect = execution.lease.alone
             unfit = settle_unfit(
@@ -159,9 +164,16 @@ class Committer:
             return await self._with_failure_task(unfit, execution), None
         if isinstance(outcome, Crashed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
-            history = await self._history_surely(claimed, HISTORY_ROWS)
-            started_at, most = execution.started_at, self._max_losses
-            crash = settle_crash(token, job, outcome, history, started_at=started_at, max_losses=most)
+            history, last_step = await self._read_surely(lambda: past_of(self._driver, claimed))
+            crash = settle_crash(
+                token,
+                job,
+                outcome,
+                history,
+                started_at=execution.started_at,
+                last_step=last_step,
+                max_losses=self._max_losses,
+            )
             return await self._with_failure_task(crash, execution), None
         rules = execution.rules(self._policy)
         transition, decision = settle_outcome(
@@ -175,14 +187,9 @@ class Committer:
         return await self._with_failure_task(transition, execution), decision
 
     async def _with_failure_task(self, transition: Transition, execution: Execution) -> Transition:
-        pause = 0.05
-        while True:
-            try:
-                return await self._failure_tasks.added(transition, execution.claimed, execution.options)
-            except StoreError as error:
-                logger.warning("a workflow cannot be read", extra={"fields": {"error": str(error)}})
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, RETRY_SECONDS_MAX)
+        return await self._read_surely(
+            lambda: self._failure_tasks.added(transition, execution.claimed, execution.options)
+        )
 
     async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
@@ -201,13 +208,11 @@ class Committer:
             await self._clock.sleep(pause)
             pause = min(pause * 2, RETRY_SECONDS_MAX)
 
-    async def _history_surely(self, job: Claimed, rows: int) -> list[AttemptRecord]:
-        if job.number == job.first_number:
-            return []
+    async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         pause = 0.05
         while True:
             try:
-                return await self._driver.history(job.id, rows)
+                return await read()
             except StoreError as error:
                 logger.warning("the store cannot be read", extra={"fields": {"error": str(error)}})
             await self._clock.sleep(pause)
