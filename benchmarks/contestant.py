@@ -126,6 +126,14 @@ class Contestant(ABC):
         """How often it was asked so far, or None where nobody can tell."""
         return None
 
+    def store_chord(self, count: int) -> float | None:
+        """Store a chord of `count` no-op members; None where there is no such thing in the store."""
+        return None
+
+    def drain_chord(self, count: int) -> float | None:
+        """Run the chord that is in the store to its end; raise if its finalizer did not get all the results."""
+        return None
+
     def probe(self, number: int) -> None:
         """Enqueue one latency job carrying `number`."""
         raise NotImplementedError

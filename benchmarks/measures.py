@@ -16,6 +16,7 @@ from benchmarks.processes import memory_megabytes, processor_seconds
 from benchmarks.settings import Settings
 from benchmarks.stores import fresh_store
 from benchmarks.worker_process import WorkerProcess, fill_in_other_process
+from benchmarks.workflows import chord
 
 WARM_UP_PROBES = 5
 GAP_SECONDS = (0.02, 0.15)
@@ -129,6 +130,7 @@ MEASURES: Mapping[str, Callable[[Arena], Figures]] = {
     "latency": latency,
     "idle": idle,
     "drain_memory": drain_memory,
+    "chord": chord,
 }
 
 

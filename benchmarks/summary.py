@@ -42,6 +42,8 @@ FIGURES = {
     "idle_memory": Figure("memory of an idle worker", "MB", False, (ANY, WORKER)),
     "idle_processor": Figure("processor use of an idle worker", "% of a core", False, ()),
     "idle_queries": Figure("queries of an idle worker", "queries/s", False, ()),
+    "chord_enqueue": Figure("chord, storing", "jobs/s", True, (ANY,)),
+    "chord_drain": Figure("chord, drain", "jobs/s", True, (ANY,)),
     "drain_memory": Figure("peak memory of a draining worker", "MB", False, (ANY, WORKER)),
 }
 

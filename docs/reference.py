@@ -29,12 +29,14 @@ from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
 from taskharbor.client.schedule import Schedule
 from taskharbor.client.schedules import Schedules
+from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
 from taskharbor.http import http_payload
 from taskharbor.retry import RetryPolicy
 from taskharbor.telemetry import logs
 from taskharbor.worker import Worker
+from taskharbor.workflow import Composition, WorkflowJobs, WorkflowProgress
 
 DOCS = Path(__file__).parent
 GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -45,7 +47,7 @@ GENERATED = re.compile(r"(<!-- generated: (?P<name>[a-z]+) -->\n).*?(<!-- end --
 HIDDEN = {
     taskharbor.Event: {"about"},
     taskharbor.Task: {
-        "new_job", "validate", "decode_result",
+        "new_job", "new_job_of", "validate", "decode_result",
         "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
         "is_isolated", "only_asked_to_end",
     },
@@ -75,9 +77,13 @@ OPTIONS = {
 SECTIONS: dict[str, list[Any]] = {
     "The harbor": [taskharbor.Harbor],
     "Tasks": [taskharbor.Task, taskharbor.Signature],
-    "Jobs": [taskharbor.Job, taskharbor.Attempt, taskharbor.Progress],
+    "Jobs": [taskharbor.Job, taskharbor.Attempt, taskharbor.Step, taskharbor.Progress],
+    "Workflows": [
+        taskharbor.chain, taskharbor.group, taskharbor.chord, Composition,
+        taskharbor.Workflow, WorkflowJobs, WorkflowProgress, taskharbor.WorkflowState,
+    ],
     "Looking after jobs": [
-        Jobs, DeadLetters, Queues,
+        Jobs, DeadLetters, Queues, Workflows,
         JobPage, Queue, taskharbor.JobFilter,
     ],
     "Schedules": [Schedules, Schedule, schedule.parse, schedule.every, schedule.Schedule],
@@ -92,6 +98,8 @@ SECTIONS: dict[str, list[Any]] = {
     "Errors": [
         taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.PayloadError, taskharbor.PayloadTooLarge,
         taskharbor.JobNotFound, taskharbor.JobConflict, taskharbor.JobFailed, taskharbor.JobCancelled,
+        taskharbor.LeaseLost, taskharbor.WorkflowError, taskharbor.WorkflowNotFound, taskharbor.WorkflowStuck,
+        taskharbor.WorkflowCancelled,
         taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
         taskharbor.RemoteError, taskharbor.StubbornHandler,
     ],
@@ -105,6 +113,7 @@ ENTRANCES: dict[type, str] = {
     DeadLetters: "harbor.dlq",
     Queues: "harbor.queues",
     Schedules: "harbor.schedules",
+    Workflows: "harbor.workflows",
 }
 
 

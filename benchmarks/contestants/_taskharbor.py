@@ -12,7 +12,7 @@ from typing import ClassVar
 from benchmarks.asynchronous import new_loop
 from benchmarks.contestant import Durability, Role, Started, check_all_ran
 from benchmarks.growth import GrowthContestant
-from taskharbor import Harbor, Worker
+from taskharbor import Harbor, Worker, Workflow, chord
 
 CONCURRENCY = 100
 CHUNK = 10_000
@@ -23,6 +23,7 @@ class TaskHarbor(GrowthContestant):
     role: ClassVar[Role] = "taskharbor"
     durability = Durability.FULL
     distribution = "taskharbor"
+    workflow: Workflow
 
     def url(self, directory: Path) -> str:
         raise NotImplementedError
@@ -46,7 +47,11 @@ class TaskHarbor(GrowthContestant):
         async def probe(number: int) -> None:
             self.started(number)
 
-        self.noop, self.racer, self.probe_task = noop, racer, probe
+        @harbor.task(name="finalizer")
+        async def finalizer(results: list[None]) -> int:
+            return len(results)
+
+        self.noop, self.racer, self.probe_task, self.finalizer = noop, racer, probe, finalizer
 
     def close(self) -> None:
         self.harbor.close()
@@ -95,6 +100,16 @@ class TaskHarbor(GrowthContestant):
     def drain_share(self) -> int:
         Worker(self.harbor, concurrency=CONCURRENCY).drain_sync()
         return self.ran
+
+    def store_chord(self, count: int) -> float:
+        begun = time.perf_counter()
+        self.workflow = chord([self.noop.s() for _ in range(count)], self.finalizer.s()).enqueue()
+        return time.perf_counter() - begun
+
+    def drain_chord(self, count: int) -> float:
+        seconds = self.drain(count)
+        check_all_ran(self.workflow.result(timeout=0), count)
+        return seconds
 
     def probe(self, number: int) -> None:
         self.probe_task.enqueue(number)

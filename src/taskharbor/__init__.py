@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor import presets
 from taskharbor.client.events import Event
-from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
 from taskharbor.context import Context, current_context
@@ -28,6 +28,7 @@ from taskharbor.errors import (
     JobConflict,
     JobFailed,
     JobNotFound,
+    LeaseLost,
     PayloadError,
     PayloadTooLarge,
     RemoteError,
@@ -38,12 +39,17 @@ from taskharbor.errors import (
     StubbornHandler,
     TaskHarborError,
     Unrecoverable,
+    WorkflowCancelled,
+    WorkflowError,
+    WorkflowNotFound,
+    WorkflowStuck,
 )
 from taskharbor.job import AttemptStatus, Delivery, JobFilter, Progress, Reason, State
 from taskharbor.retry import Decision, RetryPolicy
 
 if TYPE_CHECKING:
     from taskharbor.worker import Worker
+    from taskharbor.workflow import Workflow, WorkflowState, chain, chord, group
 
 __version__ = "0.1.0"
 
@@ -63,6 +69,7 @@ __all__ = [
     "JobFailed",
     "JobFilter",
     "JobNotFound",
+    "LeaseLost",
     "PayloadError",
     "PayloadTooLarge",
     "Progress",
@@ -73,6 +80,7 @@ __all__ = [
     "SchemaError",
     "Signature",
     "State",
+    "Step",
     "StoreError",
     "StoreUnavailable",
     "StubbornHandler",
@@ -80,15 +88,28 @@ __all__ = [
     "TaskHarborError",
     "Unrecoverable",
     "Worker",
+    "Workflow",
+    "WorkflowCancelled",
+    "WorkflowError",
+    "WorkflowNotFound",
+    "WorkflowState",
+    "WorkflowStuck",
+    "chain",
+    "chord",
     "current_context",
+    "group",
     "presets",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """A producer never pays for the worker: it is imported when it is first asked for."""
+    """A producer never pays for the worker, nor for workflows: they are imported when they are first asked for."""
     if name == "Worker":
         from taskharbor.worker import Worker
 
         return Worker
+    if name in ("Workflow", "WorkflowState", "chain", "chord", "group"):
+        from taskharbor import workflow
+
+        return getattr(workflow, name)
     raise AttributeError(f"module 'taskharbor' has no attribute {name!r}")

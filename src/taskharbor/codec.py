@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import inspect
 import math
 import re
 import reprlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -102,6 +103,25 @@ def decode_result(text: str) -> Any:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"the result is not readable as JSON: {reason_of(error)}") from error
+
+
+def result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
+    """Results come back as the annotated type where JSON can carry it, else as plain JSON values."""
+    try:
+        hint = inspect.get_annotations(function, eval_str=True).get("return")
+        if hint is None or isinstance(hint, TypeVar):
+            return decode_result
+        typed = msgspec.json.Decoder(hint, dec_hook=decode_hook).decode
+    except Exception:  # noqa: BLE001 - an annotation that cannot be evaluated or carried asks for plain values
+        return decode_result
+
+    def decode(text: str) -> Any:
+        try:
+            return typed(text)
+        except Exception:  # noqa: BLE001 - what was stored is not what the annotation says now
+            return decode_result(text)
+
+    return decode
 
 
 def to_json(value: object, what: str, limit: int) -> bytes:

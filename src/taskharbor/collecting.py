@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import msgspec
 import uuid_utils
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
-from taskharbor.job import AttemptRecord, JobRecord, Options
+from taskharbor.job import AttemptRecord, JobRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.recurring import armed, armed_blindly, decoded_options
 
@@ -55,8 +56,9 @@ async def _settle_losses(
 ) -> tuple[list[Transition], list[Settled]]:
     losses: list[tuple[Transition, Claimed, list[AttemptRecord]]] = []
     for job in lease.jobs:
-        rows = await driver.history(job.id, HISTORY_ROWS) if job.number > job.first_number else []
-        losses.append((settle_loss(lease, job, rows, max_losses=max_losses), job, rows))
+        rows, last_step = await past_of(driver, job)
+        loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=max_losses)
+        losses.append((await with_failure_task(driver, loss, job), job, rows))
     transitions = [
         loss if job.due_at is None else _armed(loss, job, decoded_options(job), job.version, lease.now, rows)
         for loss, job, rows in losses
@@ -85,6 +87,28 @@ def _armed(
     if options is None:
         return armed_blindly(loss, job, version, now)
     return armed(loss, job, options, version, now=now, rows=rows, copy_id=str(uuid_utils.uuid7()))
+
+
+async def past_of(driver: Driver, job: Claimed) -> tuple[list[AttemptRecord], int]:
+    """What a loss is weighed by: the attempts before this one, and the one that stored the latest durable step."""
+    if job.number == job.first_number:  # nothing of this run is behind it
+        return [], 0
+    steps = await driver.steps(job.id)
+    last_step = max((step.number for step in steps.values()), default=0)
+    return await driver.history(job.id, HISTORY_ROWS), last_step
+
+
+async def with_failure_task(driver: Driver, transition: Transition, job: Claimed) -> Transition:
+    """If this is the death of a workflow's member: with the task that the workflow runs then."""
+    if transition.to is not State.DEAD or job.options is None or '"failure_task"' not in job.options:
+        return transition
+    from taskharbor.workflow.failure import FailureTasks
+
+    try:
+        options = msgspec.json.decode(job.options, type=Options)
+    except msgspec.MsgspecError:  # of a newer version: its own workers know better
+        return transition
+    return await FailureTasks(driver).added(transition, job, options)
 
 
 async def _tell(driver: Driver, done: list[tuple[Transition, Settled]], report: Report) -> None:

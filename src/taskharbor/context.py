@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from taskharbor.clock import from_micros
 from taskharbor.codec import clean_text
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("taskharbor.task")
 
 PROGRESS_MESSAGE_MAX = 500
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Context:
@@ -71,6 +75,30 @@ class Context:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ConfigurationError(f"progress takes a fraction from 0 to 1, not {fraction!r}")
         self._execution.report(Progress(float(fraction), _message(message)))
+
+    @overload
+    def step(
+        self, name: str, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function once for this job, and store what it returned: `await ctx.step("charge", charge, order)`.
+
+        A later attempt gets the stored result instead, in the type that the function's annotation names. A step
+        is known by its name, which an attempt uses once. In an `async` handler it is awaited; in one that runs
+        in a thread it gives the value itself. If this attempt has lost its lease, it raises `LeaseLost`.
+        """
+        return self._execution.steps.step(name, function, args, kwargs)
+
+    def sleep(self, name: str, seconds: float) -> Awaitable[None]:
+        """Let go of the slot, and go on here after so many seconds: `await ctx.sleep("wait-a-day", 86400)`.
+
+        The handler is ended by a `BaseException`, and executed again from its beginning when the time has come,
+        with its steps remembered. In a handler that runs in a thread there is nothing to await.
+        """
+        slept: Awaitable[None] = self._execution.steps.sleep(name, seconds)
+        return slept
 
     def enqueue(self, signature: Signature[Any]) -> str:
         """Enqueue a child, and give its id: it will exist if and only if this attempt succeeds."""

@@ -99,6 +99,37 @@ class JobCancelled(JobError):
     """The job was cancelled, so it has no result."""
 
 
+class LeaseLost(JobError):
+    """This attempt no longer holds its job's lease: nothing that it does from here on is committed."""
+
+
+# -- what became of a workflow -------------------------------------------------------------------
+
+
+class WorkflowError(TaskHarborError):
+    """An error about one workflow; `workflow_id` names it."""
+
+    def __init__(self, workflow_id: str, message: str) -> None:
+        super().__init__(message)
+        self.workflow_id = workflow_id
+
+
+class WorkflowNotFound(WorkflowError, LookupError):
+    """No workflow has this id: it never existed, or it was pruned."""
+
+
+class WorkflowStuck(WorkflowError):
+    """Members are dead or cancelled, so the workflow cannot end by itself; `job_ids` names them."""
+
+    def __init__(self, workflow_id: str, message: str, job_ids: Sequence[str]) -> None:
+        super().__init__(workflow_id, message)
+        self.job_ids = tuple(job_ids)
+
+
+class WorkflowCancelled(WorkflowStuck):
+    """The workflow was cancelled, or gave up because of a failure; `job_ids` names the members that did not succeed."""
+
+
 # -- the store -----------------------------------------------------------------------------------
 
 

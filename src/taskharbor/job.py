@@ -64,6 +64,17 @@ class Reason(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"
+    DEPENDENCY = "dependency"  # one that it depends on ended without success
+
+
+class Takes(Struct, frozen=True, omit_defaults=True):
+    """The parameter by which a job takes the results of those it depends on.
+
+    `results` says which, as positions among them: one of them, or a list, in any nesting. None: a list of all.
+    """
+
+    parameter: str
+    results: int | list[Any] | None = None
 
 
 class Misfire(StrEnum):
@@ -100,6 +111,9 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     correlation_id: str | None = None
     tags: tuple[str, ...] = ()
     recurrence: Recurrence | None = None  # a schedule, for a job that re-arms itself
+    workflow: str | None = None  # that it is a member of
+    takes: Takes | None = None
+    failure_task: bool = False  # its workflow has a task to run should it die
 
 
 NO_OPTIONS = Options()
@@ -145,6 +159,7 @@ class NewJob(Struct, frozen=True, gc=False):
     options: Options = NO_OPTIONS
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
     due_at: int | None = None  # of the first occurrence, for a recurring job
+    ends_with_members: bool = False  # cancelled as soon as one of them is dead or cancelled
 
 
 class JobRecord(Struct, frozen=True, gc=False):
@@ -207,6 +222,44 @@ class AttemptRecord(Struct, frozen=True, gc=False):
     outlived: bool = False  # lost, but its worker turned out to be alive
 
 
+class StepRecord(Struct, frozen=True, gc=False):
+    """What a durable step left behind."""
+
+    result: str  # JSON
+    number: int  # of the attempt that stored it
+
+
+class NewWorkflow(Struct, frozen=True):
+    """Jobs that are stored, kept and pruned as a whole. Their ids follow the workflow's, one by one."""
+
+    id: str
+    about: str = "{}"  # JSON, of no concern to the store
+    idempotency_key: str | None = None
+
+
+class WorkflowRecord(Struct, frozen=True):
+    """A workflow as the store tells it, and how many of its jobs stand where."""
+
+    id: str
+    about: str
+    enqueued_at: int
+    total: int  # jobs that it was stored with
+    idempotency_key: str | None = None
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    waiting: int = 0
+    active: int = 0  # scheduled, ready or running
+
+
+class MemberResult(Struct, frozen=True, gc=False):
+    """What a job that another one depends on has come to."""
+
+    job_id: str
+    succeeded: bool
+    result: str | None = None
+
+
 class JobFilter(Struct, frozen=True):
     """Which jobs a list or a bulk operation means; None stands for any."""
 
@@ -214,6 +267,7 @@ class JobFilter(Struct, frozen=True):
     queue: str | None = None
     task: str | None = None
     tag: str | None = None
+    workflow: str | None = None  # by its id
 
 
 class QueueRecord(Struct, frozen=True):

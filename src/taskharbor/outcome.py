@@ -53,6 +53,13 @@ class Crashed(Struct, frozen=True):
     error: str  # by which signal, or with which exit code
 
 
+class Slept(Struct, frozen=True):
+    """The handler asked to be executed again after a while; see `Context.sleep`."""
+
+    name: str
+    seconds: float
+
+
 class CancelledOnRequest(Struct, frozen=True):
     """Somebody asked for it to be cancelled, and it ended without succeeding."""
 
@@ -60,5 +67,14 @@ class CancelledOnRequest(Struct, frozen=True):
 
 
 Outcome = (
-    Succeeded | Failed | Unfit | Expired | Missed | HandedBack | Interrupted | Crashed | CancelledOnRequest
+    Succeeded
+    | Failed
+    | Unfit
+    | Expired
+    | Missed
+    | HandedBack
+    | Interrupted
+    | Crashed
+    | Slept
+    | CancelledOnRequest
 )

@@ -25,6 +25,7 @@ from taskharbor.outcome import (
     Interrupted,
     Missed,
     Outcome,
+    Slept,
     Succeeded,
     Unfit,
 )
@@ -96,6 +97,11 @@ def settle_outcome(
         case Interrupted():
             detail = "the worker was shut down"
             return ending(AttemptStatus.RELEASED, State.READY, suspect=suspect, detail=detail), None
+        case Slept(name, seconds):
+            # It has stored a step, so nothing that was held against it before counts.
+            return ending(
+                AttemptStatus.SLEPT, State.READY, delay=_micros(seconds), detail=f"asleep: {name}"
+            ), None
         case CancelledOnRequest(error):
             return ending(
                 AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.CANCELLED, error=error
@@ -192,6 +198,7 @@ def settle_loss(
     job: Claimed,
     history: Sequence[AttemptRecord],
     *,
+    last_step: int = 0,
     max_losses: int = DEFAULT_MAX_LOSSES,
     supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
 ) -> Transition:
@@ -210,7 +217,14 @@ def settle_loss(
         outlived=lease.outlived,
         started_at=lease.running.get(job.id),
     )
-    return weigh_loss(loss, job, history, max_losses=max_losses, supervised_max_losses=supervised_max_losses)
+    return weigh_loss(
+        loss,
+        job,
+        history,
+        last_step=last_step,
+        max_losses=max_losses,
+        supervised_max_losses=supervised_max_losses,
+    )
 
 
 def weigh_loss(
@@ -218,18 +232,21 @@ def weigh_loss(
     job: Claimed,
     history: Sequence[AttemptRecord],
     *,
+    last_step: int = 0,
     max_losses: int = DEFAULT_MAX_LOSSES,
     supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
 ) -> Transition:
     """What becomes of a lost job. `history` is newest first, without this attempt.
 
     A loss is not a failure: `attempts` stays. Only a loss while alone counts against the job; one that was
-    lost with others is rerun normally once, and alone from the second such loss in a row.
+    lost with others is rerun normally once, and alone from the second such loss in a row. Losses from before
+    the attempt that stored its latest durable step (`last_step`, 0 without one) no longer count: it got on.
     """
+    first_number = max(job.first_number, last_step)
     lost = [
         row
         for row in history
-        if row.number >= job.first_number and row.status is AttemptStatus.LOST and not row.outlived
+        if row.number >= first_number and row.status is AttemptStatus.LOST and not row.outlived
     ]
     suspect, reason = loss.alone, None
     if job.delivery is Delivery.AT_MOST_ONCE:
@@ -243,7 +260,7 @@ def weigh_loss(
         if 1 + sum(row.detail in _HARDLY_ITS_DOING for row in lost) >= supervised_max_losses:
             reason = Reason.POISON
     else:
-        suspect = _was_just_lost_together(history, job.first_number)
+        suspect = _was_just_lost_together(history, first_number)
     return Transition(
         loss.token,
         job.id,
@@ -283,6 +300,7 @@ def settle_crash(
     history: Sequence[AttemptRecord],
     *,
     started_at: int | None,
+    last_step: int = 0,
     max_losses: int = DEFAULT_MAX_LOSSES,
 ) -> Transition:
     """What becomes of a job that ended the process which executed it: a loss while alone, weighed like any.
@@ -294,7 +312,7 @@ def settle_crash(
         token, now=0, expires_at=0, worker="", alone=True, supervised=False, outlived=False,
         jobs=[job], running=running, expired_at=0,
     )  # fmt: skip
-    loss = settle_loss(lease, job, history, max_losses=max_losses)
+    loss = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
     return replace(loss, error=outcome.error, worker=None, suspect=False)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import uuid
 
+from taskharbor import Context
 from taskharbor.cli.documents import of_job
 
 JOB_KEYS = {
     *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),
     *("retry", "correlationId", "tags", "delivery", "idempotencyKey", "dependsOn", "enqueuedAt", "runAt"),
     *("expiresAt", "finishedAt", "reason", "error", "result", "progress", "worker", "leaseExpiresAt"),
-    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule"),
+    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow"),
 }
 
 
@@ -168,12 +169,24 @@ def test_inspect_as_json(run, harbor, drain):
     job = harbor.enqueue("fail", {}, max_attempts=2)
     drain_until_dead(harbor, drain, job.id)
     document = run("inspect", job.id, "--json").document
-    assert document.keys() == JOB_KEYS | {"history"}
+    assert document.keys() == JOB_KEYS | {"history", "steps"}
     assert (document["state"], document["reason"], document["attempts"]) == ("dead", "exhausted", 2)
     assert [attempt["number"] for attempt in document["history"]] == [2, 1]
     assert [attempt["retryCount"] for attempt in document["history"]] == [1, 0]
     assert document["history"][0]["traceback"].startswith("Traceback")
     assert document["history"][0]["startedAt"] <= document["history"][0]["finishedAt"]
+
+
+def test_inspect_shows_durable_steps(run, harbor, drain):
+    @harbor.task(name="order")
+    async def order(ctx: Context) -> None:
+        await ctx.step("charge", lambda: {"receipt": 7})
+
+    job = order.enqueue()
+    drain()
+    [step] = run("inspect", job.id, "--json").document["steps"]
+    assert step == {"name": "charge", "number": 1, "result": {"receipt": 7}}
+    assert 'charge  1        {"receipt": 7}' in run("inspect", job.id).out
 
 
 def test_a_result_is_shown(run, harbor, drain):

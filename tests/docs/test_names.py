@@ -20,6 +20,7 @@ from taskharbor.cli import cli
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.jobs import Jobs
 from taskharbor.client.queues import Queues
+from taskharbor.client.workflows import Workflows
 from taskharbor.job import AttemptStatus, Reason, State
 from taskharbor.worker import Worker
 from tests.docs.markdown import PAGES, ROOT, blocks, inline_code, named
@@ -29,6 +30,7 @@ OWNERS: dict[str, Any] = {
     "harbor.jobs": Jobs,
     "harbor.dlq": DeadLetters,
     "harbor.queues": Queues,
+    "harbor.workflows": Workflows,
     "job": taskharbor.Job,
     "ctx": taskharbor.Context,
     "worker": Worker,
@@ -37,7 +39,7 @@ OWNERS: dict[str, Any] = {
     "presets": presets,
 }
 _ATTRIBUTE = re.compile(
-    r"\b(harbor\.(?:jobs|dlq|queues)|harbor|job|ctx|worker|policy|decision|presets|event)\.(?!(?:py|db)\b)(\w+)"
+    r"\b(harbor\.(?:jobs|dlq|queues|workflows)|harbor|job|ctx|worker|policy|decision|presets|event)\.(?!(?:py|db)\b)(\w+)"
 )
 _MODULES = ("policy", "retry", "signature", "codec", "lifecycle", "conformance", "clock", "errors")
 _FUNCTION = re.compile(rf"^({'|'.join(_MODULES)})\.(?!py$)(\w+)(?:\(.*\))?$")

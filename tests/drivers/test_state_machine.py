@@ -25,7 +25,7 @@ from taskharbor.drivers.base import (
     Verdict,
 )
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.job import NewJob
+from taskharbor.job import NewJob, StepRecord
 from tests.drivers.test_conformance import fresh_sqlite
 
 # A failure is shrunk to its shortest story before it is told, which may take minutes.
@@ -107,9 +107,9 @@ class RemembersStepsForEver(MemoryDriver):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self._steps: dict[str, dict[str, str]] = {}
+        self._steps: dict[str, dict[str, StepRecord]] = {}
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return self._steps.setdefault(job_id, {}) | await super().steps(job_id)
 
     async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:

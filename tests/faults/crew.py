@@ -36,6 +36,10 @@ def tell(file: str, text: str) -> None:
         os.close(line)
 
 
+def read_lines(file: str) -> list[str]:
+    return (FOLDER / file).read_text().split("\n")[:-1]
+
+
 def began(n: int) -> None:
     """A line for this execution, before anything else: see audit.py."""
     job = current_context().job
@@ -70,6 +74,23 @@ def declare(harbor: Harbor) -> None:
         assert ctx.job.due_at is not None
         tell("occurrences", f"{n} {to_micros(ctx.job.due_at)} {ctx.job.number} {os.getpid()}")
         await asyncio.sleep(random.uniform(0.0, 0.1))  # so that a kill finds some of them under way
+
+    @harbor.task(name="member")
+    async def member(n: int) -> int:
+        tell("members", str(n))
+        await asyncio.sleep(random.uniform(0.0, 0.03))
+        return n
+
+    @harbor.task(name="finalizer")
+    async def finalizer(numbers: list[int]) -> list[int]:
+        tell("finalizers", str(len(read_lines("members"))))
+        await asyncio.sleep(0.05)
+        return numbers
+
+    @harbor.task(name="link")
+    async def link(trail: list[int], n: int) -> list[int]:
+        await asyncio.sleep(random.uniform(0.0, 0.03))
+        return [*trail, n]
 
     @harbor.task(name="poison")
     async def poison() -> None:

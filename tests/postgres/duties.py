@@ -27,9 +27,20 @@ from taskharbor.drivers.base import (
     Update,
     Verdict,
     WorkerRecord,
+    member_id,
 )
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import AttemptStatus, JobFilter, NewJob, Options, Progress, Reason, State
+from taskharbor.job import (
+    AttemptStatus,
+    JobFilter,
+    NewJob,
+    NewWorkflow,
+    Options,
+    Progress,
+    Reason,
+    State,
+    StepRecord,
+)
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND
@@ -38,7 +49,7 @@ _hours = itertools.count(500_000)  # since 1970: every story has an hour of its 
 
 
 def new(queue: str, **fields: Any) -> NewJob:
-    return NewJob(str(uuid.uuid4()), "task", queue=queue, **fields)
+    return NewJob(**{"id": str(uuid.uuid4()), "task": "task", "queue": queue} | fields)
 
 
 def ended(token: str, job: Claimed, to: State, **fields: Any) -> Transition:
@@ -65,7 +76,19 @@ async def produce(driver: PostgresDriver) -> None:
     found = await driver.get([plain.id, keyed.id, tagged.id, waiting.id], now=now)
     assert [job.state for job in found if job] == [State.READY] * 3 + [State.WAITING]
     assert await driver.history(plain.id) == []
+    await produce_a_workflow(driver, queue, now)
     await produce_in_a_transaction(driver, queue, plain)
+
+
+async def produce_a_workflow(driver: PostgresDriver, queue: str, now: int) -> None:
+    workflow = NewWorkflow(str(uuid.uuid4()), idempotency_key=queue)
+    first = new(queue, id=member_id(workflow.id, 0), delay=HOUR)
+    second = new(queue, id=member_id(workflow.id, 1), depends_on=(first.id,))
+    assert not (await driver.enqueue_workflow(workflow, [first, second], now=now)).existed
+    assert (await driver.enqueue_workflow(workflow, [], now=now)).existed
+    [found] = await driver.get_workflows([workflow.id])
+    assert found is not None
+    assert (found.active, found.waiting) == (1, 1)
 
 
 async def produce_in_a_transaction(driver: PostgresDriver, queue: str, member: NewJob) -> None:
@@ -98,6 +121,7 @@ async def work(driver: PostgresDriver) -> None:
         [*jobs, *overdue, new(queue, run_at=now + HOUR, depends_on=(jobs[0].id, jobs[1].id))], now=now
     )
     assert set(await driver.expire(10_000, now=now + 2)) >= {job.id for job in overdue}
+    await produce_a_workflow(driver, f"workflow {queue}", now)
     token = f"worker/{uuid.uuid4()}"
     claim = await driver.claim(ClaimRequest(token, LEASE, 6, (queue,), once_limit=6), now=now + SECOND)
     a, b, c, d, e, f = claim.jobs
@@ -110,7 +134,7 @@ async def work(driver: PostgresDriver) -> None:
         StepNote(token, a.id, a.number, "s", "1"),
     )
     assert await driver.note([progress, progress, step], now=now + SECOND) == [Answer.DONE] * 3
-    assert await driver.steps(a.id) == {"s": "1"}
+    assert await driver.steps(a.id) == {"s": StepRecord("1", 1)}
     child = new(queue, run_at=now + HOUR, options=Options(tags=("t",)))
     settled = await driver.settle(
         [
@@ -197,7 +221,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     await driver.queues(now=now)
     await driver.leases(now=now)
     await driver.workers(now=now)
-    assert await driver.steps(dead) == {"s": "1"}
+    assert await driver.steps(dead) == {"s": StepRecord("1", 1)}
     assert len(await driver.history(dead)) == 1
     assert await do(Cancel(), running) is Verdict.REQUESTED
     assert await do(Update(tags=("u",), priority=3), ready2) is Verdict.DONE

@@ -116,13 +116,13 @@ class Race:
         finally:
             await connection.close()
 
-    async def until_somebody_waits(self) -> None:
+    async def until_somebody_waits(self, count: int = 1) -> None:
         """Until a connection of the store's database waits for a lock: so the barrier is seen, not hoped for."""
         connection = await asyncpg.connect(self.driver.dsn)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while not await connection.fetchval(  # noqa: ASYNC110 - another process has no event of ours
-                    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                while count > await connection.fetchval(  # noqa: ASYNC110 - another process has no event of ours
+                    "SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid) "
                     "WHERE NOT granted AND datname = current_database()"
                 ):
                     await asyncio.sleep(0.01)

@@ -43,22 +43,6 @@ async def test_two_last_members_release_their_dependant_once(race: Race) -> None
     assert await race.state(waiting) is State.READY
 
 
-@race
-async def test_last_members_that_stop_between_lock_and_look_release_once(race: Race) -> None:
-    """The barrier is where the lock is held and nobody has been looked for yet."""
-    held = [await race.running(), await race.running()]
-    waiting = await race.ready(depends_on=tuple(job.id for _, job in held))
-    async with race.transaction() as session:
-        session.stop_before = "release"
-        first = asyncio.ensure_future(settle.settle(session, [success(*held[0])]))
-        await session.stopped.wait()
-        second = await begun(race.driver.settle([success(*held[1])], now=NOW), race)
-        session.go_on.set()
-        released = [settled.released for settled in await first]
-    released += [settled.released for settled in await second]
-    assert released == [(), (waiting,)]
-
-
 async def _depending(race: Race, session: Session, member: str) -> str:
     job = race.new(depends_on=(member,))
     await enqueue.enqueue(session, [job])

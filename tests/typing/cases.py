@@ -19,6 +19,11 @@ from taskharbor import (
     RetryPolicy,
     Signature,
     Worker,
+    Workflow,
+    WorkflowState,
+    chain,
+    chord,
+    group,
     presets,
 )
 
@@ -52,6 +57,27 @@ def with_context(ctx: Context, x: list[int]) -> dict[str, int]:
 @harbor.task(isolation="process")
 def apart(x: int) -> str:
     return str(x)
+
+
+# -- signatures and steps ---------------------------------------------------------------------------
+
+assert_type(add.s(), Signature[int])  # loosely: what comes before it may fill the rest
+assert_type(add.si(1, y=3), Signature[int])
+assert_type(chain(add.s(1), add.s()).enqueue(), Workflow)
+assert_type(chord([add.s(1)], add.s()).enqueue().state, WorkflowState)
+add.si()  # type: ignore[call-arg]
+add.si("1")  # type: ignore[arg-type]
+group(add)  # type: ignore[arg-type]
+
+
+async def steps(ctx: Context) -> None:
+    async def charge(amount: int) -> Receipt:
+        return Receipt(amount)
+
+    assert_type(await ctx.step("charge", charge, 5), Receipt)
+    assert_type(await ctx.step("sync", lambda: 5), Any)
+    await ctx.sleep("nap", 5)
+    await ctx.step("charge", charge, "5")  # type: ignore[call-overload]
 
 
 # -- right calls pass, and their results are known ---------------------------------------------------

@@ -22,6 +22,7 @@ from taskharbor.outcome import (
     HandedBack,
     Interrupted,
     Outcome,
+    Slept,
     Succeeded,
     Unfit,
 )
@@ -71,6 +72,7 @@ OUTCOMES: list[Outcome] = [
     Expired(),
     HandedBack(),
     Interrupted(),
+    Slept("nap", 60),
     CancelledOnRequest(),
 ]
 
@@ -416,6 +418,19 @@ def test_max_losses_is_a_setting(max_losses):
     assert settle_loss(alone, claimed(50), before[1:], max_losses=max_losses).to is (
         State.READY if max_losses > 1 else State.DEAD
     )
+
+
+def test_a_newly_stored_step_resets_the_counts():
+    """Losses from before the attempt that stored it no longer count; its own loss does."""
+    before = newest_first(*(lost(n, LOST_ALONE) for n in range(1, 9)))
+    alone = lease(alone=True)
+    assert settle_loss(alone, claimed(9), before, max_losses=2).to is State.DEAD
+    assert settle_loss(alone, claimed(9), before, last_step=9, max_losses=2).to is State.READY
+    assert settle_loss(alone, claimed(9), before, last_step=8, max_losses=2).to is State.DEAD
+    assert settle_loss(alone, claimed(9), before, last_step=8, max_losses=3).to is State.READY
+    together = newest_first(lost(1, LOST_TOGETHER))
+    assert settle_loss(lease(), claimed(2), together).suspect
+    assert not settle_loss(lease(), claimed(2), together, last_step=2).suspect
 
 
 def test_an_outage_counts_for_nobody():

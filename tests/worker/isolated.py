@@ -303,3 +303,41 @@ def fail_to_open_elsewhere() -> None:
 
 def close_something() -> None:
     tell(os.environ["CLOSED_FILE"], str(os.getpid()))
+
+
+# -- durable steps -------------------------------------------------------------------------------
+
+
+def charge(folder: str) -> Receipt:
+    with Path(folder, "charges").open("a") as lines:
+        lines.write("charged\n")
+    return Receipt(7, os.getpid())
+
+
+async def order_async(ctx: Context, folder: str) -> int:
+    receipt = await ctx.step("charge", charge, folder)
+    if ctx.retry_count == 0:
+        raise ConnectionError("after the charge")
+    await ctx.sleep("an-hour", 3_600)
+    assert isinstance(receipt, Receipt)
+    return receipt.number
+
+
+def order_sync(ctx: Context, folder: str) -> int:
+    receipt = ctx.step("charge", charge, folder)
+    if ctx.retry_count == 0:
+        raise ConnectionError("after the charge")
+    ctx.sleep("an-hour", 3_600)
+    assert isinstance(receipt, Receipt)
+    return receipt.number
+
+
+def late_step(ctx: Context, folder: str) -> None:
+    tell(Path(folder, "begun"), str(os.getpid()))
+    wait_for_file(Path(folder, "go-on"))
+    ctx.step("late", int)
+    tell(Path(folder, "went-on"), "1")
+
+
+def total(numbers: list[int]) -> int:
+    return sum(numbers)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
 from taskharbor.client.display import shown_payload
-from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
 from taskharbor.client.schedule import Schedule
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
 from taskharbor.job import RESERVED_TAGS, Delivery, JobRecord, Options
+
+if TYPE_CHECKING:
+    from taskharbor.workflow import Workflow
 
 
 def of_job(job: Job[Any]) -> dict[str, Any]:
@@ -68,6 +71,7 @@ def of_options(options: Options) -> dict[str, Any]:
         "retry": None if options.retry is UNSET else options.retry or {},
         "correlationId": options.correlation_id,
         "tags": [tag for tag in options.tags if not tag.startswith(RESERVED_TAGS)],
+        "workflow": options.workflow,
     }
 
 
@@ -83,6 +87,23 @@ def of_attempt(attempt: Attempt) -> dict[str, Any]:
         "traceback": attempt.traceback,
         "detail": attempt.detail,
         "outlived": attempt.outlived,
+    }
+
+
+def of_step(step: Step) -> dict[str, Any]:
+    return {"name": step.name, "number": step.number, "result": step.result}
+
+
+def of_workflow(workflow: Workflow) -> dict[str, Any]:
+    return {
+        "id": workflow.id,
+        "state": str(workflow.state),
+        "total": workflow.progress.total,
+        **workflow.counts,
+        "onFailure": workflow.on_failure,
+        "idempotencyKey": workflow.idempotency_key,
+        "enqueuedAt": workflow.enqueued_at,
+        "shape": workflow.shape,
     }
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "dlq": "taskharbor.cli.dlq:dlq",
     "schedule": "taskharbor.cli.schedules:schedule",
     "queue": "taskharbor.cli.queues:queue",
+    "workflow": "taskharbor.cli.workflows:workflow",
     "stats": "taskharbor.cli.stats:stats",
     "top": "taskharbor.cli.top.command:top",
     "prune": "taskharbor.cli.upkeep:prune",

@@ -11,7 +11,7 @@ from taskharbor.cli.screen import Cell, Screen, span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taskharbor.client.handle import Attempt, Job
+    from taskharbor.client.handle import Attempt, Job, Step
     from taskharbor.client.harbor import Harbor
 
 STATES = ("waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled")
@@ -26,6 +26,7 @@ PAGE_MAX = 1_000
 @click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
+@click.option("--workflow", metavar="ID", help="Only jobs of this workflow.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
 @click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
 @with_session
@@ -94,7 +95,7 @@ def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> 
 def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
     """Show everything about the job ID.
 
-    That is: its options, payload, result, and the history of its attempts with their errors.
+    That is: its options, payload, result, durable steps, and the history of its attempts with their errors.
 
     \b
     Examples:
@@ -102,19 +103,28 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
       taskharbor inspect 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --json | jq .history
     """
 
-    async def work(harbor: Harbor) -> tuple[Job[Any], list[Attempt]]:
-        return await harbor.jobs.aget(job_id), await harbor.jobs.ahistory(job_id, limit)
+    async def work(harbor: Harbor) -> tuple[Job[Any], list[Step], list[Attempt]]:
+        jobs = harbor.jobs
+        return await jobs.aget(job_id), await jobs.asteps(job_id), await jobs.ahistory(job_id, limit)
 
     from taskharbor.cli import documents
 
-    found, history = session.run(work)
+    found, steps, history = session.run(work)
     document = documents.of_job(found)
     if session.screen.as_json:
         session.screen.document(
-            {**document, "history": [documents.of_attempt(attempt) for attempt in history]}
+            {
+                **document,
+                "steps": [documents.of_step(step) for step in steps],
+                "history": [documents.of_attempt(attempt) for attempt in history],
+            }
         )
         return
     session.screen.pairs(_pairs(found, document))
+    if steps:
+        session.screen.heading("steps")
+        rows = [(step.name, step.number, _compact(step.result)) for step in steps]
+        session.screen.table(("STEP", "ATTEMPT", "RESULT"), rows)
     session.screen.heading("history, newest first")
     _tell_history(session.screen, history, traceback=traceback)
 
@@ -141,6 +151,7 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "key": job.idempotency_key,
         "correlation id": job.correlation_id,
         "tags": ", ".join(job.tags) or None,
+        "workflow": job.workflow,
         "depends on": ", ".join(document["dependsOn"]) or None,
         "enqueued at": job.enqueued_at,
         "run at": job.run_at,

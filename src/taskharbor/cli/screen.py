@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Cell = str | int | float | bool | datetime | timedelta | None
 
 EMPTY = "-"
-TEXT_COLUMNS = frozenset({"ERROR", "DETAIL", "RUNNING JOBS", "LONGEST", "NOTE"})  # they wrap
+TEXT_COLUMNS = frozenset({"ERROR", "DETAIL", "RESULT", "RUNNING JOBS", "LONGEST", "NOTE"})  # they wrap
 TEXT_WIDTH = 30  # how much room a text should have, before other columns are left out for it
 STYLES = {
     "waiting": "magenta",
@@ -36,6 +36,7 @@ STYLES = {
     "failed": "red",
     "timed_out": "red",
     "lost": "yellow",
+    "stuck": "red",
     "ok": "green",
     "warning": "yellow",
 }

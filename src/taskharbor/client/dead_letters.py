@@ -29,12 +29,13 @@ class DeadLetters(Operator):
         queue: str | None = None,
         task: str | None = None,
         tag: str | None = None,
+        workflow: object = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
         """Dead jobs that match, newest first."""
         return await self._harbor.jobs.alist(
-            state=State.DEAD, queue=queue, task=task, tag=tag, cursor=cursor, limit=limit
+            state=State.DEAD, queue=queue, task=task, tag=tag, workflow=workflow, cursor=cursor, limit=limit
         )
 
     list = synced(alist)
@@ -121,4 +122,4 @@ def _dead_filter(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
     asked = asked_filter(filter, where)
     if asked.state not in (None, State.DEAD):
         raise ConfigurationError(f"only dead jobs are in the dead-letter queue, not {asked.state} ones")
-    return JobFilter(State.DEAD, asked.queue, asked.task, asked.tag)
+    return JobFilter(State.DEAD, asked.queue, asked.task, asked.tag, asked.workflow)

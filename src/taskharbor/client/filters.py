@@ -19,6 +19,7 @@ def job_filter(
     queue: str | None = None,
     task: str | None = None,
     tag: str | None = None,
+    workflow: object = None,
 ) -> JobFilter:
     """A filter from what a caller gave, each part checked."""
     return JobFilter(
@@ -26,6 +27,7 @@ def job_filter(
         None if queue is None else checked_name("queue", queue),
         None if task is None else checked_name("task", task),
         None if tag is None else checked_name("tag", tag),
+        None if workflow is None else checked_id(workflow),
     )
 
 
@@ -40,7 +42,9 @@ def asked_filter(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
         raise ConfigurationError(
             f"a filter is a JobFilter, not {shorten(filter)}; or give its parts: queue=…, task=…, tag=…"
         )
-    return job_filter(state=filter.state, queue=filter.queue, task=filter.task, tag=filter.tag)
+    return job_filter(
+        state=filter.state, queue=filter.queue, task=filter.task, tag=filter.tag, workflow=filter.workflow
+    )
 
 
 def checked_limit(limit: int) -> int:

@@ -136,6 +136,11 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return tuple(tag for tag in self._record.options.tags if not tag.startswith(RESERVED_TAGS))
 
     @property
+    def workflow(self) -> str | None:
+        """The id of the workflow that it is a member of."""
+        return self._record.options.workflow
+
+    @property
     def enqueued_at(self) -> datetime:
         return from_micros(self._record.enqueued_at)
 
@@ -243,6 +248,14 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
             await driver.wait(news, remaining)
 
     result = synced(aresult)
+
+
+class Step(Struct, frozen=True):
+    """A durable step of a job: what was stored under its name, and by which attempt."""
+
+    name: str
+    result: Any
+    number: int
 
 
 class Attempt:

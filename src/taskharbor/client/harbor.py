@@ -31,6 +31,7 @@ from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
 from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
+from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
 from taskharbor.collecting import collect_expired
@@ -93,6 +94,7 @@ class Harbor:
         self.jobs = Jobs(self)
         self.dlq = DeadLetters(self)
         self.queues = Queues(self)
+        self.workflows = Workflows(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
         # Whoever made it: what importing that does, a handler's process has to do first, too.

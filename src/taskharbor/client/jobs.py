@@ -11,7 +11,7 @@ from msgspec import UnsetType
 
 from taskharbor.client.facade import synced
 from taskharbor.client.filters import asked_filter, checked_cursor, checked_limit, job_filter
-from taskharbor.client.handle import Attempt, Job
+from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.operating import Operator, not_found, requeue_operation
 from taskharbor.client.options import (
     checked_id,
@@ -23,7 +23,7 @@ from taskharbor.client.options import (
     refuse_unknown,
 )
 from taskharbor.client.transaction import refuse_inside_transaction
-from taskharbor.codec import checked_name, encode_payload
+from taskharbor.codec import checked_name, decode_result, encode_payload
 from taskharbor.drivers.base import Cancel, Delete, Operation, RunNow, Update, Verdict
 from taskharbor.errors import ConfigurationError, JobConflict
 from taskharbor.job import JobFilter, JobRecord, State
@@ -63,11 +63,12 @@ class Jobs(Operator):
         queue: str | None = None,
         task: str | None = None,
         tag: str | None = None,
+        workflow: object = None,
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
         """Jobs that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
-        where = job_filter(state=state, queue=queue, task=task, tag=tag)
+        where = job_filter(state=state, queue=queue, task=task, tag=tag, workflow=workflow)
         page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
         return JobPage([Job(record, self._harbor) for record in page.jobs], page.next_cursor)
 
@@ -160,6 +161,17 @@ class Jobs(Operator):
         return [Attempt(record) for record in attempts]
 
     history = synced(ahistory)
+
+    async def asteps(self, id: object) -> builtins.list[Step]:
+        """The job's durable steps, in the order in which attempts stored them."""
+        job_id = checked_id(id)
+        steps = await self._driver.steps(job_id)
+        if not steps:
+            await self.aget(job_id)  # none yet, or no such job?
+        found = [Step(name, decode_result(step.result), step.number) for name, step in steps.items()]
+        return sorted(found, key=lambda step: (step.number, step.name))
+
+    steps = synced(asteps)
 
     async def _refuse_unfit_payload(self, id: object, payload: str) -> None:
         """A payload that the task, if it is declared here, could not be called with."""

@@ -105,8 +105,8 @@ def conflict(job_id: str, state: State | None, operation: type[Operation]) -> Jo
     if operation is Delete and state in DELETABLE:
         return JobConflict(
             job_id,
-            f"job {job_id} is {state}, but an unfinished job depends on it, so it cannot be deleted; "
-            "let that one end first, or cancel it",
+            f"job {job_id} is {state}, but an unfinished job depends on it, or it is a member of an unfinished "
+            "workflow, so it cannot be deleted; let that end first, or cancel it",
         )
     told = f"job {job_id} is {state}, so it cannot be {_DONE[operation]}"
     instead = None if state is None else _INSTEAD[operation].get(state)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
-import msgspec
-
 from taskharbor.client.display import shown_payload
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
@@ -22,7 +20,7 @@ from taskharbor.client.options import (
     new_job,
     refuse_none_of_declared,
 )
-from taskharbor.codec import decode_hook, decode_result, shorten
+from taskharbor.codec import result_decoder, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import Delivery, NewJob, Recurrence
@@ -45,14 +43,19 @@ Isolation = Literal["thread", "process"]
 class Signature(Generic[R]):
     """A task with arguments and options, not enqueued yet: `harbor.enqueue_many([send.s("a@b.c"), …])`."""
 
-    __slots__ = ("arguments", "options", "task")
+    __slots__ = ("arguments", "options", "takes_result", "task")
 
     def __init__(
-        self, task: Task[Any, Any, Any, R], arguments: dict[str, Any], options: dict[str, Any]
+        self,
+        task: Task[Any, Any, Any, R],
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+        takes_result: bool = True,
     ) -> None:
         self.task = task
         self.arguments = arguments
         self.options = options
+        self.takes_result = takes_result  # of what comes before it in a workflow
 
     def new_job(self) -> NewJob:
         """The job that this stands for, its arguments validated."""
@@ -61,7 +64,7 @@ class Signature(Generic[R]):
     def __repr__(self) -> str:
         shown = shown_payload(self.task.name, self.arguments)
         arguments = ", ".join(f"{name}={shorten(value)}" for name, value in shown.items())
-        return f"{self.task.name}.s({arguments})"
+        return f"{self.task.name}.{'s' if self.takes_result else 'si'}({arguments})"
 
 
 class Enqueueable(Generic[P, R]):
@@ -96,6 +99,10 @@ class Enqueueable(Generic[P, R]):
         """A signature of this task; arguments may be left out, to be filled by what comes before it."""
         return Signature(self._task, self._task.plan.bind(args, kwargs, partial=True), self._options)
 
+    def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
+        """A signature with all of its arguments: in a workflow it takes nothing of what comes before it."""
+        return Signature(self._task, self._task.plan.bind(args, kwargs), self._options, takes_result=False)
+
 
 class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     """A named function that handles jobs. Calling it calls the function; `enqueue` makes a job."""
@@ -129,7 +136,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self.recurrence: Recurrence | None = None  # the schedule that is declared with it
         self._options = checked_options(dict(options))
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
-        self._decode_result = _result_decoder(function)
+        self._decode_result = result_decoder(function)
         self.__name__ = getattr(function, "__name__", name)
         self.__doc__ = getattr(function, "__doc__", None)
         self.__module__ = getattr(function, "__module__", None) or __name__
@@ -200,6 +207,10 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         if self._check_arguments is not None:
             self._check_arguments(arguments)
 
+    def new_job_of(self, payload: str, options: dict[str, Any]) -> NewJob:
+        """A job with a payload that has been encoded already."""
+        return new_job(self.name, payload, options)
+
     def decode_result(self, text: str | None) -> Any:
         """A stored result in the type that the function's annotation names, where JSON can carry it."""
         return None if text is None else self._decode_result(text)
@@ -269,25 +280,6 @@ def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:
             'for example [{"to": "a@b.c"}, {"to": "d@e.f"}]'
         )
     return payload
-
-
-def _result_decoder(function: Callable[..., Any]) -> Callable[[str], Any]:
-    """Results come back as the annotated type where JSON can carry it, else as plain JSON values."""
-    try:
-        hint = inspect.get_annotations(function, eval_str=True).get("return")
-        if hint is None or isinstance(hint, TypeVar):
-            return decode_result
-        typed = msgspec.json.Decoder(hint, dec_hook=decode_hook).decode
-    except Exception:  # noqa: BLE001 - an annotation that cannot be evaluated or carried asks for plain values
-        return decode_result
-
-    def decode(text: str) -> Any:
-        try:
-            return typed(text)
-        except Exception:  # noqa: BLE001 - what was stored is not what the annotation says now
-            return decode_result(text)
-
-    return decode
 
 
 __all__ = ["Enqueueable", "Signature", "Task", "UsingOptions", "default_name"]

@@ -38,7 +38,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NewJob, Progress, State
+from taskharbor.job import NewJob, NewWorkflow, Progress, State
 from taskharbor.lifecycle import TERMINAL
 
 T = TypeVar("T")
@@ -193,6 +193,20 @@ class DriverMachine(RuleBasedStateMachine):
         )
         batch = [self._new_job([], id=job_id, idempotency_key=key) for job_id, key in pairs]
         self._enqueue([*batch, self._new_job([], depends_on=(pairs[-1][0],))])
+
+    @verb(3)
+    def enqueue_workflow(self, data: Draw) -> None:
+        """A few jobs, most of which depend on some before them; often under a key that is taken."""
+        shape = data.draw(st.lists(stories.dependencies, max_size=4), label="shape")
+        key = data.draw(st.sampled_from((None, None, "w", "'; --")), label="key")
+        workflow = NewWorkflow(self._new_id(), "{}", key)
+        jobs: list[NewJob] = []
+        for index, (before, features) in enumerate(shape):
+            depends_on = tuple(jobs[other].id for other in before if other < index)
+            jobs.append(self._new_job(features, depends_on=depends_on, idempotency_key=None))
+        answer = self.both(lambda store: store.enqueue_workflow(workflow, jobs))
+        if not answer.existed:
+            self._jobs += [job.id for job in jobs]
 
     def _enqueue(self, batch: list[NewJob]) -> None:
         answers = self.both(lambda store: store.enqueue_all(*batch))

@@ -28,16 +28,21 @@ from taskharbor.drivers.base import (
     StepNote,
     Transition,
     Verdict,
+    WorkflowEnqueued,
+    member_id,
 )
 from taskharbor.job import (
     AttemptRecord,
     AttemptStatus,
     JobFilter,
     JobRecord,
+    MemberResult,
     NewJob,
+    NewWorkflow,
     Progress,
     Reason,
     State,
+    WorkflowRecord,
 )
 
 T = TypeVar("T")
@@ -108,6 +113,30 @@ class Store:
 
     def enqueue_all(self, *jobs: NewJob) -> list[Enqueued]:
         return self.run(self.driver.enqueue(jobs, now=self.now))
+
+    def new_workflow(self, *dependencies: Sequence[int], **fields: Any) -> tuple[NewWorkflow, list[NewJob]]:
+        """A workflow with a job for each of the arguments, which says at what indexes its dependencies are."""
+        workflow = NewWorkflow(self.new_id(), fields.pop("about", "{}"), fields.pop("idempotency_key", None))
+        jobs = [
+            self.new(
+                **fields,
+                id=member_id(workflow.id, index),
+                depends_on=tuple(member_id(workflow.id, other) for other in others),
+            )
+            for index, others in enumerate(dependencies)
+        ]
+        self._jobs += len(jobs)
+        return workflow, jobs
+
+    def enqueue_workflow(self, workflow: NewWorkflow, jobs: Sequence[NewJob]) -> WorkflowEnqueued:
+        return self.run(self.driver.enqueue_workflow(workflow, jobs, now=self.now))
+
+    def workflow(self, *dependencies: Sequence[int], **fields: Any) -> list[str]:
+        """Store a workflow; its id, and those of its jobs."""
+        workflow, jobs = self.new_workflow(*dependencies, **fields)
+        answer = self.enqueue_workflow(workflow, jobs)
+        assert not answer.existed
+        return [workflow.id, *(job.id for job in jobs)]
 
     # -- claim --
 
@@ -258,7 +287,32 @@ class Store:
         return self.history(job_id)[0]
 
     def steps(self, job_id: str) -> dict[str, str]:
-        return self.run(self.driver.steps(job_id))
+        """The results of its steps, by name."""
+        return {name: step.result for name, step in self.run(self.driver.steps(job_id)).items()}
+
+    def results(self, job_id: str) -> list[MemberResult]:
+        [results] = self.run(self.driver.results([job_id]))
+        return results
+
+    def find_workflow(self, workflow_id: str) -> WorkflowRecord | None:
+        [record] = self.run(self.driver.get_workflows([workflow_id]))
+        return record
+
+    def numbers(self, workflow_id: str) -> tuple[int, int, int, int, int]:
+        """How many of a workflow's jobs are succeeded, dead, cancelled, waiting, active."""
+        record = self.find_workflow(workflow_id)
+        assert record is not None, f"workflow {workflow_id} should be in the store"
+        return (record.succeeded, record.dead, record.cancelled, record.waiting, record.active)
+
+    def listed_workflows(self, page_size: int = 100) -> list[WorkflowRecord]:
+        listed: list[WorkflowRecord] = []
+        cursor: str | None = None
+        while True:
+            page = self.run(self.driver.list_workflows(cursor=cursor, limit=page_size))
+            listed += page.workflows
+            cursor = page.next_cursor
+            if cursor is None:
+                return listed
 
     def counts(self, queue: str | None = None) -> dict[State, int]:
         return self.run(self.driver.counts(queue, now=self.now))
@@ -284,12 +338,15 @@ class Store:
     def everything(self) -> dict[str, Any]:
         """All that can be read: two stores, or two moments, are the same when this is."""
         driver, now, jobs = self.driver, self.now, self.listed()
+        workflows = self.listed_workflows()
 
         async def read() -> dict[str, Any]:
             return {
                 "jobs": jobs,
                 "history": {job.id: await driver.history(job.id) for job in jobs},
                 "steps": {job.id: await driver.steps(job.id) for job in jobs},
+                "results": await driver.results([job.id for job in jobs]),
+                "workflows": workflows,
                 "counts": await driver.counts(now=now),
                 "queues": await driver.queues(now=now),
                 "leases": sorted(await driver.leases(now=now), key=lambda lease: lease.token),

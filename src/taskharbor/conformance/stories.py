@@ -40,6 +40,8 @@ JOB_FEATURES: tuple[Features, ...] = (
     {"idempotency_key": "k"},
     {"idempotency_key": "k"},
     {"idempotency_key": "'; --"},
+    {"ends_with_members": True},
+    {"ends_with_members": True},
     {"delivery": Delivery.AT_MOST_ONCE},
     {"delivery": Delivery.AT_LEAST_ONCE},
     {"options": Options(tags=("x", "y%"), timeout=1.5)},
@@ -108,6 +110,8 @@ OPERATIONS: tuple[Operation, ...] = (
 
 features_of_jobs = st.lists(st.sampled_from(JOB_FEATURES), max_size=3)
 batches = st.lists(features_of_jobs, min_size=1, max_size=3)
+# Of a member of a workflow: the indexes of those it depends on, as far as they are before it, and its features.
+dependencies = st.tuples(st.sampled_from(((), (0,), (1,), (0, 1), (2, 0))), features_of_jobs)
 outcomes = st.tuples(st.sampled_from(ENDINGS), st.lists(st.sampled_from(OUTCOME_FEATURES), max_size=3))
 operations = st.sampled_from(OPERATIONS)
 operations_on_all: st.SearchStrategy[Operation] = st.sampled_from(

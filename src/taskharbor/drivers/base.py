@@ -21,22 +21,28 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, ClassVar
+from uuid import UUID
 
 from msgspec import UNSET, Struct, UnsetType
 
 from taskharbor.clock import Clock
+from taskharbor.errors import ConfigurationError
 from taskharbor.job import (
     AttemptRecord,
     AttemptStatus,
     Delivery,
     JobFilter,
     JobRecord,
+    MemberResult,
     NewJob,
+    NewWorkflow,
     Options,
     Progress,
     QueueRecord,
     Reason,
     State,
+    StepRecord,
+    WorkflowRecord,
     repr_without_secrets,
 )
 
@@ -50,6 +56,14 @@ class Enqueued(Struct, frozen=True, gc=False):
     existed: bool
     state: State
     run_at: int
+    enqueued_at: int
+
+
+class WorkflowEnqueued(Struct, frozen=True):
+    """The workflow that now stands for the one given: itself, or the one that existed."""
+
+    id: str
+    existed: bool
     enqueued_at: int
 
 
@@ -251,7 +265,10 @@ class RunNow(Struct, frozen=True):
 
 
 class Requeue(Struct, frozen=True):
-    """Begin a new run of a dead or cancelled job."""
+    """Begin a new run of a dead or cancelled job.
+
+    Then those that were cancelled because of it, and that nothing else stands against, wait again, and so on.
+    """
 
     run_at: int | None = None
     reset_attempts: bool = True
@@ -304,6 +321,11 @@ class Operated(Struct, frozen=True):
 
 class Page(Struct, frozen=True):
     jobs: list[JobRecord]
+    next_cursor: str | None
+
+
+class WorkflowPage(Struct, frozen=True):
+    workflows: list[WorkflowRecord]
     next_cursor: str | None
 
 
@@ -388,6 +410,17 @@ class Driver(ABC):
         """
 
     @abstractmethod
+    async def enqueue_workflow(
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
+    ) -> WorkflowEnqueued:
+        """Store a workflow and all of its jobs, or nothing.
+
+        If a workflow of this id or key is kept already, nothing is stored, whatever the jobs are. The jobs have
+        the ids that follow the workflow's, in their order (see `member_id`), and no keys; an id among
+        them that is taken is refused with `ConfigurationError`.
+        """
+
+    @abstractmethod
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
         """Lease the first runnable jobs, by priority, then due time, then id, over all the queues.
 
@@ -413,6 +446,10 @@ class Driver(ABC):
         Refusals, in this order: `NOT_RUNNING` (no lease covers the job), `LEASE_MISMATCH` (another lease
         or number does), `LEASE_EXPIRED`. One that already took effect under the same token, number and
         status answers `DONE` again; under another status `NOT_RUNNING`, with what is recorded.
+
+        In the same transaction a success releases those for whom it was the last one to wait for, and any other
+        end of a job cancels those that end with it, and those that end with them. (So it is when an operator
+        or its age ends a job.)
         """
 
     @abstractmethod
@@ -452,8 +489,20 @@ class Driver(ABC):
         """The job's attempts, newest first."""
 
     @abstractmethod
-    async def steps(self, job_id: str) -> dict[str, str]:
-        """The results of the job's durable steps, by name."""
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
+        """The job's durable steps, by name."""
+
+    @abstractmethod
+    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
+        """For each of these jobs: what those it depends on have come to, in the order it named them."""
+
+    @abstractmethod
+    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        """The workflows with these ids, each with how many of its jobs stand where."""
+
+    @abstractmethod
+    async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
+        """Workflows by id, newest first."""
 
     @abstractmethod
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
@@ -499,7 +548,8 @@ class Driver(ABC):
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
         """Delete at most `limit` jobs that came to one of these terminal states before the instant given.
 
-        A job that an unfinished one depends on stays.
+        A job that an unfinished one depends on stays. So does a member of a workflow for as long as any
+        other member of it has to stay.
         """
 
     @abstractmethod
@@ -524,8 +574,6 @@ class Driver(ABC):
 
     def transaction(self, connection: Any) -> AbstractContextManager[None]:
         """While this is active, enqueues of this context run on the caller's connection."""
-        from taskharbor.errors import ConfigurationError
-
         raise ConfigurationError(
             f"{type(self).__name__} cannot enqueue inside a caller's transaction; "
             "enqueue after committing it, or use a store that keeps its jobs in the same database"
@@ -543,6 +591,18 @@ class Driver(ABC):
         now: int | None = None,
     ) -> Page:
         """Jobs by id, newest first. A page may be short, even empty; the end is a cursor of None."""
+
+
+def member_id(workflow_id: str, index: int) -> str:
+    """The id of a workflow's job: it follows the workflow's own, so that all of them are one range."""
+    return str(UUID(int=UUID(workflow_id).int + 1 + index))
+
+
+def member_exists(job_id: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"a job has the id {job_id} already, which a job of this workflow would have; "
+        "give the workflow another id, or leave it out: random ones never come so close to each other"
+    )
 
 
 def worker_of(token: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from taskharbor.clock import Clock
-from taskharbor.collecting import HISTORY_ROWS
+from taskharbor.collecting import past_of
 from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, Reason, State
@@ -25,6 +25,7 @@ from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
 from taskharbor.worker.recurring import Recurring
 from taskharbor.worker.report import Reporter
+from taskharbor.workflow.failure import FailureTasks
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -52,6 +53,7 @@ class Committer:
         on_quiet: Callable[[], None],
     ) -> None:
         self._driver = driver
+        self._failure_tasks = FailureTasks(driver)
         self._policy = worker_policy
         self._unfit_grace_seconds = unfit_grace_seconds
         self._max_losses = max_losses
@@ -164,26 +166,42 @@ class Committer:
                 None,
             )  # fmt: skip
         if isinstance(outcome, Unfit):
-            history = await self._history_surely(claimed, self._unfit_rows)
+            history: list[AttemptRecord] = []
+            if claimed.number > claimed.first_number:
+                history = await self._read_surely(lambda: self._driver.history(claimed.id, self._unfit_rows))
             grace, now = self._unfit_grace_seconds, self._time.now()
             suspect = execution.lease.alone
-            return (
-                settle_unfit(token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect),
-                None,
+            unfit = settle_unfit(
+                token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect
             )
+            return await self._with_failure_task(unfit, execution), None
         if isinstance(outcome, Crashed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
-            history = await self._history_surely(claimed, HISTORY_ROWS)
-            started_at, most = execution.started_at, self._max_losses
-            return settle_crash(token, job, outcome, history, started_at=started_at, max_losses=most), None
+            history, last_step = await self._read_surely(lambda: past_of(self._driver, claimed))
+            crash = settle_crash(
+                token,
+                job,
+                outcome,
+                history,
+                started_at=execution.started_at,
+                last_step=last_step,
+                max_losses=self._max_losses,
+            )
+            return await self._with_failure_task(crash, execution), None
         rules = execution.rules(self._policy)
-        return settle_outcome(
+        transition, decision = settle_outcome(
             token,
             claimed,
             outcome,
             rules,
             started_at=execution.started_at,
             suspect=execution.lease.alone,
+        )
+        return await self._with_failure_task(transition, execution), decision
+
+    async def _with_failure_task(self, transition: Transition, execution: Execution) -> Transition:
+        return await self._read_surely(
+            lambda: self._failure_tasks.added(transition, execution.claimed, execution.options)
         )
 
     async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:

@@ -16,11 +16,13 @@ from taskharbor.outcome import (
     HandedBack,
     Interrupted,
     Outcome,
+    Slept,
     Succeeded,
     Unfit,
 )
 from taskharbor.retry import ErrorInfo
 from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.steps import FallAsleep
 
 ERROR_MAX = 4_000  # characters of an error's text that are kept
 TRACEBACK_MAX = 16_000
@@ -50,9 +52,20 @@ def of_error(execution: Execution, error: BaseException) -> Outcome:
             )
         case Interrupt.SHUTDOWN:
             return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
+    if (slept := of_sleep(error)) is not None:
+        return slept
     if isinstance(error, RemoteError) and isinstance(error.outcome, Failed | Crashed | Unfit | HandedBack):
         return error.outcome
     return of_failure(error)
+
+
+def of_sleep(error: BaseException) -> Slept | None:
+    """What the signal of `ctx.sleep` means, also from within a task group, if nothing else went wrong there."""
+    while isinstance(error, BaseExceptionGroup):
+        if len(error.exceptions) > 1:
+            return None
+        error = error.exceptions[0]
+    return Slept(error.name, error.seconds) if isinstance(error, FallAsleep) else None
 
 
 def remote_error(ended: Failed | Crashed | Unfit | HandedBack) -> RemoteError:
@@ -66,7 +79,9 @@ def remote_error(ended: Failed | Crashed | Unfit | HandedBack) -> RemoteError:
             return RemoteError("its process ended before it could begin", type_name="", outcome=ended)
 
 
-def of_remote(execution: Execution, ended: Succeeded | Failed | Crashed | Unfit | HandedBack) -> Outcome:
+def of_remote(
+    execution: Execution, ended: Succeeded | Failed | Crashed | Slept | Unfit | HandedBack
+) -> Outcome:
     """The same for what happened in a process of its own, without a middleware around it."""
     if isinstance(ended, Succeeded):
         return ended

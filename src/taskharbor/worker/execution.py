@@ -21,7 +21,8 @@ from taskharbor.job import NO_OPTIONS, Delivery, JobRecord, NewJob, Options, Pro
 from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.schedule import parse
-from taskharbor.worker.live import LiveLease
+from taskharbor.worker.live import LiveLease, StoreTime
+from taskharbor.worker.steps import LeasedSteps, Steps
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -53,6 +54,8 @@ class Execution:
         "_context",
         "_job",
         "_report",
+        "_steps",
+        "_time",
         "cancelled",
         "cell",
         "children",
@@ -61,7 +64,9 @@ class Execution:
         "harbor",
         "interrupted",
         "lease",
+        "loop",
         "options",
+        "payload",
         "policy",
         "process",
         "slot",
@@ -77,6 +82,7 @@ class Execution:
         lease: LiveLease,
         harbor: Harbor,
         report: Callable[[Execution, Progress], None],
+        time: StoreTime,
     ) -> None:
         self.claimed = claimed
         self.lease = lease
@@ -104,8 +110,12 @@ class Execution:
         self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
         self.end: Callable[[Interrupt], None] | None = None  # makes a handler in a thread or a process end
         self.process: IsolatedProcess | None = None  # that an isolated handler runs in
+        self.payload: str | None = None  # with what it takes of other jobs, if it does
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
         self.timer: Timer | None = None
         self._report = report
+        self._time = time
+        self._steps: Steps | None = None
         self._context: Context | None = None
         self._job: Job[Any] | None = None
 
@@ -116,6 +126,12 @@ class Execution:
         if self._context is None:
             self._context = Context(self)
         return self._context
+
+    @property
+    def steps(self) -> Steps:
+        if self._steps is None:
+            self._steps = Steps(self, LeasedSteps(self), self._time)
+        return self._steps
 
     @property
     def job(self) -> Job[Any]:
@@ -183,6 +199,8 @@ class Execution:
             "queue": self.claimed.queue,
             "attempt": self.claimed.number,
         }
+        if self.options.workflow is not None:
+            fields["workflow"] = self.options.workflow
         if self.options.correlation_id is not None:
             fields["correlation_id"] = self.options.correlation_id
         return fields
@@ -209,13 +227,18 @@ class Execution:
             self.interrupted = why
             self.slot.cancel()
 
+    def lose_lease(self) -> None:
+        """The store refused to write under the lease: whatever the handler makes of it, nothing is settled."""
+        self.interrupt(Interrupt.LEASE_LOST)
+
     def report(self, progress: Progress) -> None:
         self._report(self, progress)
 
     def add_child(self, signature: Signature[Any]) -> str:
         if not hasattr(signature, "new_job") or not hasattr(signature, "arguments"):
             raise ConfigurationError(
-                f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}"
+                f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}; a workflow is stored "
+                "at once, with its own enqueue() or aenqueue() and an idempotency key that a second attempt repeats"
             )
         child = signature.new_job()
         if child.options.correlation_id is None and self.options.correlation_id is not None:

@@ -1,6 +1,7 @@
 """The executor: runs handlers in a bounded number of slots and tells how each of them ended.
 
-It knows no driver. Executions come from a buffer; outcomes go to `finish`.
+It knows no driver. Executions come from a buffer, what they take of other jobs from `results`; outcomes go to
+`finish`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,18 @@ from taskharbor.client.everywhere import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.codec import clean_text
 from taskharbor.context import current_execution
-from taskharbor.errors import PayloadError
-from taskharbor.job import Reason
-from taskharbor.outcome import CancelledOnRequest, Expired, HandedBack, Missed, Outcome, Succeeded, Unfit
+from taskharbor.errors import PayloadError, Unrecoverable
+from taskharbor.job import Reason, Takes
+from taskharbor.outcome import (
+    CancelledOnRequest,
+    Expired,
+    HandedBack,
+    Missed,
+    Outcome,
+    Slept,
+    Succeeded,
+    Unfit,
+)
 from taskharbor.recurring import is_missed
 from taskharbor.worker import endings
 from taskharbor.worker.execution import Execution, Interrupt
@@ -26,7 +36,9 @@ from taskharbor.worker.isolation.pool import CannotBegin
 from taskharbor.worker.isolation.process import Ended
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, StoreTime
+from taskharbor.worker.results import Results
 from taskharbor.worker.stepping import Stepped
+from taskharbor.worker.steps import FallAsleep
 from taskharbor.worker.threads import Call, HandlerThreads
 
 logger = logging.getLogger("taskharbor.worker")
@@ -49,6 +61,7 @@ class Executor:
         begin: Callable[[Execution], None] | None,
         mark_at_most_once: Callable[[Execution], Coroutine[Any, Any, bool]],
         has_begun: Callable[[Execution], Coroutine[Any, Any, bool]],
+        results: Results,
         finish: Callable[[Execution, Outcome], None],
         drop: Callable[[Execution], None],
         low: Callable[[], None],
@@ -66,6 +79,7 @@ class Executor:
         self._begin = begin
         self._mark_at_most_once = mark_at_most_once
         self._has_begun = has_begun
+        self._results = results
         self._finish = finish
         self._drop = drop
         self._low = low
@@ -123,6 +137,7 @@ class Executor:
             await asyncio.wait(self._slots, timeout=CLOSE_SECONDS)
         self._threads.close()
         await self._processes.close()
+        await self._results.close()
 
     # -- slots --
 
@@ -195,8 +210,15 @@ class Executor:
                 execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(execution.unreadable, endings.ERROR_MAX))
             )
             return
+        payload = claimed.payload
+        if execution.options.takes is not None:
+            taken = await self._payload_with_results(execution, execution.options.takes)
+            if taken is None:
+                return
+            execution.payload = payload = taken
+            now = self._time.now()  # reading took its time, which is not the handler's
         try:
-            arguments = task.plan.decode(claimed.payload)
+            arguments = task.plan.decode(payload)
         except PayloadError as error:
             self._finish(execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(str(error), endings.ERROR_MAX)))
             return
@@ -270,6 +292,23 @@ class Executor:
             self._starting -= 1
         # Not begun, and it shall not be: it is not ours, or the worker is about to end.
         return None if marked and not self._closing else HandedBack()
+
+    async def _payload_with_results(self, execution: Execution, takes: Takes) -> str | None:
+        """With what it takes of those it depends on; None if it cannot begin, which is told."""
+        self._starting += 1
+        self._wake_a_slot()
+        try:
+            payload = await self._results.payload(execution, takes)
+        except (Unrecoverable, PayloadError) as error:
+            # Not unfit: no other version of the task could have what is missing.
+            self._finish(execution, endings.of_failure(Unrecoverable(str(error))))
+            return None
+        finally:
+            self._starting -= 1
+        if self._closing:
+            self._finish(execution, HandedBack())
+            return None
+        return payload
 
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         del self.running[execution]
@@ -350,6 +389,7 @@ class Executor:
             return await self._value_from_process(execution)
         if task.is_async:
             return await task.plan.call(arguments, execution.context)
+        execution.loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
         ended: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         call = self._threads.call(
@@ -371,6 +411,7 @@ class Executor:
     def _run_in_thread(self, execution: Execution, arguments: dict[str, Any]) -> None:
         task = execution.task
         assert task is not None, "only known tasks are executed"
+        execution.loop = asyncio.get_running_loop()
         context = self._context.copy()
         context.run(current_execution.set, execution)
         plan, handler_context = task.plan, execution.context
@@ -419,6 +460,8 @@ class Executor:
             return task.decode_result(ended.result)
         if execution.interrupted is not None:
             raise asyncio.CancelledError
+        if isinstance(ended, Slept):
+            raise FallAsleep(ended.name, ended.seconds)
         raise endings.remote_error(ended)
 
     # -- how it ended --

@@ -66,6 +66,8 @@ class Reporter:
             self._retried(execution, transition, decision, settled, fields)
         elif lost:
             logger.warning("job ended its own process and runs again", extra={"fields": fields})
+        elif transition.status is AttemptStatus.SLEPT:
+            logger.info("job sleeps", extra={"fields": fields | _delay(transition, settled)})
         elif transition.error:
             logger.warning("job put back", extra={"fields": fields | _delay(transition, settled)})
         else:

@@ -37,6 +37,7 @@ from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
+from taskharbor.worker.results import Results
 from taskharbor.worker.stubborn import StubbornWatch
 
 logger = logging.getLogger("taskharbor.worker")
@@ -233,6 +234,7 @@ class _Shift:
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
             has_begun=self._committer.has_begun,
+            results=Results(driver, clock),
             finish=self._finish,
             drop=self._drop,
             low=self._low,
@@ -429,7 +431,7 @@ class _Shift:
     # -- what passes between the parts --
 
     def _make(self, claimed: Claimed, lease: LiveLease) -> Execution:
-        return Execution(claimed, lease, self._worker.harbor, self._report_progress)
+        return Execution(claimed, lease, self._worker.harbor, self._report_progress, self._time)
 
     def _finish(self, execution: Execution, outcome: Any) -> None:
         self._committer.put(execution, outcome)

@@ -132,7 +132,7 @@ async def test_settle_repeated_answers_done_and_happens_once(
     ]
     await lost(
         proxy,
-        STATEMENTS["settle_successes"] if ending == "success" else COMMIT,
+        STATEMENTS["settle_and_release"] if ending == "success" else COMMIT,
         cut,
         lambda: driver.settle(settled),
     )
@@ -198,7 +198,7 @@ def test_answers_lost_again_and_again_lose_and_double_nothing(crew: Crew):
         workers = [crew.start("work", url=through.dsn, concurrency=10, lease_seconds=5.0) for _ in range(2)]
         producer = crew.start("insist", url=through.dsn, high=0.02, pause=0.0)
         for round_ in range(10):
-            for name in ("enqueue_one", "claim", "settle_successes"):
+            for name in ("enqueue_one", "claim", "settle_and_release"):
                 done = through.proxy.swallowed + 1
                 through.do(partial(through.proxy.swallow_answer, STATEMENTS[name]))
                 wait_until(lambda d=done: through.proxy.swallowed >= d, what=f"{name} {round_}")  # type: ignore[misc]

@@ -20,6 +20,7 @@ from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
 from taskharbor.conformance.chapters.states import States
 from taskharbor.conformance.chapters.steps import Children, Steps
+from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.conformance.store import Chapter
 
 CHAPTERS: tuple[type[Chapter], ...] = (
@@ -40,6 +41,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Dependants,
     Steps,
     Children,
+    Workflows,
     Rearming,
     Pruning,
     Presence,

@@ -28,11 +28,24 @@ from taskharbor.drivers.base import (
     Settled,
     Transition,
     WorkerRecord,
+    WorkflowEnqueued,
+    WorkflowPage,
 )
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
 from taskharbor.drivers.memory.news import News
 from taskharbor.drivers.memory.store import Store
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+from taskharbor.job import (
+    AttemptRecord,
+    JobFilter,
+    JobRecord,
+    MemberResult,
+    NewJob,
+    NewWorkflow,
+    QueueRecord,
+    State,
+    StepRecord,
+    WorkflowRecord,
+)
 
 
 class MemoryDriver(Driver):
@@ -84,6 +97,14 @@ class MemoryDriver(Driver):
             answers = enqueue.enqueue(self._store, jobs, self._time(now))
             self._news.post()
             return answers
+
+    async def enqueue_workflow(
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
+    ) -> WorkflowEnqueued:
+        with self._news.lock:
+            answer = enqueue.enqueue_workflow(self._store, workflow, jobs, self._time(now))
+            self._news.post()
+            return answer
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
         with self._news.lock:
@@ -195,10 +216,23 @@ class MemoryDriver(Driver):
             job = self._store.jobs.get(job_id)
             return reads.history(job, limit) if job is not None else []
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         with self._news.lock:
             job = self._store.jobs.get(job_id)
             return dict(job.steps) if job is not None else {}
+
+    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
+        with self._news.lock:
+            return [reads.results(self._store, job_id) for job_id in ids]
+
+    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        with self._news.lock:
+            found = [self._store.workflows.get(workflow_id) for workflow_id in ids]
+            return [None if each is None else reads.workflow_record(self._store, each) for each in found]
+
+    async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
+        with self._news.lock:
+            return reads.workflow_page(self._store, cursor, limit)
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
         with self._news.lock:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Enqueued
-from taskharbor.drivers.memory.store import Attempt, Job, Store
+from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists
+from taskharbor.drivers.memory.store import Attempt, Job, Store, Workflow
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NO_OPTIONS, NewJob, Options, Reason, State
+from taskharbor.job import NO_OPTIONS, NewJob, NewWorkflow, Options, Reason, State
 
 
 class _Batch:
@@ -54,6 +54,23 @@ def enqueue(store: Store, jobs: Sequence[NewJob], now: int) -> list[Enqueued]:
     return [_answer(store.jobs[job_id], existed, now) for job_id, existed in batch.answers]
 
 
+def enqueue_workflow(store: Store, new: NewWorkflow, jobs: Sequence[NewJob], now: int) -> WorkflowEnqueued:
+    known = new.id if new.id in store.workflows else store.workflow_keys.get(new.idempotency_key or "")
+    if known is not None:
+        return WorkflowEnqueued(known, True, store.workflows[known].enqueued_at)
+    for job in jobs:
+        if job.id in store.jobs:
+            raise member_exists(job.id)
+    enqueue(store, jobs, now)
+    members = tuple(job.id for job in jobs)
+    workflow = store.workflows[new.id] = Workflow(new.id, new.about, now, new.idempotency_key, members)
+    if new.idempotency_key is not None:
+        store.workflow_keys[new.idempotency_key] = new.id
+    for job_id in members:
+        store.jobs[job_id].workflow = workflow
+    return WorkflowEnqueued(new.id, False, now)
+
+
 def refuse_unknown_dependencies(store: Store, fresh: Sequence[NewJob], batch: Sequence[NewJob]) -> None:
     given = {new.id for new in batch}
     for new in fresh:
@@ -91,6 +108,7 @@ def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
         options=new.options,
         options_json=options_json(new.options),
         depends_on=depends_on,
+        ends_with_members=new.ends_with_members,
         unmet=unmet,
         due_at=None if unmet else new.due_at,
     )

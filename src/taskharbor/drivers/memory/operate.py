@@ -25,7 +25,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.memory.enqueue import options_json
 from taskharbor.drivers.memory.settle import rearm
-from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, must_begin
+from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, begin_new_run, must_begin
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
 from taskharbor.lifecycle import TERMINAL, allows
@@ -34,7 +34,14 @@ from taskharbor.lifecycle import TERMINAL, allows
 
 
 def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) -> list[Operated]:
-    return [_operate(store, operation, job_id, now) for job_id in ids]
+    answers = [_operate(store, operation, job_id, now) for job_id in ids]
+    done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+    # When all that was asked for has been done: what is named has what was asked, not what follows from another.
+    if isinstance(operation, Cancel):
+        store.cancel_dependants(done, now)
+    elif isinstance(operation, Requeue):
+        store.restore_dependants(done, now)
+    return answers
 
 
 def _operate(store: Store, operation: Operation, job_id: str, now: int) -> Operated:
@@ -113,25 +120,20 @@ def _cancel(store: Store, job: Job, cancel: Cancel, now: int) -> Verdict:
 
 
 def _delete(store: Store, job: Job) -> Verdict:
-    if store.is_needed(job):
+    if store.is_needed(job) or _is_of_unfinished_workflow(store, job):
         return Verdict.CONFLICT
     store.delete(job)
     return Verdict.DONE
 
 
+def _is_of_unfinished_workflow(store: Store, job: Job) -> bool:
+    workflow = job.workflow
+    return workflow is not None and any(each.state not in TERMINAL for each in store.members(workflow))
+
+
 def _begin_new_run(job: Job, requeue: Requeue, now: int) -> None:
-    """History, steps and the attempt number go on; everything else of the old run is over."""
-    _set_run_at(job, now if requeue.run_at is None else requeue.run_at)
-    job.first_number = job.number + 1
-    if requeue.reset_attempts:
-        job.attempts = 0
-    if job.expires_at is not None and job.expires_at <= now:
-        job.expires_at = None
-    job.begun = False
-    job.begin_by = job.expires_at
-    job.reason = None
-    job.finished_at = None
-    job.progress = None
+    run_at = now if requeue.run_at is None else requeue.run_at
+    begin_new_run(job, run_at, now, reset_attempts=requeue.reset_attempts)
 
 
 def _update(job: Job, update: Update) -> None:
@@ -187,6 +189,7 @@ def expire(store: Store, limit: int, now: int) -> list[str]:
             continue  # it has begun, ended or been changed meanwhile; where it still counts, it stands anew
         store.finish(job, State.CANCELLED, Reason.EXPIRED, now)
         expired.append(job_id)
+    store.cancel_dependants(expired, now)
     return expired
 
 
@@ -196,6 +199,7 @@ def prune(store: Store, before: dict[State, int], limit: int) -> int:
             f"only {', '.join(sorted(TERMINAL))} jobs can be pruned, "
             f"not {', '.join(sorted(before.keys() - TERMINAL))} ones"
         )
+    _forget_workflows(store, before)
     prunable = list(islice(_prunable(store, before), max(limit, 0)))
     for job in prunable:
         store.delete(job)
@@ -221,12 +225,32 @@ def prune_history(store: Store, ids: Sequence[str], keep: int, before: int) -> i
     return pruned
 
 
+def _forget_workflows(store: Store, before: dict[State, int]) -> None:
+    """Those of which nothing has to stay: from here on their jobs are old ones like any other."""
+    for workflow in list(store.workflows.values()):
+        members = list(store.members(workflow))
+        if members:
+            over = all(_is_over(job, before) for job in members)
+        else:  # it was empty, which is a success
+            over = workflow.enqueued_at < before.get(State.SUCCEEDED, workflow.enqueued_at)
+        if over:
+            for job in members:
+                job.workflow = None
+            del store.workflows[workflow.id]
+            if workflow.idempotency_key is not None:
+                del store.workflow_keys[workflow.idempotency_key]
+
+
+def _is_over(job: Job, before: dict[State, int]) -> bool:
+    return job.state in before and job.finished_at is not None and job.finished_at < before[job.state]
+
+
 def _prunable(store: Store, before: dict[State, int]) -> Iterator[Job]:
-    """Oldest ending first, without the jobs that an unfinished one still depends on."""
+    """Oldest ending first, without members of workflows and jobs that an unfinished one still depends on."""
     endings: list[Iterator[Placed]] = [
         store.endings[state].before((instant, "")) for state, instant in before.items()
     ]
     for _, job_id in heapq.merge(*endings):
         job = store.jobs[job_id]
-        if not store.is_needed(job):
+        if job.workflow is None and not store.is_needed(job):
             yield job

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from taskharbor.drivers.base import LeaseRecord, Page
+from taskharbor.drivers.base import LeaseRecord, Page, WorkflowPage
 from taskharbor.drivers.memory.leases import after
 from taskharbor.drivers.memory.order import Order
-from taskharbor.drivers.memory.store import Job, Placed, Store
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, QueueRecord, State
+from taskharbor.drivers.memory.store import Job, Placed, Store, Workflow
+from taskharbor.job import (
+    AttemptRecord,
+    JobFilter,
+    JobRecord,
+    MemberResult,
+    QueueRecord,
+    State,
+    WorkflowRecord,
+)
+from taskharbor.lifecycle import TERMINAL
 
 # -- jobs ----------------------------------------------------------------------------------------
 
@@ -71,7 +81,45 @@ def _matches(job: Job, where: JobFilter, now: int) -> bool:
         and (where.queue is None or job.queue == where.queue)
         and (where.task is None or job.task == where.task)
         and (where.tag is None or where.tag in job.options.tags)
+        and (where.workflow is None or (job.workflow is not None and job.workflow.id == where.workflow))
     )
+
+
+# -- workflows -----------------------------------------------------------------------------------
+
+
+def workflow_record(store: Store, workflow: Workflow) -> WorkflowRecord:
+    states = Counter(job.state for job in store.members(workflow))
+    ended = {state: states.pop(state, 0) for state in (*TERMINAL, State.WAITING)}
+    return WorkflowRecord(
+        id=workflow.id,
+        about=workflow.about,
+        enqueued_at=workflow.enqueued_at,
+        total=len(workflow.members),
+        idempotency_key=workflow.idempotency_key,
+        succeeded=ended[State.SUCCEEDED],
+        dead=ended[State.DEAD],
+        cancelled=ended[State.CANCELLED],
+        waiting=ended[State.WAITING],
+        active=states.total(),
+    )
+
+
+def workflow_page(store: Store, cursor: str | None, limit: int) -> WorkflowPage:
+    ids = sorted((i for i in store.workflows if cursor is None or i < cursor), reverse=True)
+    page = [workflow_record(store, store.workflows[workflow_id]) for workflow_id in ids[:limit]]
+    return WorkflowPage(page, page[-1].id if page and len(ids) > limit else None)
+
+
+def results(store: Store, job_id: str) -> list[MemberResult]:
+    job = store.jobs.get(job_id)
+    return [_member_result(store, member) for member in job.depends_on] if job is not None else []
+
+
+def _member_result(store: Store, member: str) -> MemberResult:
+    job = store.jobs.get(member)
+    succeeded = job is not None and job.state is State.SUCCEEDED
+    return MemberResult(member, succeeded, job.result if job is not None and succeeded else None)
 
 
 # -- numbers -------------------------------------------------------------------------------------

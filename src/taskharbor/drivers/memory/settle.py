@@ -15,7 +15,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.memory.enqueue import enqueue, insert_dead, refuse_unknown_dependencies
 from taskharbor.drivers.memory.store import Attempt, Job, Store
-from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State, StepRecord
 from taskharbor.lifecycle import TERMINAL
 
 # -- the fence -----------------------------------------------------------------------------------
@@ -75,10 +75,13 @@ def _apply(store: Store, job: Job, transition: Transition, now: int) -> Settled:
         rearm(store, job, transition.occurrence)
     elif cancelled:
         store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
+        store.cancel_dependants([job.id], now)
     else:
         job.result = transition.result if transition.to is State.SUCCEEDED else None
         store.finish(job, transition.to, transition.reason, now)
         released = _release_dependants(store, job)
+        if job.state is not State.SUCCEEDED:
+            store.cancel_dependants([job.id], now)
     enqueue(store, inserts, now)
     run_at = None if job.state in TERMINAL else job.place
     return Settled(Answer.DONE, job.state_at(now), run_at, released=released, at=now)
@@ -162,5 +165,7 @@ def _note(store: Store, note: Note, now: int) -> Answer:
         if isinstance(note, ProgressNote):
             job.progress = note.progress
         else:
-            job.steps.setdefault(note.name, note.result)  # a step's first result is its result
+            job.steps.setdefault(
+                note.name, StepRecord(note.result, note.number)
+            )  # a step's first result is its result
     return answer

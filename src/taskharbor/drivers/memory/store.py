@@ -23,6 +23,7 @@ from taskharbor.job import (
     Progress,
     Reason,
     State,
+    StepRecord,
 )
 from taskharbor.lifecycle import LEGAL, TERMINAL
 
@@ -77,6 +78,8 @@ class Job(Struct, eq=False):
     options_json: str | None = None
     depends_on: tuple[str, ...] = ()
     unmet: frozenset[str] = frozenset()  # the dependencies that have not succeeded
+    ends_with_members: bool = False
+    workflow: Workflow | None = None
     version: int = 1
     attempts: int = 0
     number: int = 0
@@ -89,7 +92,7 @@ class Job(Struct, eq=False):
     finished_at: int | None = None
     result: str | None = None
     progress: Progress | None = None
-    steps: dict[str, str] = field(default_factory=dict)
+    steps: dict[str, StepRecord] = field(default_factory=dict)
     history: dict[int, Attempt] = field(default_factory=dict)  # by number, ascending
 
     def state_at(self, now: int) -> State:
@@ -103,6 +106,14 @@ class Job(Struct, eq=False):
     def shown_run_at(self) -> int:
         """When it is next to run; of a terminal one, when it was to."""
         return self.run_at if self.state in TERMINAL else self.place
+
+
+class Workflow(Struct, eq=False):
+    id: str
+    about: str
+    enqueued_at: int
+    idempotency_key: str | None
+    members: tuple[str, ...]
 
 
 class Places:
@@ -140,6 +151,8 @@ class Store:
         self.ids: Order[str] = Order()
         self.keys: dict[tuple[str, str], str] = {}  # (queue, idempotency key) → id
         self.dependants: dict[str, set[str]] = defaultdict(set)  # id → those that depend on it
+        self.workflows: dict[str, Workflow] = {}
+        self.workflow_keys: dict[str, str] = {}
         self.leases: dict[str, Lease] = {}
         self.paused: set[str] = set()
         self.workers: dict[str, WorkerRecord] = {}  # who is there, by name
@@ -183,6 +196,38 @@ class Store:
         """Does an unfinished job depend on this one?"""
         dependants = self.dependants.get(job.id, ())
         return any(self.jobs[dependant].state not in TERMINAL for dependant in dependants)
+
+    def members(self, workflow: Workflow) -> Iterator[Job]:
+        """Those of its jobs that are still kept."""
+        return (self.jobs[job_id] for job_id in workflow.members if job_id in self.jobs)
+
+    # -- dependants that end with a job, and begin again with it --
+
+    def cancel_dependants(self, ended: Iterable[str], now: int) -> None:
+        """Whoever waits for one that ended without success and ends with it; and so on."""
+        ends = list(ended)
+        while ends:
+            member = ends.pop()
+            for job_id in self.dependants.get(member, ()):
+                dependant = self.jobs[job_id]
+                waits = dependant.state is State.WAITING and member in dependant.unmet
+                if waits and dependant.ends_with_members:
+                    self.finish(dependant, State.CANCELLED, Reason.DEPENDENCY, now)
+                    ends.append(job_id)
+
+    def restore_dependants(self, requeued: Iterable[str], now: int) -> None:
+        """Those that were cancelled because of these wait again, unless another one stands against it."""
+        again = list(requeued)
+        while again:
+            for job_id in self.dependants.get(again.pop(), ()):
+                dependant = self.jobs[job_id]
+                if dependant.reason is Reason.DEPENDENCY and not any(
+                    self.jobs[member].state in (State.DEAD, State.CANCELLED) for member in dependant.unmet
+                ):
+                    self.leave(dependant)
+                    begin_new_run(dependant, dependant.run_at, now)
+                    self.place_again(dependant)
+                    again.append(job_id)
 
     def _forget_dependant(self, dependency: str, dependant: str) -> None:
         dependants = self.dependants.get(dependency)
@@ -259,6 +304,21 @@ class Store:
         lease.cancel_requested.discard(job.id)
         if not lease.open:
             del self.leases[lease.token]
+
+
+def begin_new_run(job: Job, run_at: int, now: int, *, reset_attempts: bool = True) -> None:
+    """History, steps and the attempt number go on; everything else of the old run is over."""
+    job.run_at = job.place = run_at
+    job.first_number = job.number + 1
+    if reset_attempts:
+        job.attempts = 0
+    if job.expires_at is not None and job.expires_at <= now:
+        job.expires_at = None
+    job.begun = False
+    job.begin_by = job.expires_at
+    job.reason = None
+    job.finished_at = None
+    job.progress = None
 
 
 def must_begin(job: Job) -> bool:

@@ -15,6 +15,7 @@ from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import shorten
 from taskharbor.drivers.base import (
     Answer,
+    Cancel,
     Check,
     Claim,
     ClaimRequest,
@@ -31,6 +32,8 @@ from taskharbor.drivers.base import (
     Settled,
     Transition,
     WorkerRecord,
+    WorkflowEnqueued,
+    WorkflowPage,
 )
 from taskharbor.drivers.postgres import (
     enqueue,
@@ -43,6 +46,7 @@ from taskharbor.drivers.postgres import (
     schema,
     settle,
     sql,
+    workflows,
 )
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Connections, Lane, Work
@@ -50,11 +54,23 @@ from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+from taskharbor.job import (
+    AttemptRecord,
+    JobFilter,
+    JobRecord,
+    MemberResult,
+    NewJob,
+    NewWorkflow,
+    QueueRecord,
+    State,
+    StepRecord,
+    WorkflowRecord,
+)
 
 T = TypeVar("T")
 
 OPERATED_AT_ONCE = 200  # jobs changed in one transaction
+CANCELLED_AT_ONCE = 5_000  # that takes no more statements than one does
 OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
@@ -175,6 +191,23 @@ class PostgresDriver(Driver):
     async def _store_each(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
         return await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)
 
+    async def enqueue_workflow(
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
+    ) -> WorkflowEnqueued:
+        if self._callers.get() is not None:
+            raise ConfigurationError(
+                "a workflow cannot take part in transaction() on PostgreSQL, only single jobs can; enqueue it after "
+                "the block, or let a job that you enqueue inside it start the workflow under an idempotency key"
+            )
+        try:
+            answer = await self._transact(
+                Lane.REST, lambda s: workflows.enqueue_workflow(s, workflow, jobs), now
+            )
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
+        self._news.tell(urgent=True)
+        return answer
+
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
         claim = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request), now, prompt=True)
         self._covered.remember(request.token, claim)
@@ -242,8 +275,17 @@ class PostgresDriver(Driver):
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit), prompt=True)
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._run(Lane.REST, lambda s: reads.steps(s, job_id), prompt=True)
+
+    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
+        return await self._run(Lane.REST, lambda s: workflows.results(s, ids))
+
+    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        return await self._run(Lane.REST, lambda s: workflows.get(s, ids))
+
+    async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
+        return await self._run(Lane.REST, lambda s: workflows.page(s, cursor, limit))
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
         return await self._run(Lane.REST, lambda s: reads.queues(s, self._counted), now)
@@ -268,7 +310,8 @@ class PostgresDriver(Driver):
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
     ) -> list[Operated]:
         answers: dict[int, Operated] = {}
-        for chunk in operate.rounds(operation, ids, OPERATED_AT_ONCE):
+        size = CANCELLED_AT_ONCE if isinstance(operation, Cancel) else OPERATED_AT_ONCE
+        for chunk in operate.rounds(operation, ids, size):
             await self._operate(operation, ids, chunk, answers, now)
         if ids:
             self._counted.forget()
@@ -300,7 +343,10 @@ class PostgresDriver(Driver):
         self._news.tell(urgent=True)
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
-        expired = await self._run(Lane.REST, lambda s: operate.expire(s, limit), now, prompt=True)
+        overdue, at = await self._run(Lane.REST, lambda s: operate.overdue(s, limit), now, prompt=True)
+        if not overdue:
+            return []
+        expired = await self._transact(Lane.REST, lambda s: operate.expire(s, overdue, at), now)
         if expired:
             self._news.tell(urgent=False)
         return expired

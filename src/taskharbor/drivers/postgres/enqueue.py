@@ -202,7 +202,7 @@ async def _insert_jobs(session: Session, fresh: Sequence[NewJob], now: int) -> b
 
 async def _place(session: Session, batch: _Batch, members: dict[str, Found], now: int) -> set[str]:
     """Into the order, or, if some that a job depends on have not succeeded, to those that wait: which ones."""
-    dependencies: list[tuple[str, int, str, bool]] = []
+    dependencies: list[tuple[str, int, str, bool, bool]] = []
     waiting: list[NewJob] = []
     ready: list[NewJob] = []
     for job in batch.fresh:
@@ -210,7 +210,7 @@ async def _place(session: Session, batch: _Batch, members: dict[str, Found], now
         for position, given in enumerate(job.depends_on):
             member = batch.standing.get(given, given)
             done = member in members and members[member].place.state is State.SUCCEEDED
-            dependencies.append((job.id, position, member, done))
+            dependencies.append((job.id, position, member, done, job.ends_with_members))
             satisfied = satisfied and done
         (ready if satisfied else waiting).append(job)
     if dependencies:

@@ -25,13 +25,13 @@ from taskharbor.drivers.base import (
     Update,
     Verdict,
 )
-from taskharbor.drivers.postgres import places
+from taskharbor.drivers.postgres import places, workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.places import Found, Place, encoded_options
 from taskharbor.drivers.postgres.settle import add_tallies
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Reason, State
+from taskharbor.job import State
 from taskharbor.lifecycle import TERMINAL, allows
 
 
@@ -68,9 +68,12 @@ class _Operating:
         self._now = 0
         self._locked: set[str] = set()  # tokens
         self._tally: Counter[tuple[str, str]] = Counter()
+        self._kept = workflows.Kept(session)
 
     async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
         session = self._session
+        if isinstance(self._operation, Cancel) and self._operation.occurrence is None:
+            return await self._cancel(ids)
         await self._lock(ids)
         self._now = await session.now()
         found = await places.find(Session(session.connection, session.sql, self._now), ids)
@@ -86,10 +89,25 @@ class _Operating:
             if verdict is not None:
                 answers[job_id] = Operated(job_id, verdict, state)
         await add_tallies(session, self._tally)
+        if isinstance(self._operation, Requeue):
+            # When all that was asked for has been done: what is named has what was asked, not what follows.
+            await workflows.restore_dependants(session, _done(answers), self._now)
+        return answers
+
+    async def _cancel(self, ids: Sequence[str]) -> dict[str, Operated]:
+        """All at once: there may be thousands."""
+        session = self._session
+        self._now = await session.now()
+        known = sorted(job_id for job_id in ids if places.is_id(job_id))
+        answers = {job_id: Operated(job_id, Verdict.NOT_FOUND) for job_id in ids if not places.is_id(job_id)}
+        for row in await session.rows("cancel_jobs", known, session.given_now):
+            state = None if row["state"] is None else State(row["state"])
+            answers[row["id"]] = Operated(row["id"], Verdict(row["verdict"]), state)
+        await workflows.cancel_dependants(session, _done(answers), self._now)
         return answers
 
     async def _lock(self, ids: Sequence[str]) -> None:
-        """Leases by token, then jobs by id. Only cancelling and deleting write to a lease."""
+        """Leases by token, then jobs by id. Only deleting (and cancelling) writes to a lease."""
         session = self._session
         known = sorted({job_id for job_id in ids if places.is_id(job_id)})
         if not known:
@@ -104,7 +122,7 @@ class _Operating:
         """None, with nothing done, if the job is no longer where it was found."""
         match self._operation:
             case Cancel() as cancel:
-                return await self._cancel(job, cancel)
+                return await self._cancel_one(job, cancel)
             case Discard():
                 return await self._discard(job)
             case Delete():
@@ -116,26 +134,22 @@ class _Operating:
             case Update() as update:
                 return await self._update(job, update)
 
-    async def _cancel(self, job: Found, cancel: Cancel) -> Verdict | None:
+    async def _cancel_one(self, job: Found, cancel: Cancel) -> Verdict | None:
+        """An occurrence: the next one takes its place."""
         place = job.place
         if place.token is not None:
             if place.token not in self._locked:
                 return None  # claimed between our locking and our looking
             await self._session.do("request_cancel", place.token, job.id)
             return Verdict.REQUESTED
-        if cancel.occurrence is not None:
-            if place.state is State.WAITING:
-                return Verdict.CONFLICT
-            if cancel.occurrence.version != job.row["version"]:
-                return Verdict.CHANGED
+        assert cancel.occurrence is not None, "the others are cancelled all at once"
+        if place.state is State.WAITING:
+            return Verdict.CONFLICT
+        if cancel.occurrence.version != job.row["version"]:
+            return Verdict.CHANGED
         if not await self._leave_place(job):
             return None
-        if cancel.occurrence is not None:
-            await self._cancel_occurrence(job, cancel.occurrence)
-            return Verdict.DONE
-        row = (job.id, State.CANCELLED, Reason.CANCELLED, place.number, place.attempts, place.delivery)
-        await self._session.do("insert_ended", *columns([row]), self._now)
-        self._tally[job.row["queue"], State.CANCELLED] += 1
+        await self._cancel_occurrence(job, cancel.occurrence)
         return Verdict.DONE
 
     async def _cancel_occurrence(self, job: Found, next_one: Occurrence) -> None:
@@ -159,7 +173,7 @@ class _Operating:
 
     async def _delete(self, job: Found) -> Verdict | None:
         session = self._session
-        if await session.rows("needed", [job.id]):
+        if await session.rows("needed", [job.id]) or await self._kept.holds(job.id):
             return Verdict.CONFLICT
         naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
         if not naming <= self._locked or not await self._leave_place(job):
@@ -289,6 +303,10 @@ def _updated_due_at(job: Found, update: Update) -> int | None:
     return update.due_at
 
 
+def _done(answers: dict[str, Operated]) -> list[str]:
+    return sorted(job_id for job_id, answer in answers.items() if answer.verdict is Verdict.DONE)
+
+
 def _given(update: Update, *names: str) -> dict[str, object]:
     return {name: value for name in names if (value := getattr(update, name)) is not UNSET}
 
@@ -315,13 +333,16 @@ async def delete_tags(session: Session, jobs: Sequence[Found]) -> None:
 # -- age -------------------------------------------------------------------------------------------
 
 
-async def expire(session: Session, limit: int) -> list[str]:
-    """Cancel what was not begun by its expires_at."""
-    overdue = await session.rows("overdue", session.given_now, max(limit, 0))
-    if not overdue:
-        return []
-    ids = [row["id"] for row in overdue]
-    expired = {row["id"] for row in await session.rows("expire", ids, overdue[0]["now"])}
+async def overdue(session: Session, limit: int) -> tuple[list[str], int]:
+    """What was not begun by its expires_at, and the time by which that is so."""
+    rows = await session.rows("overdue", session.given_now, max(limit, 0))
+    return [row["id"] for row in rows], rows[0]["now"] if rows else 0
+
+
+async def expire(session: Session, ids: Sequence[str], at: int) -> list[str]:
+    """Inside a transaction: cancel those that are still overdue."""
+    expired = {row["id"] for row in await session.rows("expire", ids, at)}
+    await workflows.cancel_dependants(session, sorted(expired), at)
     return [job_id for job_id in ids if job_id in expired]
 
 
@@ -334,6 +355,7 @@ def check_prunable(before: dict[State, int]) -> None:
 
 async def prune(session: Session, before: dict[State, int], limit: int) -> int:
     """Small batches that wait for nobody, and that nobody but an operator of the same jobs waits for."""
+    await workflows.forget(session, before)
     bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
     candidates = [row["id"] for row in await session.rows("prunable", *bounds, max(limit, 0))]
     if not candidates:

@@ -10,7 +10,7 @@ import msgspec
 from taskharbor.drivers.base import LeaseRecord, Page, worker_of
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State
+from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State, StepRecord
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
@@ -62,6 +62,8 @@ async def _candidates(
 
 
 def _source(session: Session, where: JobFilter) -> tuple[str, tuple[object, ...]]:
+    if where.workflow is not None:
+        return "ids_in_workflow", (where.workflow,)
     if where.tag is not None:
         return "ids_by_tag", (where.tag,)
     match where.state:
@@ -81,7 +83,7 @@ def _matches(record: JobRecord, where: JobFilter) -> bool:
         and where.queue in (None, record.queue)
         and where.task in (None, record.task)
         and (where.tag is None or where.tag in record.options.tags)
-    )
+    )  # and of the workflow, which is where the candidates come from
 
 
 async def counts(session: Session, queue: str | None, known: Counted) -> dict[State, int]:
@@ -170,10 +172,12 @@ async def history(session: Session, job_id: str, limit: int) -> list[AttemptReco
     ]
 
 
-async def steps(session: Session, job_id: str) -> dict[str, str]:
+async def steps(session: Session, job_id: str) -> dict[str, StepRecord]:
     if not places.is_id(job_id):
         return {}
-    return {row["name"]: row["result"] for row in await session.rows("steps", job_id)}
+    return {
+        row["name"]: StepRecord(row["result"], row["number"]) for row in await session.rows("steps", job_id)
+    }
 
 
 async def lease_records(session: Session) -> list[LeaseRecord]:

@@ -46,6 +46,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "progress": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SD"},
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
+    "workflows": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "tallies": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "announcements": dict.fromkeys(Role, ""),  # a sequence that only a function of the owner touches
     "workers": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
@@ -55,6 +56,13 @@ _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 FUNCTIONS: dict[str, frozenset[Role]] = {
     "claim": frozenset({Role.WORKER}),
     "settle_successes": frozenset({Role.WORKER}),
+    "settle_and_release": frozenset({Role.WORKER}),
+    "release_dependants": frozenset({Role.WORKER}),
+    "results_of": frozenset({Role.WORKER}),
+    "members_of": frozenset(Role),
+    "cancel_jobs": frozenset({Role.WORKER, Role.ADMIN}),
+    "cancel_dependants": frozenset({Role.WORKER, Role.ADMIN}),
+    "restore_dependants": frozenset({Role.WORKER, Role.ADMIN}),
     **dict.fromkeys(
         (
             "hold_members",

@@ -47,7 +47,7 @@ class Covered:
 
 
 class Successes(Struct):
-    """A batch of plain successes as the arrays of `settle_successes`."""
+    """A batch of plain successes as the arrays of `settle_and_release`."""
 
     tokens: list[str]
     counts: list[int]
@@ -106,13 +106,32 @@ def _is_plain(t: Transition) -> bool:
 async def settle_plainly(session: Session, s: Successes) -> list[Settled] | None:
     """None, with nothing done, if there turned out to be more to it."""
     try:
-        now = await session.value(
-            "settle_successes", s.tokens, s.counts, s.ids, s.numbers, s.tokens_at, s.retry_counts, s.attempts,
+        rows = await session.rows(
+            "settle_and_release", s.tokens, s.counts, s.ids, s.numbers, s.tokens_at, s.retry_counts, s.attempts,
             s.started_ats, s.results, s.queues, s.queue_counts, session.given_now,
         )  # fmt: skip
     except asyncpg.UniqueViolationError:
         return None
-    return None if now is None else [Settled(Answer.DONE, State.SUCCEEDED, at=now)] * len(s.ids)
+    if not rows:
+        return None
+    now = rows[0]["now_at"]
+    answers = [Settled(Answer.DONE, State.SUCCEEDED, at=now)] * len(s.ids)
+    if len(rows) > 1:
+        indexes = {job_id: index for index, job_id in enumerate(s.ids)}
+        for index, released in _released_by(rows[1:], indexes).items():
+            answers[index] = Settled(Answer.DONE, State.SUCCEEDED, released=tuple(released), at=now)
+    return answers
+
+
+def _released_by(rows: Sequence[asyncpg.Record], indexes: dict[str, int]) -> dict[int, list[str]]:
+    """Who was released, by the last transition that it waited for in the batch; from rows of (id, member)."""
+    last: dict[str, int] = {}
+    for row in rows:
+        last[row["id"]] = max(last.get(row["id"], -1), indexes[row["member"]])
+    released: dict[int, list[str]] = {}
+    for job_id in sorted(last):
+        released.setdefault(last[job_id], []).append(job_id)
+    return released
 
 
 # -- the fence -----------------------------------------------------------------------------------
@@ -331,6 +350,7 @@ class _Settling:
             await session.do("insert_ready", *columns(self._ready))
         if self._ended:
             await session.do("insert_ended", *columns(self._ended), self._now)
+            await session.do("cancel_dependants", [row[0] for row in self._ended], self._now)
         released = await self._release_dependants() if self._succeeded else {}
         await self._close_leases()
         await add_tallies(session, self._tally)
@@ -352,19 +372,8 @@ class _Settling:
 
     async def _release_dependants(self) -> dict[int, list[str]]:
         """Those for whom the last job to wait for has succeeded leave `waiting`."""
-        session, members = self._session, sorted(self._succeeded)
-        dependants = [row["id"] for row in await session.rows("open_dependants", members)]
-        if not dependants:
-            return {}
-        await session.rows("lock_jobs", sorted(dependants))
-        last: dict[str, int] = {}  # dependant → the transition after which it waits for nobody in this batch
-        for row in await session.rows("mark_members_done", members):
-            last[row["id"]] = max(last.get(row["id"], -1), self._succeeded[row["member"]])
-        released: dict[int, list[str]] = {}
-        # A statement of its own: it sees what others, whose lock we waited for, have committed.
-        for row in await session.rows("release", sorted(last)):
-            released.setdefault(last[row["id"]], []).append(row["id"])
-        return released
+        rows = await self._session.rows("release_dependants", sorted(self._succeeded))
+        return _released_by(rows, self._succeeded)
 
     async def _close_leases(self) -> None:
         tokens = sorted(self._closed)

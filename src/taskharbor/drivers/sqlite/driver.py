@@ -28,12 +28,36 @@ from taskharbor.drivers.base import (
     Settled,
     Transition,
     WorkerRecord,
+    WorkflowEnqueued,
+    WorkflowPage,
 )
-from taskharbor.drivers.sqlite import enqueue, leases, operate, places, presence, reads, schema, settle, watch
+from taskharbor.drivers.sqlite import (
+    enqueue,
+    leases,
+    operate,
+    places,
+    presence,
+    reads,
+    schema,
+    settle,
+    watch,
+    workflows,
+)
 from taskharbor.drivers.sqlite.callers import CallersSession
 from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, NewJob, QueueRecord, State
+from taskharbor.job import (
+    AttemptRecord,
+    JobFilter,
+    JobRecord,
+    MemberResult,
+    NewJob,
+    NewWorkflow,
+    QueueRecord,
+    State,
+    StepRecord,
+    WorkflowRecord,
+)
 
 
 class SQLiteDriver(Driver):
@@ -88,6 +112,18 @@ class SQLiteDriver(Driver):
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
 
+    async def enqueue_workflow(
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
+    ) -> WorkflowEnqueued:
+        callers = self._callers.get()
+        if callers is not None:
+            callers.now = self.clock.now() if now is None else now
+            return callers.all_or_nothing(lambda s: workflows.enqueue_workflow(s, workflow, jobs))
+        try:
+            return await self._engine.write(lambda s: workflows.enqueue_workflow(s, workflow, jobs), now)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
+
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
         return await self._engine.write(lambda s: leases.claim(s, request), now)
 
@@ -127,8 +163,20 @@ class SQLiteDriver(Driver):
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._engine.read(lambda s: reads.history(s, job_id, limit))
 
-    async def steps(self, job_id: str) -> dict[str, str]:
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._engine.read(lambda s: reads.steps(s, job_id))
+
+    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
+        return await self._engine.read(lambda s: [workflows.results(s, job_id) for job_id in ids])
+
+    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        callers = self._callers.get()
+        if callers is not None:
+            return [workflows.get(callers, workflow_id) for workflow_id in ids]
+        return await self._engine.read(lambda s: [workflows.get(s, workflow_id) for workflow_id in ids])
+
+    async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
+        return await self._engine.read(lambda s: workflows.page(s, cursor, limit))
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
         return await self._engine.read(reads.queues, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -26,7 +26,22 @@ def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
         stored = _enqueue_plain(session, jobs)
         if stored is not None:
             return stored
-    return _enqueue_each(session, jobs)
+    return _enqueue_mixed(session, jobs) or _enqueue_each(session, jobs)
+
+
+def _enqueue_mixed(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
+    """The plain ones at once and the others after them; None, with nothing done, if that makes a difference."""
+    plain = [job for job in jobs if _is_plain(job)]
+    if len(plain) < 2 or len({job.id for job in jobs}) < len(jobs):
+        return None
+    stored = _enqueue_plain(session, plain)
+    if stored is None:
+        return None
+    answers = {answer.id: answer for answer in stored}
+    others = [job for job in jobs if job.id not in answers]
+    for job, answer in zip(others, _enqueue_each(session, others, set(answers)), strict=True):
+        answers[job.id] = answer
+    return [answers[job.id] for job in jobs]
 
 
 def _is_plain(job: NewJob) -> bool:
@@ -76,7 +91,9 @@ def _enqueue_alike(session: Session, jobs: list[NewJob]) -> list[Enqueued] | Non
     return [Enqueued(job_id, False, state, run_at, now) for job_id in ids]
 
 
-def _enqueue_each(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
+def _enqueue_each(
+    session: Session, jobs: Sequence[NewJob], just_stored: Set[str] = frozenset()
+) -> list[Enqueued]:
     """One by one: first all the jobs, then their places, since a job may depend on a later one."""
     fresh: dict[int, Enqueued] = {}
     existing: dict[int, str] = {}
@@ -89,8 +106,9 @@ def _enqueue_each(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
         else:
             fresh[index] = stored
             stands_for[job.id] = job.id
+    new_ids = just_stored | {answer.id for answer in fresh.values()}
     for index, stored in fresh.items():
-        fresh[index] = _place(session, jobs[index], stored, stands_for)
+        fresh[index] = _place(session, jobs[index], stored, stands_for, new_ids)
     return [fresh.get(index) or _existing(session, existing[index]) for index in range(len(jobs))]
 
 
@@ -105,9 +123,11 @@ def _store_job(session: Session, job: NewJob) -> Enqueued | None:
     return Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
 
 
-def _place(session: Session, job: NewJob, answer: Enqueued, stands_for: dict[str, str]) -> Enqueued:
+def _place(
+    session: Session, job: NewJob, answer: Enqueued, stands_for: dict[str, str], new_ids: Set[str]
+) -> Enqueued:
     """Into the order, or, if some it depends on have not succeeded, to those that wait."""
-    if job.depends_on and not _depend(session, job, stands_for):
+    if job.depends_on and not _depend(session, job, stands_for, new_ids):
         session.execute(ENQUEUE["insert_waiting"], (job.id, 0, 0, 1, job.expires_at, job.delivery))
         return replace(answer, state=State.WAITING)
     key = (0, job.queue, -job.priority, answer.run_at, job.id)
@@ -120,18 +140,22 @@ def store_dead(session: Session, job: NewJob) -> bool:
     return _store_job(session, job) is not None
 
 
-def _depend(session: Session, job: NewJob, stands_for: dict[str, str]) -> bool:
+def _depend(session: Session, job: NewJob, stands_for: dict[str, str], new_ids: Set[str]) -> bool:
     """Write down whom the job waits for; whether all of them have succeeded already."""
     satisfied = True
+    fatal = int(job.ends_with_members)
+    rows: list[tuple[Any, ...]] = []
     for position, given in enumerate(job.depends_on):
-        member = stands_for.get(given, given)
-        if not session.one(ENQUEUE["job_exists"], (member,))[0]:
-            raise ConfigurationError(
-                f"job {job.id} depends on {member}, which is not stored; enqueue that one before it or with it"
-            )
-        done = session.one(ENQUEUE["has_succeeded"], (member,))[0]
-        session.execute(ENQUEUE["insert_dependency"], (job.id, member, position, done))
-        satisfied = satisfied and bool(done)
+        member, done = stands_for.get(given, given), False
+        if member not in new_ids:
+            if not session.one(ENQUEUE["job_exists"], (member,))[0]:
+                raise ConfigurationError(
+                    f"job {job.id} depends on {member}, which is not stored; enqueue that one before it or with it"
+                )
+            done = bool(session.one(ENQUEUE["has_succeeded"], (member,))[0])
+        rows.append((job.id, member, position, done, fatal))
+        satisfied = satisfied and done
+    session.insert(ENQUEUE["insert_dependency"], rows)
     return satisfied
 
 

@@ -22,7 +22,7 @@ from taskharbor.drivers.base import (
     Update,
     Verdict,
 )
-from taskharbor.drivers.sqlite import leases, places
+from taskharbor.drivers.sqlite import leases, places, workflows
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, encoded_options
 from taskharbor.drivers.sqlite.leases import SETTLE
@@ -37,7 +37,14 @@ OPERATE = statements("operate")
 
 
 def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[Operated]:
-    return [_operate_one(session, operation, job_id) for job_id in ids]
+    answers = [_operate_one(session, operation, job_id) for job_id in ids]
+    done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+    # When all that was asked for has been done: what is named has what was asked, not what follows from another.
+    if isinstance(operation, Cancel):
+        workflows.cancel_dependants(session, done)
+    elif isinstance(operation, Requeue):
+        workflows.restore_dependants(session, done)
+    return answers
 
 
 def _operate_one(session: Session, operation: Operation, job_id: str) -> Operated:
@@ -99,6 +106,9 @@ def _discard(session: Session, job: Stored, place: Place) -> Verdict:
 
 def _delete(session: Session, job: Stored, place: Place) -> Verdict:
     if _somebody_needs(session, job.id):
+        return Verdict.CONFLICT
+    workflow = workflows.around(session, job.id)
+    if workflow is not None and workflows.is_unfinished(session, workflow):
         return Verdict.CONFLICT
     _leave_place(session, job, place)
     _erase(session, [job], {job.id: place.state})
@@ -296,6 +306,7 @@ def expire(session: Session, limit: int) -> list[str]:
         place = places.find(session, job, places.latest_attempt(session, job_id))
         _leave_place(session, job, place)
         _end(session, job, place, Reason.EXPIRED)
+    workflows.cancel_dependants(session, expired)
     return expired
 
 
@@ -304,6 +315,7 @@ def prune(session: Session, before: dict[State, int], limit: int) -> int:
         raise ConfigurationError(
             f"only succeeded, dead and cancelled jobs can be pruned, not {', '.join(sorted(before.keys() - TERMINAL))}"
         )
+    workflows.forget(session, before)
     doomed = list(islice(_prunable(session, before), max(limit, 0)))
     _erase(session, [job for job, _ in doomed], {job.id: state for job, state in doomed})
     return len(doomed)
@@ -325,10 +337,10 @@ def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) 
 
 
 def _prunable(session: Session, before: dict[State, int]) -> Iterator[tuple[Stored, State]]:
-    """Oldest ending first, without the jobs that an unfinished one still depends on."""
+    """Oldest ending first, without members of workflows and jobs that an unfinished one still depends on."""
     endings = [_endings(session, state, instant) for state, instant in before.items()]
     for _, job_id, state in heapq.merge(*endings):
-        if not _somebody_needs(session, job_id):
+        if workflows.around(session, job_id) is None and not _somebody_needs(session, job_id):
             job = places.stored(session, job_id)
             assert job is not None, "its ending is in the same transaction"
             yield job, state

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from taskharbor.drivers.base import LeaseRecord, Page, worker_of
-from taskharbor.drivers.sqlite import leases, places
+from taskharbor.drivers.sqlite import leases, places, workflows
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.places import READS
-from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State
+from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State, StepRecord
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
@@ -29,6 +29,10 @@ def list_jobs(session: Session, where: JobFilter, cursor: str | None, limit: int
 
 
 def _candidates(session: Session, where: JobFilter, before: str) -> Iterator[str]:
+    if where.workflow is not None:
+        span = workflows.range_of(session, where.workflow)
+        within = workflows.WORKFLOWS["ids_in_workflow"]
+        return _chunks(before, lambda b, n: session.execute(within, (*span, b, n)).fetchall())
     if where.tag is not None:
         tag = where.tag
         return _chunks(before, lambda b, n: session.execute(READS["ids_by_tag"], (tag, b, n)).fetchall())
@@ -61,7 +65,7 @@ def _matches(record: JobRecord, where: JobFilter) -> bool:
         and where.queue in (None, record.queue)
         and where.task in (None, record.task)
         and (where.tag is None or where.tag in record.options.tags)
-    )
+    )  # and of the workflow, which is where the candidates come from
 
 
 def counts(session: Session, queue: str | None) -> dict[State, int]:
@@ -114,8 +118,9 @@ def history(session: Session, job_id: str, limit: int) -> list[AttemptRecord]:
     ]
 
 
-def steps(session: Session, job_id: str) -> dict[str, str]:
-    return dict(session.execute(READS["steps"], (job_id,)).fetchall())
+def steps(session: Session, job_id: str) -> dict[str, StepRecord]:
+    rows = session.execute(READS["steps"], (job_id,)).fetchall()
+    return {name: StepRecord(result, number) for name, result, number in rows}
 
 
 def lease_records(session: Session) -> list[LeaseRecord]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from taskharbor.drivers.base import Answer, Note, Occurrence, ProgressNote, Settled, Transition
-from taskharbor.drivers.sqlite import leases
+from taskharbor.drivers.sqlite import leases, workflows
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
@@ -172,6 +172,7 @@ class _Settling:
         else:
             row = (t.job_id, state, reason, session.now, t.number, t.attempts, entry.delivery)
             session.execute(SETTLE["insert_ended"], row)
+            workflows.cancel_dependants(session, [t.job_id])
         queue = session.one(SETTLE["job_place"], (t.job_id,))[0]  # it may have been moved while it ran
         add_to_tally(session, queue, state, 1)
         return Settled(Answer.DONE, state, released=tuple(released), at=session.now)

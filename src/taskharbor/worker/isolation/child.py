@@ -17,12 +17,13 @@ from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
+from taskharbor.clock import SystemClock
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError
 from taskharbor.job import Progress
 from taskharbor.locating import MAIN_NAMES, Address, find, import_module, load_main
-from taskharbor.outcome import Failed
-from taskharbor.worker.endings import error_text, of_failure, of_value
+from taskharbor.outcome import Failed, Slept
+from taskharbor.worker.endings import error_text, of_failure, of_sleep, of_value
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.isolation.link import Link, LogsToWorker, end_with_the_worker
 from taskharbor.worker.isolation.manners import (
@@ -36,17 +37,22 @@ from taskharbor.worker.isolation.messages import (
     Begun,
     Call,
     CannotStart,
+    FellAsleep,
     Mark,
     Noted,
     NotFound,
     Raised,
     Ready,
     Returned,
+    StepKept,
+    StepsFound,
     Stop,
     ToProcess,
     Welcome,
 )
-from taskharbor.worker.live import LiveLease
+from taskharbor.worker.isolation.steps import IsolatedSteps, LinkedSteps
+from taskharbor.worker.live import LiveLease, StoreTime
+from taskharbor.worker.steps import Steps
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -54,10 +60,13 @@ logger = logging.getLogger("taskharbor.worker")
 class IsolatedExecution(Execution):
     """An attempt as its handler sees it: what it tells goes to the worker, which decides about it."""
 
-    __slots__ = ("_deadline", "_link", "serial")
+    __slots__ = ("_deadline", "_link", "linked_steps", "serial")
 
     def __init__(self, call: Call, harbor: Harbor, link: Link) -> None:
-        super().__init__(call.claimed, LiveLease("", call.lease_expires_at), harbor, _tell_progress)
+        lease, time = LiveLease("", call.lease_expires_at), StoreTime(SystemClock())
+        time.learn(call.started_at, time.asking())
+        super().__init__(call.claimed, lease, harbor, _tell_progress, time)
+        self.linked_steps = LinkedSteps(link, call.serial)
         self.started_at = call.started_at
         self.serial = call.serial
         self._deadline = call.deadline
@@ -66,6 +75,12 @@ class IsolatedExecution(Execution):
     @property
     def deadline(self) -> int | None:
         return self._deadline
+
+    @property
+    def steps(self) -> Steps:
+        if self._steps is None:
+            self._steps = IsolatedSteps(self, self.linked_steps, self._time)
+        return self._steps
 
     def add_child(self, signature: Signature[Any]) -> str:
         child_id = super().add_child(signature)
@@ -148,6 +163,10 @@ class HandlerProcess:
                     self._calls.put(message)
                 case Mark():
                     self._mark(message)
+                case StepsFound() | StepKept():
+                    execution = self._execution
+                    if execution is not None and execution.serial == message.serial:
+                        execution.linked_steps.heed(message)
                 case Stop():
                     self._calls.put(None)
         end_with_the_worker()
@@ -181,6 +200,8 @@ class HandlerProcess:
         _flush()
         if isinstance(ended, Failed):
             self._link.send(Raised(call.serial, ended))
+        elif isinstance(ended, Slept):
+            self._link.send(FellAsleep(call.serial, ended.name, ended.seconds))
         else:
             self._link.send(Returned(call.serial, ended.result))
 
@@ -202,7 +223,7 @@ class HandlerProcess:
                 value = context.run(task.plan.call, arguments, execution.context)
             return of_value(value)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its outcome
-            return of_failure(error)
+            return of_sleep(error) or of_failure(error)
         finally:
             with self._lock:
                 self._execution = self._awaiting = None

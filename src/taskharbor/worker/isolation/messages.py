@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.base import Claimed
-from taskharbor.job import NewJob, Progress
+from taskharbor.job import NewJob, Progress, StepRecord
 from taskharbor.locating import Address, MainModule
 from taskharbor.outcome import Failed
 
@@ -47,11 +47,25 @@ class Mark(Struct, frozen=True, tag=True):
     cancel: bool
 
 
+class StepsFound(Struct, frozen=True, tag=True):
+    """The answer to `AskSteps`."""
+
+    serial: int
+    steps: dict[str, StepRecord]
+
+
+class StepKept(Struct, frozen=True, tag=True):
+    """The answer to `KeepStep`. There is none if the lease was lost: then the process is killed."""
+
+    serial: int
+    name: str
+
+
 class Stop(Struct, frozen=True, tag=True):
     """No more calls: call the stop hooks and end."""
 
 
-ToProcess = Welcome | Call | Mark | Stop
+ToProcess = Welcome | Call | Mark | StepsFound | StepKept | Stop
 
 
 # -- from the process ----------------------------------------------------------------------------
@@ -81,6 +95,26 @@ class Begot(Struct, frozen=True, tag=True):
 
     serial: int
     job: NewJob
+
+
+class AskSteps(Struct, frozen=True, tag=True):
+    """Which durable steps has the job?"""
+
+    serial: int
+
+
+class KeepStep(Struct, frozen=True, tag=True):
+    serial: int
+    name: str
+    result: str
+
+
+class FellAsleep(Struct, frozen=True, tag=True):
+    """The handler ended by `ctx.sleep`."""
+
+    serial: int
+    name: str
+    seconds: float
 
 
 class Logged(Struct, frozen=True, tag=True):
@@ -114,7 +148,20 @@ class NotFound(Struct, frozen=True, tag=True):
     error: str
 
 
-FromProcess = Ready | CannotStart | Begun | Noted | Begot | Logged | Returned | Raised | NotFound
+FromProcess = (
+    Ready
+    | CannotStart
+    | Begun
+    | Noted
+    | Begot
+    | AskSteps
+    | KeepStep
+    | FellAsleep
+    | Logged
+    | Returned
+    | Raised
+    | NotFound
+)
 
 # -- frames --------------------------------------------------------------------------------------
 

@@ -18,14 +18,17 @@ from typing import Any, cast
 from msgspec import DecodeError
 
 from taskharbor.job import Reason
-from taskharbor.outcome import Crashed, Failed, HandedBack, Succeeded, Unfit
+from taskharbor.outcome import Crashed, Failed, HandedBack, Slept, Succeeded, Unfit
 from taskharbor.worker.isolation.messages import (
+    AskSteps,
     Begot,
     Begun,
     Call,
     CannotStart,
+    FellAsleep,
     Frames,
     FromProcess,
+    KeepStep,
     Logged,
     Mark,
     Noted,
@@ -33,6 +36,8 @@ from taskharbor.worker.isolation.messages import (
     Raised,
     Ready,
     Returned,
+    StepKept,
+    StepsFound,
     Stop,
     ToProcess,
     Welcome,
@@ -49,25 +54,27 @@ _BOOT = (
     "from taskharbor.worker.isolation.child import main; main()"
 )
 
-Ended = Succeeded | Failed | Crashed | Unfit | HandedBack
+Ended = Succeeded | Failed | Crashed | Slept | Unfit | HandedBack
 
 
 class CallUnderWay:
     """One call, and whom to tell of what comes of it."""
 
-    __slots__ = ("begot", "begun", "done", "noted", "serial")
+    __slots__ = ("asked", "begot", "begun", "done", "noted", "serial")
 
     def __init__(
         self,
         serial: int,
         noted: Callable[[Noted], None],
         begot: Callable[[Begot], None],
+        asked: Callable[[AskSteps | KeepStep], None],
         done: Callable[[Ended], None],
     ) -> None:
         self.serial = serial
         self.begun = False
         self.noted = noted
         self.begot = begot
+        self.asked = asked
         self.done = done
 
 
@@ -140,6 +147,10 @@ class IsolatedProcess(asyncio.Protocol):
     def mark(self, *, cancel: bool) -> None:
         if self._call is not None:
             self._send(Mark(self._call.serial, cancel))
+
+    def answer(self, answer: StepsFound | StepKept) -> None:
+        if answer.serial == self.serial:
+            self._send(answer)
 
     # -- its end --
 
@@ -241,6 +252,10 @@ class IsolatedProcess(asyncio.Protocol):
                 self._call.noted(message)
             case Begot():
                 self._call.begot(message)
+            case AskSteps() | KeepStep():
+                self._call.asked(message)
+            case FellAsleep(_, name, seconds):
+                self._ended(Slept(name, seconds))
             case Returned(_, result):
                 self._ended(Succeeded(result))
             case Raised(_, failure):

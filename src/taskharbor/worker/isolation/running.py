@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec.structs import replace
 
 from taskharbor.clock import Clock
+from taskharbor.drivers.base import Claimed
+from taskharbor.errors import LeaseLost
 from taskharbor.outcome import HandedBack
 from taskharbor.worker.execution import Execution, Interrupt
-from taskharbor.worker.isolation.messages import Begot, Call, Noted
+from taskharbor.worker.isolation.messages import AskSteps, Begot, Call, KeepStep, Noted, StepKept, StepsFound
 from taskharbor.worker.isolation.pool import ProcessPool
 from taskharbor.worker.isolation.process import CallUnderWay, Ended, IsolatedProcess
+from taskharbor.worker.steps import LeasedSteps
 
 CANCEL_PATIENCE_SECONDS = 5.0  # how long a handler that was asked to end may take, before it is killed
 
@@ -21,6 +28,7 @@ class ProcessRunner:
         self._pool = pool
         self._clock = clock
         self._serial = 0
+        self._answering: set[asyncio.Task[None]] = set()
 
     def take_idle(self, execution: Execution) -> bool:
         """Give the execution a process that is waiting for work; whether there was one."""
@@ -58,13 +66,19 @@ class ProcessRunner:
             self._serial,
             task.address,
             None if task.parameter_aliases is None else dict(task.parameter_aliases),
-            execution.claimed,
+            _as_it_is_called(execution),
             execution.lease.expires_at,
             execution.started_at,
             execution.deadline,
         )
         execution.end = lambda why: self._make_end(process, why)
-        process.call(call, CallUnderWay(self._serial, _noted(execution), _begot(execution), ended))
+
+        def asked(question: AskSteps | KeepStep) -> None:
+            answering = asyncio.get_running_loop().create_task(_answer(execution, process, question))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
+
+        process.call(call, CallUnderWay(self._serial, _noted(execution), _begot(execution), asked, ended))
 
     def _make_end(self, process: IsolatedProcess, why: Interrupt) -> None:
         if why is not Interrupt.CANCEL:
@@ -78,7 +92,28 @@ class ProcessRunner:
         self._pool.begin_no_more()
 
     async def close(self) -> None:
+        for answering in list(self._answering):
+            answering.cancel()
         await self._pool.close()
+
+
+def _as_it_is_called(execution: Execution) -> Claimed:
+    """With what it takes of other jobs, and with what perhaps only the worker's declaration knows."""
+    claimed = execution.claimed
+    if execution.payload is not None:
+        claimed = replace(claimed, payload=execution.payload)
+    return replace(claimed, delivery=execution.delivery) if execution.needs_mark else claimed
+
+
+async def _answer(execution: Execution, process: IsolatedProcess, question: AskSteps | KeepStep) -> None:
+    """The store is asked here, where the lease is; a handler whose lease was lost is killed without an answer."""
+    steps = LeasedSteps(execution)
+    if isinstance(question, AskSteps):
+        process.answer(StepsFound(question.serial, await steps.read()))
+        return
+    with suppress(LeaseLost):
+        await steps.write(question.name, question.result)
+        process.answer(StepKept(question.serial, question.name))
 
 
 def _noted(execution: Execution) -> Callable[[Noted], None]:

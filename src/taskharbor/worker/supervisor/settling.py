@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from taskharbor.collecting import HISTORY_ROWS
+from taskharbor.collecting import past_of, with_failure_task
 from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Driver, Settled, Transition
 from taskharbor.job import AttemptStatus, Delivery, JobRecord
 from taskharbor.outcome import HandedBack, Interrupted
@@ -97,7 +97,7 @@ async def _ending(
         outcome = HandedBack() if started_at is None else Interrupted()
         rules = Rules(None, delivery=job.delivery or Delivery.AT_LEAST_ONCE)
         transition, _ = settle_outcome(token, job, outcome, rules, started_at=started_at, suspect=held.alone)
-        return transition
+        return await with_failure_task(driver, transition, job)
     kind = LOST_ENDED if job.id in held.ended else LOST_ALONE if held.alone else LOST_TOGETHER
     loss = Loss(
         token,
@@ -107,5 +107,6 @@ async def _ending(
         alone=held.alone,
         started_at=started_at,
     )
-    history = await driver.history(job.id, HISTORY_ROWS) if job.number > job.first_number else []
-    return weigh_loss(loss, job, history, max_losses=max_losses)
+    history, last_step = await past_of(driver, job)
+    transition = weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
+    return await with_failure_task(driver, transition, job)

@@ -183,10 +183,13 @@ WITH placed AS (
 SELECT id::text AS id FROM gone
 
 -- name: prunable
--- The oldest endings first, without the jobs that an unfinished one still depends on.
+-- The oldest endings first, without members of workflows (the only one whose range could hold a job is the one
+-- before it), and without the jobs that an unfinished one still depends on.
 SELECT * FROM (
     (SELECT a.finished_at, a.job_id::text AS id FROM {schema}.attempts AS a
      WHERE a.status = 'succeeded' AND a.next_at IS NULL AND a.finished_at < $1::timestamptz
+       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < a.job_id
+                     ORDER BY w.id DESC LIMIT 1) < a.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = a.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
            AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
@@ -195,6 +198,8 @@ SELECT * FROM (
     UNION ALL
     (SELECT x.finished_at, x.job_id::text FROM {schema}.ended AS x
      WHERE x.state = 'dead' AND x.finished_at < $2::timestamptz
+       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < x.job_id
+                     ORDER BY w.id DESC LIMIT 1) < x.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = x.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
            AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
@@ -203,6 +208,8 @@ SELECT * FROM (
     UNION ALL
     (SELECT x.finished_at, x.job_id::text FROM {schema}.ended AS x
      WHERE x.state = 'cancelled' AND x.finished_at < $3::timestamptz
+       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < x.job_id
+                     ORDER BY w.id DESC LIMIT 1) < x.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = x.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
            AND NOT EXISTS (SELECT FROM {schema}.attempts AS o

@@ -30,8 +30,7 @@ SELECT clock.now, i.position, j.id::text AS id, j.queue, j.task, j.payload, j.pr
        l.number AS lease_number, l.attempts AS lease_attempts, l.first_number AS lease_first_number,
        l.run_at AS lease_run_at, l.due_at AS lease_due_at, l.expires_at AS lease_begin_by,
        l.delivery AS lease_delivery,
-       (SELECT array_agg(d.member_id::text ORDER BY d.position) FROM {schema}.dependencies AS d
-        WHERE d.job_id = j.id) AS depends_on,
+       {schema}.members_of(j.id) AS depends_on,
        p.fraction, p.message
 FROM clock
 CROSS JOIN unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
@@ -63,4 +62,4 @@ SELECT number, status, retry_count, token, worker, started_at, finished_at, erro
 FROM {schema}.attempts WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
 
 -- name: steps
-SELECT name, result FROM {schema}.steps WHERE job_id = $1::text::uuid ORDER BY name
+SELECT name, result, number FROM {schema}.steps WHERE job_id = $1::text::uuid ORDER BY name

@@ -1,5 +1,5 @@
--- name: settle_successes
-SELECT {schema}.settle_successes($1, $2, $3::text[]::uuid[], $4, $5, $6, $7, $8, $9, $10, $11, $12)
+-- name: settle_and_release
+SELECT * FROM {schema}.settle_and_release($1, $2, $3::text[]::uuid[], $4, $5, $6, $7, $8, $9, $10, $11, $12)
 
 -- name: lock_leases
 -- In this order, so that no two wait for each other. The rows are those that are current once the lock is held.
@@ -91,31 +91,11 @@ WITH old AS (
 INSERT INTO {schema}.tallies (queue, state, jobs)
 SELECT queue, state, sum(jobs) FROM old GROUP BY queue, state HAVING sum(jobs) <> 0
 
--- name: open_dependants
--- Who depends on these and has not been told of their success. Nobody can add one: that takes the lease's lock.
-SELECT DISTINCT job_id::text AS id FROM {schema}.dependencies
-WHERE member_id = ANY ($1::text[]::uuid[]) AND NOT done
-
 -- name: lock_jobs
--- Two members that are the last ones at the same instant meet here: the second one sees what the first one did.
 SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR UPDATE
 
--- name: mark_members_done
-UPDATE {schema}.dependencies SET done = true WHERE member_id = ANY ($1::text[]::uuid[]) AND NOT done
-RETURNING job_id::text AS id, member_id::text AS member
-
--- name: release
--- Those of them for whom nobody is missing any more stop waiting, and go to their own run_at.
-WITH released AS (
-    DELETE FROM {schema}.waiting AS w WHERE w.job_id = ANY ($1::text[]::uuid[])
-      AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.job_id = w.job_id AND NOT d.done)
-    RETURNING w.*
-), placed AS (
-    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
-    SELECT false, j.queue, -j.priority, j.run_at, j.id, r.number, r.attempts, r.first_number, r.expires_at, r.delivery
-    FROM released AS r CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = r.job_id LIMIT 1) AS j
-)
-SELECT job_id::text AS id FROM released ORDER BY job_id
+-- name: release_dependants
+SELECT * FROM {schema}.release_dependants($1::text[]::uuid[])
 
 -- name: delete_steps
 DELETE FROM {schema}.steps WHERE job_id = ANY ($1::text[]::uuid[])

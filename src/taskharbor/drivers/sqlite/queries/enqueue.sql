@@ -32,7 +32,8 @@ SELECT EXISTS (SELECT 1 FROM taskharbor_jobs WHERE id = ?)
 INSERT INTO taskharbor_tags (tag, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING
 
 -- name: insert_dependency
-INSERT INTO taskharbor_dependencies (job_id, member_id, position, done) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+INSERT INTO taskharbor_dependencies (job_id, member_id, position, done, fatal) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
 
 -- name: insert_waiting
 INSERT INTO taskharbor_waiting (job_id, number, attempts, first_number, expires_at, delivery)

@@ -24,7 +24,7 @@ SELECT member_id FROM taskharbor_dependencies WHERE job_id = ? ORDER BY position
 SELECT fraction, message FROM taskharbor_progress WHERE job_id = ?
 
 -- name: steps
-SELECT name, result FROM taskharbor_steps WHERE job_id = ? ORDER BY name
+SELECT name, result, number FROM taskharbor_steps WHERE job_id = ? ORDER BY name
 
 -- name: history
 SELECT job_id, number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail,

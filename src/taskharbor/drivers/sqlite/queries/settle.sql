@@ -33,7 +33,7 @@ ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs
 
 -- name: somebody_depends
 -- Also one that was cancelled meanwhile: it may be requeued, and must find what has succeeded.
-SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies WHERE done = 0)
+SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies INDEXED BY taskharbor_dependencies_unmet WHERE done = 0)
 
 -- name: mark_member_done
 UPDATE taskharbor_dependencies SET done = 1 WHERE member_id = ? AND done = 0
@@ -41,7 +41,8 @@ UPDATE taskharbor_dependencies SET done = 1 WHERE member_id = ? AND done = 0
 -- name: satisfied_dependants
 SELECT w.job_id FROM taskharbor_dependencies AS d JOIN taskharbor_waiting AS w ON w.job_id = d.job_id
 WHERE d.member_id = ?
-  AND NOT EXISTS (SELECT 1 FROM taskharbor_dependencies AS o WHERE o.job_id = d.job_id AND o.done = 0)
+  AND NOT EXISTS (SELECT 1 FROM taskharbor_dependencies AS o INDEXED BY taskharbor_dependencies_unmet
+                  WHERE o.job_id = d.job_id AND o.done = 0)
 ORDER BY w.job_id
 
 -- name: job_place

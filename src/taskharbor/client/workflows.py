@@ -1,0 +1,110 @@
+"""`harbor.workflows`: looking at workflows, and changing their fate."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING
+
+from taskharbor.client.facade import synced
+from taskharbor.client.filters import checked_cursor, checked_limit
+from taskharbor.client.operating import Operator
+from taskharbor.client.options import checked_id
+from taskharbor.client.transaction import refuse_inside_transaction
+from taskharbor.drivers.base import Cancel, Requeue, Verdict, member_id
+from taskharbor.errors import JobConflict
+from taskharbor.job import Delivery, JobFilter, JobRecord, State
+
+if TYPE_CHECKING:
+    from taskharbor.workflow import Composition, Workflow
+
+CANCEL_PAGE = 5_000
+
+
+class WorkflowList(list["Workflow"]):
+    """A page of workflows; `next_cursor` continues the list, and is None at its end."""
+
+    def __init__(self, workflows: list[Workflow], next_cursor: str | None) -> None:
+        super().__init__(workflows)
+        self.next_cursor = next_cursor
+
+
+class Workflows(Operator):
+    """`harbor.workflows`"""
+
+    async def aenqueue(self, composition: Composition) -> Workflow:
+        """Store a workflow, also one that is made of nothing and so does not know its harbor."""
+        from taskharbor.workflow.parts import Composition
+        from taskharbor.workflow.storing import store_workflow
+
+        if not isinstance(composition, Composition):
+            from taskharbor.workflow.parts import chain
+
+            composition = chain(composition)
+        return await store_workflow(self._harbor, composition._part(), composition._options)
+
+    enqueue = synced(aenqueue)
+
+    async def aget(self, id: object) -> Workflow:
+        """The workflow with this id, or WorkflowNotFound."""
+        from taskharbor.workflow.handle import Workflow, not_found
+
+        workflow_id = checked_id(id)
+        [record] = await self._driver.get_workflows([workflow_id])
+        if record is None:
+            raise not_found(workflow_id)
+        return Workflow._stored(record, self._harbor)
+
+    get = synced(aget)
+
+    async def alist(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowList:
+        """Workflows, newest first; the end is `next_cursor` None."""
+        from taskharbor.workflow.handle import Workflow
+
+        page = await self._driver.list_workflows(cursor=checked_cursor(cursor), limit=checked_limit(limit))
+        found = [Workflow._stored(record, self._harbor) for record in page.workflows]
+        return WorkflowList(found, page.next_cursor)
+
+    list = synced(alist)
+
+    async def acancel(self, id: object) -> Workflow:
+        """End all that has not begun, and ask what is running to end."""
+        workflow = await self.aget(id)
+        refuse_inside_transaction(self._harbor, "workflows.cancel()")
+        await self._harbor._collect_all_expired()
+        total = workflow._record.total
+        for start in range(0, total, CANCEL_PAGE):
+            indexes = range(start, min(start + CANCEL_PAGE, total))
+            answers = await self._driver.operate(
+                Cancel(), [member_id(workflow.id, index) for index in indexes]
+            )
+            ended = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+            await self._harbor.jobs._tell_cancelled(ended)
+        return await self.aget(id)
+
+    cancel = synced(acancel)
+
+    async def aretry(self, id: object, *, force: bool = False) -> Workflow:
+        """Begin a new run of every member that is dead or cancelled, so that the workflow goes on.
+
+        Those that wait for others wait again. Members that are at_most_once and may have been executed
+        are only run again with `force=True`.
+        """
+        workflow = await self.aget(id)
+        refuse_inside_transaction(self._harbor, "workflows.retry()")
+        await self._harbor._collect_all_expired()
+        ended: builtins.list[JobRecord] = []
+        for state in (State.DEAD, State.CANCELLED):
+            async for jobs in self._matching(JobFilter(state=state, workflow=workflow.id)):
+                ended += jobs
+        once = [job.id for job in ended if job.delivery is Delivery.AT_MOST_ONCE and job.number]
+        if once and not force:
+            raise JobConflict(
+                once[0],
+                f"{len(once)} members of workflow {workflow.id} are at_most_once and may have been executed, such as "
+                f"{once[0]}; give force=True to run them again",
+            )
+        # The first of them first: those that wait for it wait again with it.
+        await self._driver.operate(Requeue(), sorted(job.id for job in ended))
+        return await self.aget(id)
+
+    retry = synced(aretry)

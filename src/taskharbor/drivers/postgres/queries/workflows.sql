@@ -1,0 +1,105 @@
+-- name: insert_workflow
+INSERT INTO {schema}.workflows (id, last_id, total, enqueued_at, idempotency_key, about)
+VALUES ($1::text::uuid, $2::text::uuid, $3, $4, $5, $6)
+ON CONFLICT DO NOTHING RETURNING true
+
+-- name: known_workflow
+SELECT id::text AS id, enqueued_at FROM {schema}.workflows WHERE id = $1::text::uuid OR idempotency_key = $2
+
+-- name: insert_members
+-- The jobs of a workflow: all of them new, and each either in the order or waiting for others of them.
+WITH given AS MATERIALIZED (
+    SELECT g.*, coalesce($13::timestamptz + g.delay * interval '1 microsecond', g.run_at, $13) AS place
+    FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
+                $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::boolean[])
+        AS g (id, queue, task, payload, priority, run_at, delay, expires_at, delivery, options, waits)
+), placed AS (
+    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
+    SELECT false, queue, -priority, place, id, 0, 0, 1, expires_at, delivery FROM given WHERE NOT waits
+), waiting AS (
+    INSERT INTO {schema}.waiting (job_id, number, attempts, first_number, expires_at, delivery)
+    SELECT id, 0, 0, 1, expires_at, delivery FROM given WHERE $12 AND waits
+)
+INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options)
+SELECT id, queue, task, payload, priority, place, $13, expires_at, delivery, options FROM given
+
+-- name: insert_member_dependencies
+-- Who depends on whom, told by their places among all of the ids.
+WITH ids AS MATERIALIZED (SELECT $1::text[]::uuid[] AS ids)
+INSERT INTO {schema}.dependencies (job_id, position, member_id, done, fatal)
+SELECT ids.ids[d.job], d.position, ids.ids[d.member], false, d.fatal
+FROM ids CROSS JOIN unnest($2::integer[], $3::integer[], $4::integer[], $5::boolean[])
+    AS d (job, position, member, fatal)
+
+-- name: workflows_by_id
+SELECT w.id::text AS id, w.last_id::text AS last_id, w.total, w.enqueued_at, w.idempotency_key, w.about
+FROM {schema}.workflows AS w WHERE w.id = ANY ($1::text[]::uuid[])
+
+-- name: workflows_before
+SELECT w.id::text AS id, w.last_id::text AS last_id, w.total, w.enqueued_at, w.idempotency_key, w.about
+FROM {schema}.workflows AS w
+WHERE w.id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid ORDER BY w.id DESC LIMIT $2
+
+-- name: workflow_numbers
+-- How many of each range of jobs stand where. The places that are ranges of a key are counted, the rest is active.
+-- (What is a range and nothing else is read by the key, and by no other index.)
+SELECT r.id::text AS id,
+       (SELECT count(*) FROM {schema}.jobs AS j WHERE j.id > r.id AND j.id <= r.last_id) AS kept,
+       (SELECT count(*) FILTER (WHERE a.status = 'succeeded' AND a.next_at IS NULL)
+        FROM {schema}.attempts AS a WHERE a.job_id > r.id AND a.job_id <= r.last_id) AS succeeded,
+       (SELECT count(*) FILTER (WHERE e.state = 'dead')
+        FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id) AS dead,
+       (SELECT count(*) FILTER (WHERE e.state = 'cancelled')
+        FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id) AS cancelled,
+       (SELECT count(*) FROM {schema}.waiting AS w WHERE w.job_id > r.id AND w.job_id <= r.last_id) AS waiting
+FROM unnest($1::text[]::uuid[], $2::text[]::uuid[]) AS r (id, last_id)
+
+-- name: ids_in_workflow
+SELECT j.id::text AS id FROM {schema}.workflows AS w
+JOIN {schema}.jobs AS j ON j.id > w.id AND j.id <= w.last_id
+WHERE w.id = $3::text::uuid AND j.id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
+ORDER BY j.id DESC LIMIT $2
+
+-- name: member_results
+SELECT i.position, r.member, r.succeeded, r.result
+FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
+CROSS JOIN LATERAL {schema}.results_of(i.id) AS r
+
+-- name: cancel_dependants
+SELECT count(*) FROM {schema}.cancel_dependants($1::text[]::uuid[], $2)
+
+-- name: restore_dependants
+SELECT {schema}.restore_dependants($1::text[]::uuid[], $2)
+
+-- name: workflow_around
+-- The only workflow whose range could hold this id, if it does.
+SELECT w.id::text AS id, w.last_id::text AS last_id FROM (
+    SELECT * FROM {schema}.workflows WHERE workflows.id < $1::text::uuid ORDER BY workflows.id DESC LIMIT 1
+) AS w WHERE w.last_id >= $1::text::uuid
+
+-- name: workflow_is_unfinished
+SELECT EXISTS (
+    SELECT FROM {schema}.jobs AS j WHERE j.id > $1::text::uuid AND j.id <= $2::text::uuid
+      AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = j.id)
+      AND NOT EXISTS (SELECT FROM {schema}.attempts AS a
+                      WHERE a.job_id = j.id AND a.status = 'succeeded' AND a.next_at IS NULL)
+)
+
+-- name: forget_workflows
+-- Of which nothing has to stay: no job that has not succeeded, died or been cancelled long enough ago.
+DELETE FROM {schema}.workflows WHERE id = ANY (ARRAY(
+    SELECT w.id FROM {schema}.workflows AS w
+    WHERE w.enqueued_at < greatest($1::timestamptz, $2::timestamptz, $3::timestamptz) AND CASE w.total
+        WHEN 0 THEN w.enqueued_at < $1
+        ELSE NOT EXISTS (
+            SELECT FROM {schema}.jobs AS j WHERE j.id > w.id AND j.id <= w.last_id
+              AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = j.id
+                              AND a.status = 'succeeded' AND a.next_at IS NULL AND a.finished_at < $1)
+              AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = j.id
+                              AND e.finished_at < CASE e.state WHEN 'dead' THEN $2 ELSE $3 END)
+        ) END
+    ORDER BY w.id LIMIT $4 FOR UPDATE SKIP LOCKED
+))
+
+-- name: cancel_jobs
+SELECT * FROM {schema}.cancel_jobs($1::text[]::uuid[], $2)

@@ -1,0 +1,179 @@
+"""Workflows: jobs that are stored, ended, restored, kept and pruned as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import asyncpg
+
+from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.enqueue import columns, enqueue
+from taskharbor.drivers.postgres.places import encoded_options, is_id
+from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
+
+FORGOTTEN_AT_ONCE = 500
+
+
+# -- storing ---------------------------------------------------------------------------------------
+
+
+async def enqueue_workflow(
+    session: Session, workflow: NewWorkflow, jobs: Sequence[NewJob]
+) -> WorkflowEnqueued:
+    """Inside a transaction."""
+    session.expect(len(jobs) + sum(len(job.depends_on) for job in jobs))
+    now = await session.now()
+    last_id = jobs[-1].id if jobs else workflow.id
+    row = (workflow.id, last_id, len(jobs), now, workflow.idempotency_key, workflow.about)
+    # Waits for whoever is storing one of the same id or key: then that one stands for this.
+    if not await session.value("insert_workflow", *row):
+        known = await session.row("known_workflow", workflow.id, workflow.idempotency_key)
+        assert known is not None, "it was met in the same transaction"
+        return WorkflowEnqueued(known["id"], True, known["enqueued_at"])
+    ids = {job.id: position for position, job in enumerate(jobs, 1)}
+    if len(ids) == len(jobs) and all(member in ids for job in jobs for member in job.depends_on):
+        await _insert_members(session, jobs, ids, now)
+    else:
+        for answer in await enqueue(Session(session.connection, session.sql, now), jobs):
+            if answer.existed:
+                raise member_exists(answer.id)
+    return WorkflowEnqueued(workflow.id, False, now)
+
+
+async def _insert_members(session: Session, jobs: Sequence[NewJob], ids: dict[str, int], now: int) -> None:
+    if not jobs:
+        return
+    waits = [bool(job.depends_on) for job in jobs]
+    given_ids = list(ids)
+    options = _encoded(jobs)
+    try:
+        await session.do(
+            "insert_members",
+            given_ids,
+            [job.queue for job in jobs],
+            [job.task for job in jobs],
+            [job.payload for job in jobs],
+            [job.priority for job in jobs],
+            [job.run_at for job in jobs],
+            [job.delay for job in jobs],
+            [job.expires_at for job in jobs],
+            [job.delivery for job in jobs],
+            options,
+            waits,
+            any(waits),
+            now,
+        )
+    except asyncpg.UniqueViolationError as error:
+        raise member_exists(jobs[0].id) from error
+    dependencies = [
+        (ids[job.id], position, ids[member], job.ends_with_members)
+        for job in jobs
+        if job.depends_on
+        for position, member in enumerate(job.depends_on)
+    ]
+    if dependencies:
+        await session.do("insert_member_dependencies", given_ids, *columns(dependencies))
+    tags = sorted({(tag, job.id) for job in jobs if job.options.tags for tag in job.options.tags})
+    if tags:
+        await session.do("insert_tags", *columns(tags))
+
+
+def _encoded(jobs: Sequence[NewJob]) -> list[str | None]:
+    """The options of each; most of them share the very same ones."""
+    known: dict[int, str | None] = {}
+    encoded = []
+    for job in jobs:
+        key = id(job.options)
+        if key not in known:
+            known[key] = encoded_options(job.options)
+        encoded.append(known[key])
+    return encoded
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+async def get(session: Session, ids: Sequence[str]) -> list[WorkflowRecord | None]:
+    rows = await session.rows("workflows_by_id", [each for each in ids if is_id(each)])
+    found = {record.id: record for record in await _records(session, rows)}
+    return [found.get(each) for each in ids]
+
+
+async def page(session: Session, cursor: str | None, limit: int) -> WorkflowPage:
+    rows = await session.rows("workflows_before", cursor, limit + 1)
+    records = await _records(session, rows[:limit])
+    return WorkflowPage(records, records[-1].id if records and len(rows) > limit else None)
+
+
+async def _records(session: Session, rows: Sequence[asyncpg.Record]) -> list[WorkflowRecord]:
+    if not rows:
+        return []
+    spans = [row["id"] for row in rows], [row["last_id"] for row in rows]
+    numbers = {row["id"]: row for row in await session.rows("workflow_numbers", *spans)}
+    return [_record(row, numbers[row["id"]]) for row in rows]
+
+
+def _record(row: asyncpg.Record, n: asyncpg.Record) -> WorkflowRecord:
+    return WorkflowRecord(
+        id=row["id"],
+        about=row["about"],
+        enqueued_at=row["enqueued_at"],
+        total=row["total"],
+        idempotency_key=row["idempotency_key"],
+        succeeded=n["succeeded"],
+        dead=n["dead"],
+        cancelled=n["cancelled"],
+        waiting=n["waiting"],
+        active=n["kept"] - n["succeeded"] - n["dead"] - n["cancelled"] - n["waiting"],
+    )
+
+
+async def results(session: Session, ids: Sequence[str]) -> list[list[MemberResult]]:
+    found: list[list[MemberResult]] = [[] for _ in ids]
+    known = [(index, job_id) for index, job_id in enumerate(ids) if is_id(job_id)]
+    for row in await session.rows("member_results", [job_id for _, job_id in known]):
+        index, _ = known[row["position"] - 1]
+        found[index].append(MemberResult(row["member"], row["succeeded"], row["result"]))
+    return found
+
+
+# -- ending and beginning again with others --------------------------------------------------------
+
+
+async def cancel_dependants(session: Session, ended: Sequence[str], now: int) -> None:
+    """Whoever waits for one that ended without success and ends with it; and so on."""
+    if ended:
+        await session.do("cancel_dependants", list(ended), now)
+
+
+async def restore_dependants(session: Session, requeued: Sequence[str], now: int) -> None:
+    """Those that were cancelled because of these wait again, unless another one stands against it."""
+    if requeued:
+        await session.do("restore_dependants", list(requeued), now)
+
+
+# -- being kept ------------------------------------------------------------------------------------
+
+
+class Kept:
+    """Which workflows are unfinished, looked up once in a transaction for all of their jobs."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._unfinished: dict[str, bool] = {}
+
+    async def holds(self, job_id: str) -> bool:
+        """Whether the job is a member of an unfinished workflow."""
+        workflow = await self._session.row("workflow_around", job_id)
+        if workflow is None:
+            return False
+        if workflow["id"] not in self._unfinished:
+            self._unfinished[workflow["id"]] = await self._session.value("workflow_is_unfinished", *workflow)
+        return self._unfinished[workflow["id"]]
+
+
+async def forget(session: Session, before: dict[State, int]) -> None:
+    """Those of which nothing has to stay: from here on their jobs are old ones like any other."""
+    bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
+    await session.do("forget_workflows", *bounds, FORGOTTEN_AT_ONCE)

@@ -1,0 +1,124 @@
+"""Workflows: jobs that are stored, ended, restored, kept and pruned as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
+from taskharbor.drivers.sqlite import places
+from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue
+from taskharbor.drivers.sqlite.leases import SETTLE
+from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.job import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
+
+WORKFLOWS = statements("workflows")
+OPERATE = statements("operate")
+FORGOTTEN_AT_ONCE = 500
+
+
+def enqueue_workflow(session: Session, workflow: NewWorkflow, jobs: Sequence[NewJob]) -> WorkflowEnqueued:
+    known = session.one(WORKFLOWS["known_workflow"], (workflow.id, workflow.idempotency_key))
+    if known is not None:
+        return WorkflowEnqueued(known[0], True, known[1])
+    last_id = jobs[-1].id if jobs else workflow.id
+    row = (workflow.id, last_id, len(jobs), session.now, workflow.idempotency_key, workflow.about)
+    session.execute(WORKFLOWS["insert_workflow"], row)
+    for answer in enqueue(session, jobs):
+        if answer.existed:
+            raise member_exists(answer.id)
+    return WorkflowEnqueued(workflow.id, False, session.now)
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def get(session: Session, workflow_id: str) -> WorkflowRecord | None:
+    row = session.one(WORKFLOWS["workflow"], (workflow_id,))
+    return None if row is None else _record(session, row)
+
+
+def page(session: Session, cursor: str | None, limit: int) -> WorkflowPage:
+    rows = session.execute(WORKFLOWS["workflows"], (cursor or "~", limit + 1)).fetchall()
+    found = [_record(session, row) for row in rows[:limit]]
+    return WorkflowPage(found, found[-1].id if found and len(rows) > limit else None)
+
+
+def _record(session: Session, row: tuple[str, str, int, int, str | None, str]) -> WorkflowRecord:
+    workflow_id, last_id, total, enqueued_at, key, about = row
+    kept, succeeded, dead, cancelled, waiting = session.one(WORKFLOWS["numbers"], (workflow_id, last_id))
+    active = kept - succeeded - dead - cancelled - waiting
+    return WorkflowRecord(
+        workflow_id, about, enqueued_at, total, key, succeeded, dead, cancelled, waiting, active
+    )
+
+
+def range_of(session: Session, workflow_id: str) -> tuple[str, str]:
+    """The id before its first job's, and its last one's; a range of nothing if there is no such workflow."""
+    row = session.one(WORKFLOWS["workflow"], (workflow_id,))
+    return (workflow_id, workflow_id) if row is None else (row[0], row[1])
+
+
+def results(session: Session, job_id: str) -> list[MemberResult]:
+    rows = session.execute(WORKFLOWS["results"], (job_id,)).fetchall()
+    return [MemberResult(member, bool(succeeded), result) for member, succeeded, result in rows]
+
+
+# -- ending and beginning again with others --------------------------------------------------------
+
+
+def cancel_dependants(session: Session, ended: Iterable[str]) -> None:
+    """Whoever waits for one that ended without success and ends with it; and so on."""
+    ends = list(ended)
+    while ends:
+        doomed = session.execute(WORKFLOWS["doomed_dependants"], (ends.pop(),)).fetchall()
+        for job_id, number, attempts, delivery, queue in doomed:
+            session.execute(SETTLE["delete_waiting"], (job_id,))
+            row = (job_id, State.CANCELLED, Reason.DEPENDENCY, session.now, number, attempts, delivery)
+            session.execute(SETTLE["insert_ended"], row)
+            session.execute(SETTLE["add_to_tally"], (queue, State.CANCELLED, 1))
+            ends.append(job_id)
+
+
+def restore_dependants(session: Session, requeued: Iterable[str]) -> None:
+    """Those that were cancelled because of these wait again, unless another one stands against it."""
+    again = list(requeued)
+    while again:
+        restorable = session.execute(WORKFLOWS["restorable_dependants"], (again.pop(),)).fetchall()
+        for (job_id,) in restorable:
+            job = places.stored(session, job_id)
+            assert job is not None, "its ending is in the same transaction"
+            place = places.find(session, job, places.latest_attempt(session, job_id))
+            expires_at = job.expires_at if job.expires_at is None or job.expires_at > session.now else None
+            session.execute(OPERATE["set_run_at"], (job.run_at, expires_at, job_id))
+            session.execute(OPERATE["delete_ended"], (job_id,))
+            session.execute(SETTLE["delete_progress"], (job_id,))
+            session.execute(SETTLE["add_to_tally"], (job.queue, State.CANCELLED, -1))
+            session.execute(OPERATE["move_latest_attempt"], (job_id, job.run_at))
+            row = (job_id, place.number, 0, place.number + 1, expires_at, place.delivery)
+            session.execute(ENQUEUE["insert_waiting"], row)
+            again.append(job_id)
+
+
+# -- being kept ------------------------------------------------------------------------------------
+
+
+def around(session: Session, job_id: str) -> tuple[str, str] | None:
+    """The range of the workflow that a job is a member of."""
+    row = session.one(WORKFLOWS["workflow_around"], (job_id,))
+    return row if row is not None and row[1] >= job_id else None
+
+
+def is_unfinished(session: Session, span: tuple[str, str]) -> bool:
+    kept, succeeded, dead, cancelled, _waiting = session.one(WORKFLOWS["numbers"], span)
+    return bool(kept > succeeded + dead + cancelled)
+
+
+def forget(session: Session, before: dict[State, int]) -> None:
+    """Those of which nothing has to stay: from here on their jobs are old ones like any other."""
+    if not before:
+        return
+    bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
+    arguments = (max(before.values()), *bounds, FORGOTTEN_AT_ONCE)
+    forgettable = session.execute(WORKFLOWS["forgettable_workflows"], arguments).fetchall()
+    session.executemany(WORKFLOWS["forget_workflow"], forgettable)

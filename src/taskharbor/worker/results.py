@@ -1,0 +1,104 @@
+"""What a job takes of those it depends on: read when it begins, many jobs at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.base import Driver
+from taskharbor.errors import PayloadTooLarge, StoreError, Unrecoverable
+from taskharbor.job import MemberResult, Takes
+from taskharbor.worker.execution import Execution
+from taskharbor.workflow.failure import with_argument
+
+logger = logging.getLogger("taskharbor.worker")
+
+READ_AT_ONCE = 100
+RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes
+OUTAGE_SECONDS_MAX = 2.0
+
+
+class Results:
+    """Jobs that begin at the same time are read together. Nothing here concerns a job that takes nothing."""
+
+    def __init__(self, driver: Driver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._asked: list[tuple[str, asyncio.Future[list[MemberResult]]]] = []
+        self._reading: set[asyncio.Task[None]] = set()
+
+    async def payload(self, execution: Execution, takes: Takes) -> str:
+        """The job's payload with what it takes; raises when a result is missing, or all are too many."""
+        members = await self._members(execution.claimed.id)
+        return with_argument(execution.claimed.payload, takes.parameter, taken(takes, members))
+
+    async def _members(self, job_id: str) -> list[MemberResult]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[MemberResult]] = loop.create_future()
+        self._asked.append((job_id, answer))
+        if len(self._asked) == 1:
+            task = loop.create_task(self._read())
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+        return await answer
+
+    async def _read(self) -> None:
+        await asyncio.sleep(0)  # whoever else begins in this round of the loop
+        asked, self._asked = self._asked, []
+        for start in range(0, len(asked), READ_AT_ONCE):
+            batch = asked[start : start + READ_AT_ONCE]
+            try:
+                found = await self._surely([job_id for job_id, _ in batch])
+            except BaseException:  # the worker is being torn down
+                for _, answer in asked[start:]:
+                    if not answer.done():
+                        answer.cancel()
+                raise
+            for (_, answer), members in zip(batch, found, strict=True):
+                if not answer.done():
+                    answer.set_result(members)
+
+    async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
+        pause = 0.05
+        while True:
+            try:
+                return await self._driver.results(ids)
+            except StoreError as error:
+                logger.warning(
+                    "results cannot be read; trying again", extra={"fields": {"error": str(error)}}
+                )
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+
+    async def close(self) -> None:
+        for task in list(self._reading):
+            task.cancel()
+
+
+def taken(takes: Takes, members: Sequence[MemberResult]) -> str:
+    """The JSON of what is taken."""
+    missing = [member.job_id for member in members if not member.succeeded]
+    if missing:
+        raise Unrecoverable(
+            f"the result of job {missing[0]}, which this one takes, is gone: it was deleted"
+            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+        )
+    size = sum(len(member.result or "null") for member in members)
+    if size > RESULTS_LIMIT:
+        raise PayloadTooLarge(
+            f"the results that this job takes make {size:,} bytes of JSON, and the limit is {RESULTS_LIMIT:,}; "
+            "let its members store their data elsewhere and return the address"
+        )
+    texts = [member.result if member.result is not None else "null" for member in members]
+    if takes.results is None:
+        return f"[{','.join(texts)}]"
+    return _nested(takes.results, texts)
+
+
+def _nested(results: int | list[Any], texts: Sequence[str]) -> str:
+    if isinstance(results, int):
+        return texts[results]
+    return f"[{','.join(_nested(each, texts) for each in results)}]"

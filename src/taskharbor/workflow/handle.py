@@ -1,0 +1,379 @@
+"""`Workflow`: put together step by step, or, once it is stored, what a caller holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import msgspec
+from msgspec import Struct
+
+from taskharbor.calling import run_on_loop_thread, step_to_end
+from taskharbor.client.facade import synced
+from taskharbor.client.handle import RESULT_POLL_SECONDS, Job
+from taskharbor.clock import check_seconds, from_micros
+from taskharbor.drivers.base import member_id
+from taskharbor.errors import (
+    ConfigurationError,
+    JobNotFound,
+    WorkflowCancelled,
+    WorkflowNotFound,
+    WorkflowStuck,
+)
+from taskharbor.job import JobFilter, JobRecord, State, WorkflowRecord
+from taskharbor.workflow.failure import Template
+from taskharbor.workflow.graph import Part, Woven, filled, indexes_in, value_of
+from taskharbor.workflow.parts import Composition, Node, Weaving, Written
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+PAGE = 500
+NAMED_MAX = 5  # members that an error's text names
+
+
+class WorkflowState(StrEnum):
+    """Where a workflow as a whole stands."""
+
+    RUNNING = "running"
+    STUCK = "stuck"  # members are dead or cancelled: it cannot end until somebody retries them
+    SUCCEEDED = "succeeded"
+    CANCELLED = "cancelled"  # by somebody, or because a member failed and the others end with it
+
+
+class About(Struct, frozen=True, omit_defaults=True):
+    """What the store keeps of a workflow without looking at it."""
+
+    shape: Any
+    on_failure: Literal["wait", "cancel"] = "wait"
+    failure_task: Template | None = None
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> About:
+        return msgspec.json.decode(text, type=cls)
+
+
+class WorkflowProgress(Struct, frozen=True):
+    """So many of its jobs have succeeded."""
+
+    done: int
+    total: int
+
+    @property
+    def fraction(self) -> float:
+        return self.done / self.total if self.total else 1.0
+
+    def __str__(self) -> str:
+        return f"{self.done:,} of {self.total:,}"
+
+
+def state_of(record: WorkflowRecord, on_failure: str) -> WorkflowState:
+    if record.succeeded == record.total:
+        return WorkflowState.SUCCEEDED
+    if on_failure == "wait" and (record.dead or (record.cancelled and record.waiting)):
+        return WorkflowState.STUCK
+    if record.active:
+        return WorkflowState.RUNNING
+    return WorkflowState.STUCK if record.waiting else WorkflowState.CANCELLED
+
+
+class Workflow(Composition):
+    """A graph of jobs: first put together with `add`, then, from `enqueue` on, the one that is stored.
+
+    workflow = Workflow()
+    load = workflow.add(load_orders.s("2026-01"))
+    check = workflow.add(check_stock.s(), after=load)
+    workflow.add(report.s(), after=[load, check])
+    stored = workflow.enqueue()
+
+    What comes `after` one step takes its result; what comes after a list of steps takes a list of their results.
+    A stored one tells how it stood when it was read; `refresh()` gives a newer one.
+    """
+
+    def __init__(self) -> None:
+        self._weaving: Weaving | None = Weaving()
+        self._kept: tuple[WorkflowRecord, Harbor] | None = None
+        self.existed = False  # it was stored before, under the same id or key
+
+    @classmethod
+    def _stored(cls, record: WorkflowRecord, harbor: Harbor, *, existed: bool = True) -> Workflow:
+        workflow = cls()
+        workflow._weaving = None
+        workflow._kept = (record, harbor)
+        workflow.existed = existed
+        return workflow
+
+    def __repr__(self) -> str:
+        if self._kept is None:
+            return f"<workflow of {len(self._woven.parts)} steps, not enqueued>"
+        return f"Workflow(id={self.id!r}, state={str(self.state)!r}, progress={str(self.progress)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workflow) and self._kept is not None and self._kept == other._kept
+
+    def __hash__(self) -> int:
+        return hash(self._kept[0].id) if self._kept is not None else id(self)
+
+    # -- putting it together --
+
+    def add(
+        self,
+        step: Written,
+        after: Node | str | Iterable[Node | str] | None = None,
+        *,
+        name: str | None = None,
+    ) -> Node:
+        """Add a step, after others; by their names also after those that are added later."""
+        return self._woven.add(step, after, name)
+
+    @property
+    def _woven(self) -> Weaving:
+        if self._weaving is None:
+            raise ConfigurationError(
+                f"workflow {self.id} is stored already; put another one together with Workflow()"
+            )
+        return self._weaving
+
+    def _part(self) -> Part:
+        if not self._woven.parts:
+            raise ConfigurationError("a Workflow() needs at least one step; workflow.add(task.s(…))")
+        return Woven(self._woven.parts, self._woven.after)
+
+    def _copy(self) -> Self:
+        copy = type(self)()
+        copy._weaving = self._woven.copy()
+        return copy
+
+    # -- what it is --
+
+    @property
+    def _record(self) -> WorkflowRecord:
+        return self._stored_parts[0]
+
+    @property
+    def _harbor(self) -> Harbor:
+        return self._kept[1] if self._kept is not None else super()._harbor
+
+    @property
+    def _stored_parts(self) -> tuple[WorkflowRecord, Harbor]:
+        if self._kept is None:
+            raise ConfigurationError(
+                "this workflow is not enqueued yet; what enqueue() gives is the stored one"
+            )
+        return self._kept
+
+    @property
+    def _about(self) -> About:
+        return About.decode(self._record.about)
+
+    @property
+    def id(self) -> str:
+        return self._record.id
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self._record.idempotency_key
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return from_micros(self._record.enqueued_at)
+
+    @property
+    def on_failure(self) -> str:
+        return self._about.on_failure
+
+    @property
+    def shape(self) -> Any:
+        """How it was put together, in JSON: chains, groups and chords of the indexes of its jobs."""
+        return self._about.shape
+
+    @property
+    def state(self) -> WorkflowState:
+        return state_of(self._record, self._about.on_failure)
+
+    @property
+    def progress(self) -> WorkflowProgress:
+        return WorkflowProgress(self._record.succeeded, self._record.total)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many of its jobs are succeeded, dead, cancelled, waiting, and active: scheduled, ready or running."""
+        r = self._record
+        return {
+            "succeeded": r.succeeded,
+            "dead": r.dead,
+            "cancelled": r.cancelled,
+            "waiting": r.waiting,
+            "active": r.active,
+        }
+
+    @property
+    def jobs(self) -> WorkflowJobs:
+        """Its jobs, in order; they are read from the store as they are looked at."""
+        record, harbor = self._stored_parts
+        return WorkflowJobs(record.id, record.total, harbor)
+
+    # -- what can be asked of it --
+
+    async def arefresh(self) -> Workflow:
+        """The workflow as it stands now."""
+        return await self._harbor.workflows.aget(self.id)
+
+    refresh = synced(arefresh)
+
+    async def acancel(self) -> Workflow:
+        """End all that has not begun, and ask what is running to end."""
+        return await self._harbor.workflows.acancel(self.id)
+
+    cancel = synced(acancel)
+
+    async def aretry(self, *, force: bool = False) -> Workflow:
+        """Begin again what is dead or cancelled; see `harbor.workflows.retry`."""
+        return await self._harbor.workflows.aretry(self.id, force=force)
+
+    retry = synced(aretry)
+
+    async def aresult(self, timeout: float | None = None) -> Any:
+        """Wait for it to succeed, and give its result: the last step's, or the list of a group's.
+
+        Raises WorkflowStuck, which names the members, when it cannot end by itself; WorkflowCancelled,
+        WorkflowNotFound, and TimeoutError when `timeout` seconds have passed.
+        """
+        if timeout is not None:
+            timeout = check_seconds(timeout, "timeout")
+        driver = self._driver
+        give_up_at = None if timeout is None else driver.clock.monotonic() + timeout
+        while True:
+            news = driver.news()
+            [record] = await driver.get_workflows([self.id])
+            if record is None:
+                raise not_found(self.id)
+            state = state_of(record, self._about.on_failure)
+            if state is WorkflowState.SUCCEEDED:
+                return await self._read_result()
+            if state is not WorkflowState.RUNNING:
+                raise await self._ending(state)
+            remaining = RESULT_POLL_SECONDS
+            if give_up_at is not None:
+                remaining = min(remaining, give_up_at - driver.clock.monotonic())
+                if remaining <= 0:
+                    raise TimeoutError(
+                        f"workflow {self.id} is still running after {timeout:g} s: "
+                        f"{WorkflowProgress(record.succeeded, record.total)} jobs have succeeded"
+                    )
+            await driver.wait(news, remaining)
+
+    result = synced(aresult)
+
+    async def _read_result(self) -> Any:
+        value = value_of(self._about.shape)
+        results: dict[int, Any] = {}
+        indexes = indexes_in(value)
+        for start in range(0, len(indexes), PAGE):
+            page = indexes[start : start + PAGE]
+            ids = [member_id(self.id, index) for index in page]
+            for index, job_id, record in zip(page, ids, await self._driver.get(ids), strict=True):
+                if record is None:
+                    raise JobNotFound(
+                        job_id, f"job {job_id} of workflow {self.id} was deleted, and its result with it"
+                    )
+                results[index] = self._harbor._decode_result(record)
+        return filled(value, results)
+
+    async def _ending(self, state: WorkflowState) -> WorkflowStuck:
+        failed = await self._failed()
+        ids = [record.id for record in failed]
+        named = "; ".join(
+            f"{record.id} ({record.task}) is {record.state}, {record.reason}"
+            + (f": {record.error}" if record.error else "")
+            for record in failed[:NAMED_MAX]
+        )
+        more = f"; and {len(failed) - NAMED_MAX} more" if len(failed) > NAMED_MAX else ""
+        if state is WorkflowState.CANCELLED:
+            return WorkflowCancelled(self.id, f"workflow {self.id} was cancelled: {named}{more}", ids)
+        return WorkflowStuck(
+            self.id, f"workflow {self.id} is stuck: {named}{more}; retry it to go on, or cancel it", ids
+        )
+
+    async def _failed(self) -> list[JobRecord]:
+        """Members that are dead, or cancelled for their own sake; the dead ones first."""
+        failed: list[JobRecord] = []
+        for state in (State.DEAD, State.CANCELLED):
+            cursor: str | None = None
+            while len(failed) < PAGE:
+                where = JobFilter(state=state, workflow=self.id)
+                page = await self._driver.list(where, cursor=cursor, limit=PAGE)
+                failed += page.jobs
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+        own = [record for record in failed if record.reason != "dependency"]
+        return own or failed
+
+
+class WorkflowJobs(Sequence[Job[Any]]):
+    """The jobs of a workflow, in the order of its graph. Iterating reads them, page by page; so does `async for`."""
+
+    def __init__(self, workflow_id: str, total: int, harbor: Harbor) -> None:
+        self._workflow_id = workflow_id
+        self._total = total
+        self._harbor = harbor
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __repr__(self) -> str:
+        return f"<{self._total:,} jobs of workflow {self._workflow_id}>"
+
+    @property
+    def ids(self) -> list[str]:
+        return [member_id(self._workflow_id, index) for index in range(self._total)]
+
+    @overload
+    def __getitem__(self, index: int) -> Job[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Job[Any]]: ...
+    def __getitem__(self, index: int | slice) -> Job[Any] | list[Job[Any]]:
+        indexes = range(self._total)[index]
+        if isinstance(indexes, range):
+            return [
+                job
+                for start in range(0, len(indexes), PAGE)
+                for job in self._now(indexes[start : start + PAGE])
+            ]
+        return self._now([indexes])[0]
+
+    def __iter__(self) -> Iterator[Job[Any]]:
+        for start in range(0, self._total, PAGE):
+            yield from self._now(range(start, min(start + PAGE, self._total)))
+
+    async def __aiter__(self) -> AsyncIterator[Job[Any]]:
+        for start in range(0, self._total, PAGE):
+            for job in await self._read(range(start, min(start + PAGE, self._total))):
+                yield job
+
+    def _now(self, indexes: Sequence[int]) -> list[Job[Any]]:
+        run = step_to_end if self._harbor.driver.inline else run_on_loop_thread
+        return run(self._read(indexes))
+
+    async def _read(self, indexes: Sequence[int]) -> list[Job[Any]]:
+        ids = [member_id(self._workflow_id, index) for index in indexes]
+        jobs: list[Job[Any]] = []
+        for job_id, record in zip(ids, await self._harbor.driver.get(ids), strict=True):
+            if record is None:
+                raise JobNotFound(
+                    job_id, f"job {job_id} of workflow {self._workflow_id} was deleted or pruned"
+                )
+            jobs.append(Job(record, self._harbor))
+        return jobs
+
+
+def not_found(workflow_id: str) -> WorkflowNotFound:
+    return WorkflowNotFound(
+        workflow_id, f"no workflow has the id {workflow_id}; it never existed, or it was pruned"
+    )

@@ -1,0 +1,149 @@
+"""From a graph to jobs in the store: one call, all or nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import uuid_utils
+
+from taskharbor.client.options import job_maker
+from taskharbor.client.transaction import block_of
+from taskharbor.drivers.base import Enqueued
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import NewJob, NewWorkflow, State, Takes, WorkflowRecord
+from taskharbor.workflow.failure import failure_template
+from taskharbor.workflow.graph import MEMBERS_MAX, Graph, Part, graph_of
+from taskharbor.workflow.handle import About, Workflow
+from taskharbor.workflow.parts import WorkflowOptions, signatures_in
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.task import Signature
+
+INDEX_BITS = 20  # at the end of a workflow's id, left for its jobs
+assert MEMBERS_MAX < 1 << INDEX_BITS, "every job of a workflow has an id after its own"
+
+
+async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -> Workflow:
+    """Everything is checked before anything is stored."""
+    graph = graph_of(part)
+    _refuse_strangers(harbor, part, options)
+    workflow_id = options.id or new_workflow_id()
+    jobs = jobs_of(graph, workflow_id, options)
+    about = About(graph.shape, options.on_failure, failure_template(options))
+    new = NewWorkflow(workflow_id, about.encode(), options.idempotency_key)
+    block = block_of(harbor)
+    if block is not None:
+        block.refuse_when_over()
+    answer = await harbor.driver.enqueue_workflow(new, jobs)
+    if answer.existed:
+        [known] = await harbor.driver.get_workflows([answer.id])
+        if known is not None:
+            return Workflow._stored(known, harbor, existed=True)
+    elif block is None and harbor.events.wanted("enqueued"):
+        harbor._tell_enqueued(jobs, [_answer(job, answer.enqueued_at) for job in jobs])
+    waiting = sum(bool(job.depends_on) for job in jobs)
+    record = WorkflowRecord(
+        answer.id, new.about, answer.enqueued_at, len(jobs), new.idempotency_key,
+        waiting=waiting, active=len(jobs) - waiting,
+    )  # fmt: skip
+    return Workflow._stored(record, harbor, existed=answer.existed)
+
+
+def _answer(job: NewJob, now: int) -> Enqueued:
+    return Enqueued(job.id, False, State.WAITING if job.depends_on else State.READY, now, now)
+
+
+def new_workflow_id() -> str:
+    """A UUIDv7 with zeros at its end: the ids of the jobs follow it and meet no other's."""
+    return str(uuid.UUID(int=uuid_utils.uuid7().int >> INDEX_BITS << INDEX_BITS))
+
+
+def _refuse_strangers(harbor: Harbor, part: Part, options: WorkflowOptions) -> None:
+    signatures = list(signatures_in(part))
+    if options.failure_task is not None:
+        signatures.append(options.failure_task)
+    for task in {signature.task.name: signature.task for signature in signatures}.values():
+        if task.harbor is not harbor:
+            raise ConfigurationError(
+                f"task {task.name!r} belongs to another harbor; all the tasks of a workflow are declared on one"
+            )
+        if task.name not in harbor.tasks:
+            raise ConfigurationError(
+                f"task {task.name!r} is not known to its harbor; declare it with @harbor.task"
+            )
+
+
+# -- jobs --------------------------------------------------------------------------------------------
+
+
+def jobs_of(graph: Graph, workflow_id: str, options: WorkflowOptions) -> list[NewJob]:
+    """The jobs to store, their arguments validated; what members share is worked out once."""
+    ids = _Ids(workflow_id)
+    makers: dict[tuple[int, int, str | None, str], Any] = {}
+    jobs: list[NewJob] = []
+    ends = options.on_failure == "cancel"
+    for index, (signature, after, takes) in enumerate(
+        (member.signature, member.after, member.takes) for member in graph.members
+    ):
+        # Signatures of one task, or of one `using`, share the very same options.
+        shared = (id(signature.task), id(signature.options), *_key(takes))
+        make = makers.get(shared)
+        if make is None:
+            make = makers[shared] = _maker(signature, takes, workflow_id, options)
+        payload = signature.task.plan.encode((), signature.arguments, partial=takes is not None)
+        jobs.append(make(ids[index], payload, tuple(ids[other] for other in after) if after else (), ends))
+    return jobs
+
+
+def _key(takes: Takes | None) -> tuple[str | None, str]:
+    return (None, "") if takes is None else (takes.parameter, repr(takes.results))
+
+
+def _maker(signature: Signature[Any], takes: Takes | None, workflow_id: str, whole: WorkflowOptions) -> Any:
+    sample = job_maker(signature.task.name, signature.options)("{}")
+    own = sample.options
+    options = msgspec.structs.replace(
+        own,
+        workflow=workflow_id,
+        takes=takes,
+        correlation_id=own.correlation_id or whole.correlation_id,
+        failure_task=whole.failure_task is not None,
+    )
+    task, queue, priority, run_at, delay = (
+        sample.task, sample.queue, sample.priority, sample.run_at, sample.delay,
+    )  # fmt: skip
+    expires_at, delivery = sample.expires_at, sample.delivery
+
+    def make(job_id: str, payload: str, depends_on: tuple[str, ...], ends: bool) -> NewJob:
+        return NewJob(
+            job_id, task, payload, queue, priority, run_at, delay, expires_at, None, delivery, options, depends_on,
+            ends and bool(depends_on),
+        )  # fmt: skip
+
+    return make
+
+
+class _Ids(Sequence[str]):
+    """The ids after a workflow's own, as text; made once each."""
+
+    def __init__(self, workflow_id: str) -> None:
+        self._number = uuid.UUID(workflow_id).int + 1
+        self._made: list[str] = []
+        if self._number + MEMBERS_MAX >= 1 << 128:
+            raise ConfigurationError(
+                f"{workflow_id} cannot be a workflow's id: no ids follow it for its jobs"
+            )
+
+    def __len__(self) -> int:
+        return MEMBERS_MAX
+
+    def __getitem__(self, index: Any) -> Any:
+        made = self._made
+        while len(made) <= index:
+            digits = f"{self._number + len(made):032x}"
+            made.append(f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")
+        return made[index]
