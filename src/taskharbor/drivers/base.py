@@ -205,8 +205,8 @@ class Transition(Struct, frozen=True, gc=False):
     outlived: bool = False
     inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
     occurrence: Occurrence | None = None
-    # With `occurrence`: a one-off copy of the job that is dead from the start, for `reason`, and has the run's
-    # attempts for its history. It exists if and only if this is applied as it says.
+    # With `occurrence`, to `DEAD`: a one-off copy of the job that is dead from the start, for `reason`, and has the
+    # run's attempts for its history. It exists if and only if this is applied as it says; with any other ending, never.
     dead_letter: NewJob | None = None
 
 

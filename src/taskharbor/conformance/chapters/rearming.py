@@ -338,6 +338,9 @@ class Rearming(Chapter):
     ) -> None:
         """It exists if and only if the occurrence really ended so."""
         held, copy, next_one = recurring(store), store.new(), Occurrence(store.now, 1)
+        store.succeed(held, occurrence=next_one, dead_letter=copy)
+        assert store.find(copy.id) is None
+        held = store.claim_one()
         store.bury(held, occurrence=Occurrence(store.now, 9), dead_letter=copy)
         assert store.find(copy.id) is None
         store.bury(held, occurrence=next_one, dead_letter=copy)

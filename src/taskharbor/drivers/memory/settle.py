@@ -69,7 +69,7 @@ def _apply(store: Store, job: Job, transition: Transition, now: int) -> Settled:
     if transition.to is State.READY and not cancelled:
         _put_back(store, job, transition, now)
     elif transition.occurrence is not None:
-        if transition.dead_letter is not None and not cancelled:
+        if transition.dead_letter is not None and transition.to is State.DEAD and not cancelled:
             reason, first = transition.reason, job.first_number
             insert_dead(store, transition.dead_letter, reason, job, first, now)
         rearm(store, job, transition.occurrence)

@@ -232,7 +232,7 @@ class _Operating:
         if running:
             pass
         elif job.place.state is State.WAITING:
-            if not await session.value("update_waiting", job.id, new_place.expires_at):
+            if not await session.value("update_waiting", job.id, new_place.expires_at, new_place.delivery):
                 return None
         elif not await self._leave_place(job):
             return None

@@ -275,7 +275,7 @@ class _Settling:
         if target is State.READY:
             return self._go_on(t, entry)
         if t.occurrence is not None:
-            if t.dead_letter is not None and not cancelled:
+            if t.dead_letter is not None and target is State.DEAD:
                 self._dead_letters.append((t, entry.first_number, t.dead_letter))
             return self._rearm(t, entry, t.occurrence, delivery)
         return self._end(t, entry, target, Reason.CANCELLED if cancelled else t.reason)

@@ -219,7 +219,7 @@ def _move(session: Session, job: Stored, place: Place, to: Place) -> None:
     """Rewrite the ready row under its new key; the jobs row has been changed already."""
     session.execute(OPERATE["move_latest_attempt"], (job.id, to.run_at))
     if place.state is State.WAITING:
-        session.execute(OPERATE["update_waiting"], (to.expires_at, job.id))
+        session.execute(OPERATE["update_waiting"], (to.expires_at, to.delivery, job.id))
         return
     _leave_place(session, job, place)
     insert_ready(

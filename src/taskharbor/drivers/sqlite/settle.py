@@ -125,7 +125,7 @@ class _Settling:
             self._record(
                 t, entry, t.occurrence.due_at if t.occurrence.run_at is None else t.occurrence.run_at
             )
-            if t.dead_letter is not None and not cancelled:
+            if t.dead_letter is not None and target is State.DEAD:
                 self._leave_dead_letter(t, entry, t.dead_letter)
             settled = self._runnable_at(rearm(session, t.job_id, t.number, t.occurrence))
         else:

@@ -15,7 +15,7 @@ DELETE FROM {schema}.waiting WHERE job_id = $1::text::uuid RETURNING true
 DELETE FROM {schema}.ended WHERE job_id = $1::text::uuid RETURNING true
 
 -- name: update_waiting
-UPDATE {schema}.waiting SET expires_at = $2 WHERE job_id = $1::text::uuid RETURNING true
+UPDATE {schema}.waiting SET expires_at = $2, delivery = $3 WHERE job_id = $1::text::uuid RETURNING true
 
 -- name: discard
 UPDATE {schema}.ended SET state = 'cancelled', reason = 'discarded', finished_at = $2

@@ -48,7 +48,7 @@ SELECT job_id FROM taskharbor_dependencies WHERE member_id = ?
 SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies WHERE job_id = ? AND done = 0)
 
 -- name: update_waiting
-UPDATE taskharbor_waiting SET expires_at = ? WHERE job_id = ?
+UPDATE taskharbor_waiting SET expires_at = ?, delivery = ? WHERE job_id = ?
 
 -- name: delete_job
 DELETE FROM taskharbor_jobs WHERE id = ?
