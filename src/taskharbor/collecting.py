@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import uuid_utils
@@ -19,6 +19,7 @@ LEASES_MAX = 100  # in one go, so that nobody collects for ever
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
 Report = Callable[[Transition, Settled, JobRecord], None]
+Ending = tuple[Transition, Claimed, list[AttemptRecord]]  # with the attempts of the job before it
 
 
 async def collect_expired(
@@ -54,30 +55,37 @@ async def collect_expired(
 async def _settle_losses(
     driver: Driver, lease: ExpiredLease, max_losses: int
 ) -> tuple[list[Transition], list[Settled]]:
-    losses: list[tuple[Transition, Claimed, list[AttemptRecord]]] = []
+    losses: list[Ending] = []
     for job in lease.jobs:
         rows, last_step = await past_of(driver, job)
         loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=max_losses)
         losses.append((await with_failure_task(driver, loss, job), job, rows))
+    return await settle_endings(driver, losses, lease.now)
+
+
+async def settle_endings(
+    driver: Driver, endings: Sequence[Ending], now: int
+) -> tuple[list[Transition], list[Settled]]:
+    """Settle attempts for a worker that cannot any more; those of recurring jobs with the occurrence that follows."""
     transitions = [
-        loss if job.due_at is None else _armed(loss, job, decoded_options(job), job.version, lease.now, rows)
-        for loss, job, rows in losses
+        ending if job.due_at is None else _armed(ending, job, decoded_options(job), job.version, now, rows)
+        for ending, job, rows in endings
     ]
     answers = await driver.settle(transitions)
-    for index, (loss, job, rows) in enumerate(losses):
+    for index, (ending, job, rows) in enumerate(endings):
         while answers[index].answer is Answer.CHANGED:  # its schedule: the next occurrence is computed anew
             [record] = await driver.get([job.id])
             if record is None:
                 break
             now = answers[index].at
             options = record.options if record.unreadable_options is None else decoded_options(job)
-            transitions[index] = _armed(loss, job, options, record.version, now, rows)
+            transitions[index] = _armed(ending, job, options, record.version, now, rows)
             [answers[index]] = await driver.settle([transitions[index]])
     return transitions, answers
 
 
 def _armed(
-    loss: Transition,
+    ending: Transition,
     job: Claimed,
     options: Options | None,
     version: int,
@@ -85,8 +93,8 @@ def _armed(
     rows: list[AttemptRecord],
 ) -> Transition:
     if options is None:
-        return armed_blindly(loss, job, version, now)
-    return armed(loss, job, options, version, now=now, rows=rows, copy_id=str(uuid_utils.uuid7()))
+        return armed_blindly(ending, job, version, now)
+    return armed(ending, job, options, version, now=now, rows=rows, copy_id=str(uuid_utils.uuid7()))
 
 
 async def past_of(driver: Driver, job: Claimed) -> tuple[list[AttemptRecord], int]:

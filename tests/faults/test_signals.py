@@ -93,6 +93,8 @@ def test_a_killed_workers_jobs_start_again_within_the_lease_and_a_second(crew: C
     crew.kill(first)
     killed_at = time.monotonic()
     wait_until(lambda: crew.executed_by(second))
-    assert time.monotonic() - killed_at < 1 + 1 + 1  # the third for a busy machine
+    assert (
+        time.monotonic() - killed_at < 1 + 1 + 5
+    )  # the five for a busy machine, where the second is still starting
     (crew.folder / f"release-{second.pid}").touch()
     assert job.result(timeout=10) == second.pid

@@ -144,7 +144,7 @@ def test_short_values_are_left_in_answers():
 async def test_a_schedule_shows_no_secret_either(harbor) -> None:
     await harbor.schedules.aadd("ping", "http", secret_payload("https://example.com"), schedule="0 12 * * *")
     [schedule] = await harbor.schedules.alist()
-    shown = json.dumps(documents.of_schedule(schedule)) + repr(schedule)
+    shown = json.dumps(documents.of_schedule(schedule), default=str) + repr(schedule)
     assert not [secret for secret in SECRETS if secret in shown]
     with pytest.raises(
         PayloadError, match="how a secret is shown"

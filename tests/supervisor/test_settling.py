@@ -158,3 +158,25 @@ async def test_a_child_that_did_not_stop_in_time_has_its_jobs_released(harbor: H
 )
 def test_an_exit_status_is_told_in_words(status: int, told: str):
     assert describe(status) == told
+
+
+async def test_a_schedule_whose_occurrence_ends_with_its_worker_goes_on(harbor: Harbor):
+    """at_most_once: the loss ends the run, and with it comes the next occurrence; the schedule does not die."""
+    await harbor.schedules.aadd("tick", "t", schedule="@every 1h", delivery="at_most_once")
+    await harbor.schedules.arun_now("tick")
+    dead = await Dead(harbor).claims()
+    [job_id] = dead.numbers
+    dead.held.begun = {job_id: 7}
+    assert (await dead.settled()).lost == 1
+    job = await harbor.jobs.aget(job_id)
+    assert job.state is State.SCHEDULED
+    assert [str(attempt.status) for attempt in await job.ahistory()] == ["lost"]
+
+
+async def test_an_occurrence_that_had_not_begun_is_handed_back(harbor: Harbor):
+    await harbor.schedules.aadd("tick", "t", schedule="@every 1h")
+    await harbor.schedules.arun_now("tick")
+    dead = await Dead(harbor).claims()
+    [job_id] = dead.numbers
+    assert (await dead.settled()).handed_back == 1
+    assert (await harbor.jobs.aget(job_id)).state is State.READY

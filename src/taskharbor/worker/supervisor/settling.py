@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from taskharbor.collecting import past_of, with_failure_task
+from taskharbor.collecting import Ending, past_of, settle_endings, with_failure_task
 from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Driver, Settled, Transition
 from taskharbor.job import AttemptStatus, Delivery, JobRecord
 from taskharbor.outcome import HandedBack, Interrupted
@@ -69,16 +69,17 @@ async def settle_left_behind(
     report: Report,
 ) -> Estate:
     """Each lease by its token, as if the child itself did it. Repeated after an outage, it finishes the rest."""
-    transitions: list[Transition] = []
+    endings: list[Ending] = []
+    now = 0
     for token, held in left:
         # Repeated, a claim gives what is not settled yet, and of one that found nothing there is nothing.
         request = ClaimRequest(token, lease, 0, suspects=held.alone, supervised=True)
-        jobs = (await driver.claim(request)).jobs
-        transitions += [await _ending(driver, token, held, job, death, max_losses) for job in jobs]
+        claim = await driver.claim(request)
+        now = claim.now
+        endings += [await _ending(driver, token, held, job, death, max_losses) for job in claim.jobs]
     done: list[tuple[Transition, Settled]] = []
-    for first in range(0, len(transitions), BATCH_MAX):
-        batch = transitions[first : first + BATCH_MAX]
-        answers = await driver.settle(batch)
+    for first in range(0, len(endings), BATCH_MAX):
+        batch, answers = await settle_endings(driver, endings[first : first + BATCH_MAX], now)
         done += [pair for pair in zip(batch, answers, strict=True) if pair[1].answer is Answer.DONE]
     lost = [pair for pair in done if pair[0].status is AttemptStatus.LOST]
     if lost:
@@ -91,13 +92,13 @@ async def settle_left_behind(
 
 async def _ending(
     driver: Driver, token: str, held: Held, job: Claimed, death: Death, max_losses: int
-) -> Transition:
+) -> Ending:
     started_at = held.begun.get(job.id)
     if started_at is None or death.interrupted:
         outcome = HandedBack() if started_at is None else Interrupted()
         rules = Rules(None, delivery=job.delivery or Delivery.AT_LEAST_ONCE)
         transition, _ = settle_outcome(token, job, outcome, rules, started_at=started_at, suspect=held.alone)
-        return await with_failure_task(driver, transition, job)
+        return await with_failure_task(driver, transition, job), job, []
     kind = LOST_ENDED if job.id in held.ended else LOST_ALONE if held.alone else LOST_TOGETHER
     loss = Loss(
         token,
@@ -109,4 +110,4 @@ async def _ending(
     )
     history, last_step = await past_of(driver, job)
     transition = weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
-    return await with_failure_task(driver, transition, job)
+    return await with_failure_task(driver, transition, job), job, history
