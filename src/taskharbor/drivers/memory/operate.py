@@ -37,7 +37,7 @@ def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) ->
     answers = [_operate(store, operation, job_id, now) for job_id in ids]
     done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-    if isinstance(operation, Cancel):
+    if isinstance(operation, Cancel) and operation.occurrence is None:
         store.cancel_dependants(done, now)
     elif isinstance(operation, Requeue):
         store.restore_dependants(done, now)

@@ -40,7 +40,7 @@ def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[
     answers = [_operate_one(session, operation, job_id) for job_id in ids]
     done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-    if isinstance(operation, Cancel):
+    if isinstance(operation, Cancel) and operation.occurrence is None:
         workflows.cancel_dependants(session, done)
     elif isinstance(operation, Requeue):
         workflows.restore_dependants(session, done)
