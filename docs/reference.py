@@ -21,12 +21,14 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor import clock, presets
+from taskharbor import clock, presets, schedule
 from taskharbor.cli import cli
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.jobs import JobPage, Jobs
 from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
+from taskharbor.client.schedule import Schedule
+from taskharbor.client.schedules import Schedules
 from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
@@ -48,6 +50,8 @@ HIDDEN = {
         "declared_policy", "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},
+    Schedule: {"of"},
+    schedule.Schedule: {"next_micros", "latest_micros"},
     clock.ManualClock: {"DEFAULT_START"},
 }  # fmt: skip
 
@@ -80,6 +84,7 @@ SECTIONS: dict[str, list[Any]] = {
         Jobs, DeadLetters, Queues, Workflows,
         JobPage, Queue, taskharbor.JobFilter,
     ],
+    "Schedules": [Schedules, Schedule, schedule.parse, schedule.every, schedule.Schedule],
     "Workers": [Worker],
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
@@ -105,6 +110,7 @@ ENTRANCES: dict[type, str] = {
     DeadLetters: "harbor.dlq",
     Queues: "harbor.queues",
     Workflows: "harbor.workflows",
+    Schedules: "harbor.schedules",
 }
 
 
@@ -121,7 +127,8 @@ every job of the task: not `run_at`, `delay`, `expires_at`, `idempotency_key`, `
 """
 # Where the signature in the source speaks to a type checker, not to a person.
 SIGNATURES = {
-    taskharbor.Harbor.task: "(*, name=None, aliases=(), parameter_aliases=None, isolation=None, **options) -> Task",
+    taskharbor.Harbor.task: "(*, name=None, aliases=(), parameter_aliases=None, isolation=None, schedule=None, "
+    "timezone='UTC', misfire='run_once', misfire_grace=60.0, dead_letter=False, **options) -> Task",
 }
 
 

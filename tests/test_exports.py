@@ -96,7 +96,9 @@ def test_the_version_is_the_packages():
 def _documented() -> Iterator[tuple[str, Any]]:
     """Every public class and function, and what hangs on them and is ours."""
     harbor = taskharbor.Harbor("memory://")
-    attached = {f"harbor.{name}": type(getattr(harbor, name)) for name in ("jobs", "dlq", "queues")}
+    attached = {
+        f"harbor.{name}": type(getattr(harbor, name)) for name in ("jobs", "dlq", "queues", "schedules")
+    }
     for name, thing in {**{name: getattr(taskharbor, name) for name in PUBLIC}, **attached}.items():
         yield name, thing
         if not isinstance(thing, type) or issubclass(thing, enum.Enum | BaseException):

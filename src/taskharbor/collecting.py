@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 
 import msgspec
+import uuid_utils
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
 from taskharbor.job import AttemptRecord, JobRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
+from taskharbor.recurring import armed, armed_blindly, decoded_options
 
 COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
 LEASES_MAX = 100  # in one go, so that nobody collects for ever
@@ -37,8 +39,7 @@ async def collect_expired(
         lease = await driver.take_expired(f"{name}/c-{os.urandom(8).hex()}", COLLECTOR_LEASE)
         if lease is None:
             break
-        transitions = [await _loss(driver, lease, job, max_losses) for job in lease.jobs]
-        answers = await driver.settle(transitions)
+        transitions, answers = await _settle_losses(driver, lease, max_losses)
         done = [
             (transition, answer)
             for transition, answer in zip(transitions, answers, strict=True)
@@ -50,10 +51,42 @@ async def collect_expired(
     return collected
 
 
-async def _loss(driver: Driver, lease: ExpiredLease, job: Claimed, max_losses: int) -> Transition:
-    history, last_step = await past_of(driver, job)
-    transition = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
-    return await with_failure_task(driver, transition, job)
+async def _settle_losses(
+    driver: Driver, lease: ExpiredLease, max_losses: int
+) -> tuple[list[Transition], list[Settled]]:
+    losses: list[tuple[Transition, Claimed, list[AttemptRecord]]] = []
+    for job in lease.jobs:
+        rows, last_step = await past_of(driver, job)
+        loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=max_losses)
+        losses.append((await with_failure_task(driver, loss, job), job, rows))
+    transitions = [
+        loss if job.due_at is None else _armed(loss, job, decoded_options(job), job.version, lease.now, rows)
+        for loss, job, rows in losses
+    ]
+    answers = await driver.settle(transitions)
+    for index, (loss, job, rows) in enumerate(losses):
+        while answers[index].answer is Answer.CHANGED:  # its schedule: the next occurrence is computed anew
+            [record] = await driver.get([job.id])
+            if record is None:
+                break
+            now = answers[index].at
+            options = record.options if record.unreadable_options is None else decoded_options(job)
+            transitions[index] = _armed(loss, job, options, record.version, now, rows)
+            [answers[index]] = await driver.settle([transitions[index]])
+    return transitions, answers
+
+
+def _armed(
+    loss: Transition,
+    job: Claimed,
+    options: Options | None,
+    version: int,
+    now: int,
+    rows: list[AttemptRecord],
+) -> Transition:
+    if options is None:
+        return armed_blindly(loss, job, version, now)
+    return armed(loss, job, options, version, now=now, rows=rows, copy_id=str(uuid_utils.uuid7()))
 
 
 async def past_of(driver: Driver, job: Claimed) -> tuple[list[AttemptRecord], int]:

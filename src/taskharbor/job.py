@@ -15,6 +15,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 DEFAULT_QUEUE = "default"
 PRIORITY_MIN, PRIORITY_MAX = -100, 100
+RESERVED_TAGS = "taskharbor:"  # no caller's tag begins so
+SCHEDULE_TAG = "taskharbor:schedule"  # on the job of every schedule, so that a list of them needs no scan
 
 
 class State(StrEnum):
@@ -75,6 +77,28 @@ class Takes(Struct, frozen=True, omit_defaults=True):
     results: int | list[Any] | None = None
 
 
+class Misfire(StrEnum):
+    """What becomes of an occurrence that was missed: nobody worked, or the last run took too long."""
+
+    RUN_ONCE = "run_once"  # however many were missed, one run makes up for them
+    SKIP = "skip"  # dropped, when it is later than the grace
+
+
+class Recurrence(Struct, frozen=True, omit_defaults=True, gc=False):
+    """What makes a job recur. The policy reads it; to a store it is a part of the job's options."""
+
+    schedule: str  # as `taskharbor.schedule.parse` takes it
+    name: str
+    application: str = "default"
+    timezone: str = "UTC"
+    misfire: Misfire = Misfire.RUN_ONCE
+    misfire_grace: float = 60.0  # seconds
+    dead_letter: bool = False  # a failed occurrence leaves a copy in the dead-letter queue
+    declared: bool = False  # in the code of its application
+    paused: bool = False
+    again_after: int = 0  # somebody asked for another run while this attempt was running
+
+
 class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     """What the claim and the store never look at: they keep it as one JSON text beside the job.
 
@@ -89,6 +113,7 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     workflow: str | None = None  # that it is a member of
     takes: Takes | None = None
     failure_task: bool = False  # its workflow has a task to run should it die
+    recurrence: Recurrence | None = None  # a schedule, for a job that re-arms itself
 
 
 NO_OPTIONS = Options()
@@ -124,6 +149,7 @@ class NewJob(Struct, frozen=True, gc=False):
     options: Options = NO_OPTIONS
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
     ends_with_members: bool = False  # cancelled as soon as one of them is dead or cancelled
+    due_at: int | None = None  # of the first occurrence, for a recurring job
 
 
 class JobRecord(Struct, frozen=True, gc=False):
@@ -154,6 +180,8 @@ class JobRecord(Struct, frozen=True, gc=False):
     reason: Reason | None = None
     finished_at: int | None = None  # when it came to its terminal state
     error: str | None = None  # of the latest attempt
+    last_status: AttemptStatus | None = None  # how the latest attempt ended, and when
+    last_finished_at: int | None = None
     result: str | None = None
     progress: Progress | None = None
     unreadable_options: str | None = None  # the stored text; `options` then says nothing

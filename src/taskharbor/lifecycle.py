@@ -50,4 +50,6 @@ _ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
 
 def allows(state: State, operation: Operation) -> bool:
     """Whether an operator may do this to a job in that state; every driver asks here."""
+    if state is State.RUNNING and isinstance(operation, Update):
+        return operation.while_running
     return state in _ALLOWED_IN[type(operation)]

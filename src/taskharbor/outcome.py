@@ -32,6 +32,13 @@ class Expired(Struct, frozen=True):
     """It was not begun by its `expires_at`."""
 
 
+class Missed(Struct, frozen=True):
+    """An occurrence of a recurring job that nobody began within its grace: it is dropped."""
+
+    late_seconds: float
+    grace_seconds: float
+
+
 class HandedBack(Struct, frozen=True):
     """It never began: nothing is counted."""
 
@@ -60,5 +67,14 @@ class CancelledOnRequest(Struct, frozen=True):
 
 
 Outcome = (
-    Succeeded | Failed | Unfit | Expired | HandedBack | Interrupted | Crashed | Slept | CancelledOnRequest
+    Succeeded
+    | Failed
+    | Unfit
+    | Expired
+    | Missed
+    | HandedBack
+    | Interrupted
+    | Crashed
+    | Slept
+    | CancelledOnRequest
 )

@@ -23,6 +23,7 @@ from taskharbor.outcome import (
     Failed,
     HandedBack,
     Interrupted,
+    Missed,
     Outcome,
     Slept,
     Succeeded,
@@ -80,6 +81,11 @@ def settle_outcome(
             return _failure(job, outcome, rules, ending, random)
         case Expired():
             detail = "not begun by its expires_at"
+            return ending(
+                AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.EXPIRED, detail=detail
+            ), None
+        case Missed(late, grace):
+            detail = f"missed: {late:.0f} s late, and its misfire_grace is {grace:g} s"
             return ending(
                 AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.EXPIRED, detail=detail
             ), None

@@ -41,6 +41,7 @@ def test_all_the_commands_that_are_due_are_there():
         *("dlq list", "dlq requeue", "dlq requeue-all", "dlq discard", "dlq discard-all"),
         *("queue list", "queue pause", "queue resume"),
         *("workflow list", "workflow show", "workflow cancel", "workflow retry"),
+        *(f"schedule {verb}" for verb in ("list", "add", "pause", "resume", "run", "delete")),
     }
 
 

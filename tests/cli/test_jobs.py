@@ -12,7 +12,7 @@ JOB_KEYS = {
     *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),
     *("retry", "correlationId", "tags", "delivery", "idempotencyKey", "dependsOn", "enqueuedAt", "runAt"),
     *("expiresAt", "finishedAt", "reason", "error", "result", "progress", "worker", "leaseExpiresAt"),
-    *("leaseExpired", "cancelRequested", "version", "workflow"),
+    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow"),
 }
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import uuid_utils
 
-from taskharbor import Harbor, Worker, current_context
+from taskharbor import Context, Harbor, Worker, current_context
+from taskharbor.clock import to_micros
 from taskharbor.errors import StoreUnavailable
 
 FOLDER = Path(sys.argv[3] if len(sys.argv) > 3 else ".")
@@ -83,6 +84,13 @@ def declare(harbor: Harbor) -> None:
     async def link(trail: list[int], n: int) -> list[int]:
         await asyncio.sleep(random.uniform(0.0, 0.03))
         return [*trail, n]
+
+    @harbor.task(name="due")
+    async def due(ctx: Context, n: int) -> None:
+        """An occurrence of the schedule n: when it was due, and under which number it runs."""
+        assert ctx.job.due_at is not None
+        tell("occurrences", f"{n} {to_micros(ctx.job.due_at)} {ctx.job.number} {os.getpid()}")
+        await asyncio.sleep(random.uniform(0.0, 0.1))  # so that a kill finds some of them under way
 
     @harbor.task(name="poison")
     async def poison() -> None:

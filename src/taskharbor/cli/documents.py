@@ -9,9 +9,10 @@ from msgspec import UNSET
 
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
+from taskharbor.client.schedule import Schedule
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
-from taskharbor.job import Delivery, JobRecord, Options
+from taskharbor.job import RESERVED_TAGS, Delivery, JobRecord, Options
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Workflow
@@ -38,6 +39,8 @@ def of_record(record: JobRecord) -> dict[str, Any]:
         "dependsOn": list(record.depends_on),
         "enqueuedAt": instant(record.enqueued_at),
         "runAt": instant(record.run_at),
+        "dueAt": instant(record.due_at),
+        "schedule": None if record.options.recurrence is None else record.options.recurrence.name,
         "expiresAt": instant(record.expires_at),
         "finishedAt": instant(record.finished_at),
         "reason": None if record.reason is None else str(record.reason),
@@ -66,7 +69,7 @@ def of_options(options: Options) -> dict[str, Any]:
         # Not said: null. Said that there is to be none: a policy with nothing in it.
         "retry": None if options.retry is UNSET else options.retry or {},
         "correlationId": options.correlation_id,
-        "tags": list(options.tags),
+        "tags": [tag for tag in options.tags if not tag.startswith(RESERVED_TAGS)],
         "workflow": options.workflow,
     }
 
@@ -114,6 +117,34 @@ def of_queue(queue: Queue) -> dict[str, Any]:
         "oldestReadySeconds": None
         if queue.oldest_ready_age is None
         else queue.oldest_ready_age.total_seconds(),
+    }
+
+
+def of_schedule(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "name": schedule.name,
+        "application": schedule.application,
+        "id": schedule.id,
+        "task": schedule.task,
+        "payload": schedule.payload,
+        "queue": schedule.queue,
+        "priority": schedule.priority,
+        "schedule": schedule.schedule,
+        "timezone": schedule.timezone,
+        "misfire": str(schedule.misfire),
+        "misfireGrace": schedule.misfire_grace,
+        "deadLetter": schedule.dead_letter,
+        "paused": schedule.paused,
+        "declared": schedule.declared,
+        "orphaned": schedule.orphaned,
+        "state": str(schedule.state),
+        "dueAt": schedule.due_at,
+        "nextRunAt": schedule.next_run_at,
+        "attempts": schedule.attempts,
+        "lastStatus": None if schedule.last_status is None else str(schedule.last_status),
+        "lastFinishedAt": schedule.last_finished_at,
+        "lastError": schedule.last_error,
+        "tags": list(schedule.tags),
     }
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "cancel": "taskharbor.cli.jobs:cancel",
     "job": "taskharbor.cli.job:job",
     "dlq": "taskharbor.cli.dlq:dlq",
+    "schedule": "taskharbor.cli.schedules:schedule",
     "queue": "taskharbor.cli.queues:queue",
     "workflow": "taskharbor.cli.workflows:workflow",
     "stats": "taskharbor.cli.stats:stats",

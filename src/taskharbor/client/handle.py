@@ -13,7 +13,17 @@ from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import decode_payload
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, JobRecord, NewJob, Progress, Reason, State
+from taskharbor.job import (
+    RESERVED_TAGS,
+    AttemptRecord,
+    AttemptStatus,
+    Delivery,
+    JobRecord,
+    NewJob,
+    Progress,
+    Reason,
+    State,
+)
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -121,7 +131,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return self._record.options.tags
+        return tuple(tag for tag in self._record.options.tags if not tag.startswith(RESERVED_TAGS))
 
     @property
     def workflow(self) -> str | None:
@@ -155,6 +165,11 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     @property
     def run_at(self) -> datetime:
         return from_micros(self._record.run_at)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When the present occurrence is due, for the job of a schedule."""
+        return _datetime(self._record.due_at)
 
     @property
     def finished_at(self) -> datetime | None:

@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.events import Event, Events
@@ -17,6 +18,7 @@ from taskharbor.client.handle import Job
 from taskharbor.client.jobs import Jobs
 from taskharbor.client.losses import tell_lost
 from taskharbor.client.options import (
+    FIRST_INSTANT,
     OWN_OPTIONS,
     EnqueueOptions,
     checked_options,
@@ -29,15 +31,19 @@ from taskharbor.client.retention import Retention
 from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
 from taskharbor.client.workflows import Workflows
-from taskharbor.clock import Clock
+from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
 from taskharbor.collecting import collect_expired
 from taskharbor.context import Context
 from taskharbor.drivers.base import Driver, Enqueued, Settled, Transition
 from taskharbor.drivers.registry import driver_for
-from taskharbor.errors import ConfigurationError
-from taskharbor.job import JobRecord, NewJob
+from taskharbor.errors import ConfigurationError, PayloadError
+from taskharbor.job import JobRecord, NewJob, Recurrence
 from taskharbor.locating import refuse_while_importing
+
+if TYPE_CHECKING:
+    from taskharbor.client.schedules import Schedules
+    from taskharbor.schedule import Schedule as Recurring
 
 logger = logging.getLogger("taskharbor")
 
@@ -45,6 +51,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
+ATTEMPTS_MAX = 2**31 - 1  # no job has more
 DEFAULT_URL = "sqlite:///taskharbor.db"
 Middleware = Callable[[Context, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 
@@ -63,6 +70,7 @@ class Harbor:
         clock: Clock | None = None,
         driver: Driver | None = None,
         retention: Mapping[str, float | None] | None = None,
+        application: str = "default",
     ) -> None:
         if driver is not None and (url is not None or clock is not None):
             raise ConfigurationError(
@@ -73,6 +81,7 @@ class Harbor:
         self.has_url = driver is None  # otherwise only the driver knows where its store is
         self.driver = driver if driver is not None else driver_for(self.url, clock)
         self.retention = Retention.of(retention)
+        self.application = checked_name("application", application)  # whose schedules the code declares
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
         self.jobs = Jobs(self)
         self.dlq = DeadLetters(self)
@@ -93,6 +102,13 @@ class Harbor:
     @property
     def _driver(self) -> Driver:
         return self.driver
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """What recurs: `harbor.schedules.add(name, task, payload, schedule=…)` and so on."""
+        from taskharbor.client.schedules import Schedules  # most programs have none
+
+        return Schedules(self)
 
     # -- declaring --
 
@@ -118,6 +134,11 @@ class Harbor:
         aliases: Iterable[str] = (),
         parameter_aliases: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
+        schedule: str | Recurring | None = None,
+        timezone: str = "UTC",
+        misfire: str = "run_once",
+        misfire_grace: float = 60.0,
+        dead_letter: bool = False,
         **options: Unpack[EnqueueOptions],
     ) -> Declaration: ...
     def task(self, function: Any = None, /, **declared: Any) -> Any:  # type: ignore[misc]
@@ -125,7 +146,8 @@ class Harbor:
 
         `aliases` are names that jobs of this task may be stored under as well, `parameter_aliases` maps
         old names of parameters to the present ones. `isolation="process"` runs the handler in a process of
-        its own, which a timeout kills; it has to be at the top level of a module that can be imported.
+        its own, which a timeout kills; it has to be at the top level of a module that can be imported. With
+        `schedule` it recurs: a worker makes it so when it starts.
         """
         declaration = Declaration(self, **declared)
         return declaration if function is None else declaration(function)
@@ -256,6 +278,12 @@ class Harbor:
 
     prune = synced(aprune)
 
+    async def _prune_schedules(self) -> int:
+        """Delete what is old in the history of recurring jobs, which never finish; how many attempts."""
+        keep, seconds = self.retention.history_count, self.retention.history
+        before = FIRST_INSTANT if seconds is None else await self.driver.now() - seconds_to_micros(seconds)
+        return await self.schedules._prune_history(ATTEMPTS_MAX if keep is None else keep, before)
+
     async def _collect_expired(self, job_id: str) -> bool:
         """If the job only looks like running, because its lease has expired: settle that first."""
         collected = False
@@ -313,9 +341,21 @@ class Declaration:
         aliases: Iterable[str] = (),
         parameter_aliases: Mapping[str, str] | None = None,
         isolation: Isolation | None = None,
+        schedule: str | Recurring | None = None,
+        timezone: str = "UTC",
+        misfire: str = "run_once",
+        misfire_grace: float = 60.0,
+        dead_letter: bool = False,
         **options: Unpack[EnqueueOptions],
     ) -> None:
         self._harbor = harbor
+        self._recurs = {
+            "schedule": schedule,
+            "timezone": timezone,
+            "misfire": misfire,
+            "misfire_grace": misfire_grace,
+            "dead_letter": dead_letter,
+        }
         self._name = name
         self._aliases = _checked_aliases(aliases)
         self._parameter_aliases = parameter_aliases
@@ -353,8 +393,30 @@ class Declaration:
             isolation=self._isolation,
             options=self._options,
         )
+        task.recurrence = self._recurrence(task)
         self._harbor._register(task)
         return task
+
+    def _recurrence(self, task: Task[Any, Any, Any, Any]) -> Recurrence | None:
+        from taskharbor.schedule import EXAMPLES
+
+        if self._recurs["schedule"] is None:
+            defaults = ("UTC", "run_once", 60.0, False)
+            if tuple(self._recurs.values())[1:] != defaults:
+                raise ConfigurationError(
+                    f"{task.name} says how it recurs, but not when; give it a schedule, for example {EXAMPLES}"
+                )
+            return None
+        from taskharbor.client.schedule import checked_recurrence
+
+        try:
+            task.plan.decode("{}")
+        except PayloadError as error:
+            raise ConfigurationError(
+                f"{task.name} has a schedule, so it is called without arguments, but {error}; "
+                "give its parameters defaults, or use harbor.schedules.add(name, task, payload, schedule=…)"
+            ) from None
+        return checked_recurrence(task.name, self._harbor.application, self._recurs, declared=True)
 
 
 def _checked_aliases(aliases: Iterable[str]) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ from taskharbor.client.options import (
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, decode_result, encode_payload
 from taskharbor.drivers.base import Cancel, Delete, Operation, RunNow, Update, Verdict
-from taskharbor.errors import ConfigurationError
-from taskharbor.job import JobFilter, State
+from taskharbor.errors import ConfigurationError, JobConflict
+from taskharbor.job import JobFilter, JobRecord, State
 from taskharbor.lifecycle import CANCELLABLE, DELETABLE
 from taskharbor.retry import resolve_max_attempts
 
@@ -78,6 +78,7 @@ class Jobs(Operator):
         """Change a job that is neither running nor finished: priority, run_at, payload, limits, timeout, tags."""
         refuse_unknown(changes, CHANGEABLE_OPTIONS)
         update = _update(changes)
+        await self._refuse_schedule(id)
         if not isinstance(update.payload, UnsetType):
             await self._refuse_unfit_payload(id, update.payload)
         await self._operate(update, id, "jobs.update()")
@@ -86,7 +87,18 @@ class Jobs(Operator):
     update = synced(aupdate)
 
     async def acancel(self, id: object) -> Job[Any]:
-        """End a job that has not begun; ask a running one to end."""
+        """End a job that has not begun; ask a running one to end. Of a recurring one, that ends the occurrence."""
+        refuse_inside_transaction(self._harbor, "jobs.cancel()")
+        await self._harbor._collect_expired(checked_id(id))
+        job = await self.aget(id)
+        if job.record.options.recurrence is not None:
+            await self._harbor.schedules._cancel_occurrence(job.record)
+            return await self.aget(id)
+        if job.record.due_at is not None and job.record.unreadable_options is not None:
+            raise JobConflict(
+                job.id,
+                f"job {job.id} is a schedule of a newer version of TaskHarbor; cancel it with that version",
+            )
         answer = await self._operate(Cancel(), id, "jobs.cancel()")
         job = await self.aget(id)
         if answer.verdict is Verdict.DONE:  # a running one ends in its worker, which tells of it then
@@ -108,7 +120,12 @@ class Jobs(Operator):
     retry = synced(aretry)
 
     async def arun_now(self, id: object) -> Job[Any]:
-        """Make a scheduled job ready."""
+        """Make a scheduled job ready. Of a recurring one, that is an extra run."""
+        job = await self.aget(id)
+        recurrence = job.record.options.recurrence
+        if recurrence is not None:
+            await self._harbor.schedules._run_now(job.id, recurrence.name, "jobs.run_now()")
+            return await self.aget(id)
         await self._operate(RunNow(), id, "jobs.run_now()")
         return await self.aget(id)
 
@@ -123,7 +140,7 @@ class Jobs(Operator):
     cancel_all = synced(acancel_all)
 
     async def adelete_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
-        """Delete every job that matches and is not running; how many."""
+        """Delete every job that matches and is not running; how many. Schedules stay."""
         return await self._operate_all(Delete(), asked_filter(filter, where), DELETABLE, "jobs.delete_all()")
 
     delete_all = synced(adelete_all)
@@ -171,18 +188,42 @@ class Jobs(Operator):
         await self._harbor._collect_all_expired()
         done = 0
         async for jobs in self._matching(where):
-            ids = [job.id for job in jobs if job.state in allowed]
-            answers = await self._driver.operate(operation, ids)
+            one_off = [job for job in jobs if job.state in allowed and not _recurs(job)]
+            answers = await self._driver.operate(operation, [job.id for job in one_off])
             done += sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
             if isinstance(operation, Cancel):
                 await self._tell_cancelled([a.job_id for a in answers if a.verdict is Verdict.DONE])
+                done += await self._cancel_occurrences(
+                    [job for job in jobs if job.options.recurrence is not None]
+                )
         return done
+
+    async def _cancel_occurrences(self, jobs: builtins.list[JobRecord]) -> int:
+        """Recurring ones go on: only the occurrence that is next or under way is ended."""
+        answers = [await self._harbor.schedules._cancel_occurrence(job) for job in jobs]
+        return sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
+
+    async def _refuse_schedule(self, id: object) -> None:
+        job = await self.aget(id)
+        if job.record.options.recurrence is not None:
+            name = job.record.options.recurrence.name
+            raise JobConflict(
+                job.id,
+                f"job {job.id} is the schedule {name!r}; change it with harbor.schedules.update({name!r}, …)",
+            )
 
     async def _tell_cancelled(self, ids: builtins.list[str]) -> None:
         if self._harbor.events.wanted("cancelled"):
             for record in await self._driver.get(ids):
                 if record is not None:
                     self._harbor._tell_cancelled(record)
+
+
+def _recurs(job: JobRecord) -> bool:
+    """Also one that a newer version lets recur, by options that cannot be read here."""
+    return job.options.recurrence is not None or (
+        job.due_at is not None and job.unreadable_options is not None
+    )
 
 
 def _update(changes: Mapping[str, Any]) -> Update:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from taskharbor.client.events import Event
 from taskharbor.drivers.base import Settled, Transition
 from taskharbor.job import JobRecord, State
+from taskharbor.recurring import next_run, was_rearmed
 
 
 class Subscribers(Protocol):
@@ -41,7 +42,16 @@ def tell_lost(
             events.emit(Event.about(record, record.options, name, settled.at, **about, **more))
 
     emit("lost")
-    if settled.state is State.DEAD:
+    if was_rearmed(transition, settled):
+        reason = str(transition.reason) if transition.to is State.DEAD else "cancelled"
+        fields |= {"reason": reason} | next_run(transition)
+        logger.error(
+            "occurrence was lost with its worker; next run at %s",
+            fields["next_run"],
+            extra={"fields": fields},
+        )
+        emit("dead" if transition.to is State.DEAD else "cancelled", reason=reason)
+    elif settled.state is State.DEAD:
         reason = str(transition.reason)
         logger.error("job is dead", extra={"fields": fields | {"reason": reason}})
         emit("dead", reason=reason)

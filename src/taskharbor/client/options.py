@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from taskharbor.clock import check_seconds, seconds_to_micros, to_micros
 from taskharbor.codec import KEY_LIMIT, checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, NewJob, Options
+from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, RESERVED_TAGS, Delivery, NewJob, Options
 from taskharbor.retry import RetryPolicy, resolve_max_attempts
 
 TAGS_MAX = 32
@@ -219,6 +219,11 @@ def checked_tags(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
         raise ConfigurationError(f"tags must be a list of strings, not {shorten(value)}")
     tags = tuple(dict.fromkeys(checked_name("tag", tag) for tag in value))
+    for tag in tags:
+        if tag.startswith(RESERVED_TAGS):
+            raise ConfigurationError(
+                f"tags that begin with {RESERVED_TAGS} are TaskHarbor's own, not {tag!r}"
+            )
     if len(tags) > TAGS_MAX:
         raise ConfigurationError(f"a job takes at most {TAGS_MAX} tags, not {len(tags)}")
     return tags

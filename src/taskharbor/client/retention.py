@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -18,11 +19,13 @@ BATCH = 500  # jobs deleted in one transaction, so that pruning never holds othe
 
 
 class Retention(Struct, frozen=True):
-    """Seconds to keep jobs in each terminal state; None for ever."""
+    """Seconds to keep jobs in each terminal state, and the history of recurring ones; None for ever."""
 
     succeeded: float | None = 7 * DAY_SECONDS
     dead: float | None = None  # until somebody requeues or discards it
     cancelled: float | None = 7 * DAY_SECONDS
+    history: float | None = 90 * DAY_SECONDS  # of recurring jobs, which never finish …
+    history_count: int | None = 100  # … and no more attempts of each than this
 
     @classmethod
     def of(cls, given: Mapping[str, float | None] | None) -> Retention:
@@ -31,13 +34,23 @@ class Retention(Struct, frozen=True):
                 f'retention maps states to seconds, such as {{"succeeded": 86400}}, not {shorten(given)}'
             )
         for state, seconds in (given or {}).items():
-            if state not in TERMINAL:
+            if state == "history_count":
+                if seconds is not None and (
+                    isinstance(seconds, bool) or not isinstance(seconds, int) or seconds < 1
+                ):
+                    raise ConfigurationError(
+                        f"history_count must be a whole number of attempts from 1, or None, not {shorten(seconds)}"
+                    )
+                continue
+            if state not in TERMINAL and state != "history":
                 raise ConfigurationError(
-                    f"retention is set for succeeded, dead and cancelled jobs, in seconds, not for {shorten(state)}"
+                    "retention is set for succeeded, dead and cancelled jobs, in seconds, and for the history of "
+                    f"recurring ones (history, history_count), not for {shorten(state)}"
                 )
             if seconds is not None:
                 seconds_to_micros(seconds, f"retention of {state} jobs")
-        return cls(**{str(state): seconds for state, seconds in (given or {}).items()})
+        fields: dict[str, Any] = {str(state): seconds for state, seconds in (given or {}).items()}
+        return cls(**fields)
 
     async def prune(self, driver: Driver, limit: int | None = None) -> int:
         """Delete what is older, in small transactions; how many jobs."""

@@ -22,7 +22,7 @@ from taskharbor.client.options import (
 from taskharbor.codec import result_decoder, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError, PayloadError
-from taskharbor.job import Delivery, NewJob
+from taskharbor.job import Delivery, NewJob, Recurrence
 from taskharbor.locating import address_of
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.signature import CallPlan
@@ -129,6 +129,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         # Of a handler in a process of its own: a wrong one is told where it was declared.
         self.address = address_of(function, f"the handler of task {name!r}") if self.is_isolated else None
         self._task = self
+        self.recurrence: Recurrence | None = None  # the schedule that is declared with it
         self._options = checked_options(dict(options))
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
         self._decode_result = result_decoder(function)

@@ -311,6 +311,8 @@ class DriverMachine(RuleBasedStateMachine):
     def _transition(self, held: Held, outcome: Outcome, **proof: Any) -> Transition:
         (status, to), features = outcome
         fields = stories.outcome(to, stories.merged(features), held.job.version, self.now)
+        if "dead_letter" in fields:
+            fields["dead_letter"] = self._new_job([])
         fields["inserts"] = tuple(self._new_job([child]) for child in fields.get("inserts", ()))
         return self._reference.transition(held, status, to, **{**fields, **proof})
 
@@ -321,7 +323,9 @@ class DriverMachine(RuleBasedStateMachine):
         for each, settled in zip(batch, answers, strict=True):
             if settled.answer is Answer.DONE and (each.job_id, each.number) not in rows:
                 self._live.pop(each.job_id, None)
-        self._jobs += [job.id for each in batch for job in each.inserts if self._reference.find(job.id)]
+        born = [job.id for each in batch for job in each.inserts]
+        born += [each.dead_letter.id for each in batch if each.dead_letter is not None]
+        self._jobs += [job_id for job_id in born if self._reference.find(job_id)]
 
     # -- notes --
 

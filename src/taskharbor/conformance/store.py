@@ -375,6 +375,9 @@ class Store:
     def prune(self, before: dict[State, int], limit: int = 100) -> int:
         return self.run(self.driver.prune(before, limit, now=self.now))
 
+    def prune_history(self, *ids: str, keep: int = 100, before: int = 0) -> int:
+        return self.run(self.driver.prune_history(ids, keep, before, now=self.now))
+
     # -- a job in any state --
 
     def job_in(self, state: State, **fields: Any) -> str:

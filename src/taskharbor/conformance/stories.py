@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, LEASE, MINUTE, SECOND
 from taskharbor.drivers.base import Cancel, Delete, Discard, Occurrence, Operation, Requeue, RunNow, Update
-from taskharbor.job import AttemptStatus, Delivery, NewJob, Options, Reason, State
+from taskharbor.job import AttemptStatus, Delivery, NewJob, Options, Reason, Recurrence, State
 from taskharbor.lifecycle import SETTLES
 
 Features = dict[str, Any]
@@ -46,6 +46,7 @@ JOB_FEATURES: tuple[Features, ...] = (
     {"delivery": Delivery.AT_LEAST_ONCE},
     {"options": Options(tags=("x", "y%"), timeout=1.5)},
     {"options": Options(tags=("y%",), retry=None, max_attempts=3, correlation_id="c")},
+    {"due_at": SECOND, "delay": SECOND},
 )
 
 OUTCOME_FEATURES: tuple[Features, ...] = (
@@ -64,6 +65,8 @@ OUTCOME_FEATURES: tuple[Features, ...] = (
     {"occurrence": (0, 0)},
     {"occurrence": (MINUTE, 0)},
     {"occurrence": (MINUTE, 1)},
+    {"occurrence": (MINUTE, 0, HOUR)},
+    {"occurrence": (MINUTE, 0), "dead_letter": {}},
     {"inserts": ({},)},
     {"inserts": ({"idempotency_key": "k"}, {"queue": "b", "delay": SECOND})},
 )
@@ -96,6 +99,13 @@ OPERATIONS: tuple[Operation, ...] = (
     Update(expires_at=None),
     Update(tags=("y%",), max_attempts=7),
     Update(tags=(), timeout=None, max_attempts=None),
+    Update(options=Options(tags=("x",), recurrence=Recurrence("@daily", "n")), while_running=True),
+    Update(due_at=MINUTE, at_due=True),
+    Update(at_due=True, task="task.two", delivery=Delivery.AT_LEAST_ONCE, version=1),
+    Update(queue="b", version=2),
+    Update(priority=3, payload="{}", run_at=HOUR, due_at=HOUR, while_running=True),
+    Cancel(Occurrence(MINUTE, 1)),
+    Cancel(Occurrence(MINUTE, 2, HOUR)),
 )
 
 features_of_jobs = st.lists(st.sampled_from(JOB_FEATURES), max_size=3)
@@ -149,8 +159,9 @@ def new_job(job_id: str, features: Features, now: int) -> NewJob:
     if "run_at" in fields:
         fields.pop("delay", None)  # one or the other
         fields["run_at"] += now
-    if "expires_at" in fields:
-        fields["expires_at"] += now
+    for name in ("expires_at", "due_at"):
+        if name in fields:
+            fields[name] += now
     return NewJob(**fields)
 
 
@@ -160,15 +171,21 @@ def outcome(to: State, features: Features, version: int, now: int) -> Features:
     if "started_at" in fields:
         fields["started_at"] += now
     if "occurrence" in fields:
-        distance, off = fields["occurrence"]
-        fields["occurrence"] = Occurrence(now + distance, version + off)
+        distance, off, *place = fields["occurrence"]
+        fields["occurrence"] = Occurrence(now + distance, version + off, *(now + ahead for ahead in place))
     return fields
 
 
 def operation_at(operation: Operation, now: int) -> Operation:
     if isinstance(operation, Requeue) and operation.run_at is not None:
         return replace(operation, run_at=now + operation.run_at)
+    if isinstance(operation, Cancel) and operation.occurrence is not None:
+        due_at, run_at = operation.occurrence.due_at, operation.occurrence.run_at
+        place = None if run_at is None else now + run_at
+        return Cancel(replace(operation.occurrence, due_at=now + due_at, run_at=place))
     if isinstance(operation, Update):
+        if operation.due_at is not UNSET:
+            operation = replace(operation, due_at=now + operation.due_at)
         if operation.run_at is not UNSET:
             operation = replace(operation, run_at=now + operation.run_at)
         if operation.expires_at is not UNSET and operation.expires_at is not None:

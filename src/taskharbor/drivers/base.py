@@ -36,6 +36,7 @@ from taskharbor.job import (
     MemberResult,
     NewJob,
     NewWorkflow,
+    Options,
     Progress,
     QueueRecord,
     Reason,
@@ -164,10 +165,14 @@ class ExpiredLease(Struct, frozen=True):
 
 
 class Occurrence(Struct, frozen=True):
-    """The next occurrence of a recurring job, computed from the schedule at `version`."""
+    """The next occurrence of a recurring job, computed from the schedule at `version`.
+
+    `run_at` is its place where that is not its due time: a paused one is parked, an extra run comes at once.
+    """
 
     due_at: int
     version: int
+    run_at: int | None = None
 
 
 class Transition(Struct, frozen=True, gc=False):
@@ -197,6 +202,9 @@ class Transition(Struct, frozen=True, gc=False):
     outlived: bool = False
     inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
     occurrence: Occurrence | None = None
+    # With `occurrence`: a one-off copy of the job that is dead from the start, for `reason`, and has the run's
+    # attempts for its history. It exists if and only if this is applied as it says.
+    dead_letter: NewJob | None = None
 
 
 class Settled(Struct, frozen=True, gc=False):
@@ -232,7 +240,13 @@ Note = ProgressNote | StepNote
 
 
 class Cancel(Struct, frozen=True):
-    """End what has not begun; ask a running one to end."""
+    """End what has not begun; ask a running one to end.
+
+    With `occurrence`, what has not begun is not ended but re-armed; a row of history says what became of the
+    occurrence that was cancelled. A job that waits for others has no occurrences: that is a conflict.
+    """
+
+    occurrence: Occurrence | None = None
 
 
 class Discard(Struct, frozen=True):
@@ -258,7 +272,11 @@ class Requeue(Struct, frozen=True):
 
 
 class Update(Struct, frozen=True):
-    """Change what is set here, and nothing else."""
+    """Change what is set here, and nothing else.
+
+    A job with an idempotency key stays in its queue. `while_running` changes a running job as well, from its
+    next run on: its place and due time are then the settle's to set, which will be told that it changed.
+    """
 
     priority: int | UnsetType = UNSET
     run_at: int | UnsetType = UNSET
@@ -267,7 +285,19 @@ class Update(Struct, frozen=True):
     timeout: float | None | UnsetType = UNSET
     tags: tuple[str, ...] | UnsetType = UNSET
     expires_at: int | None | UnsetType = UNSET
+    task: str | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    delivery: Delivery | None | UnsetType = UNSET
+    options: Options | UnsetType = UNSET  # all of them
+    due_at: int | UnsetType = UNSET  # of one that waits for others: nothing
+    at_due: bool = False  # its place is its due time, if it has one
+    while_running: bool = False
+    version: int | None = None  # only if this is still the job's version
 
+
+# The row of history that a cancelled occurrence leaves which nobody had claimed.
+OPERATOR = "operator/cancel"  # as a token
+NOT_BEGUN = "cancelled before it began"
 
 Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
 
@@ -277,6 +307,7 @@ class Verdict(StrEnum):
     REQUESTED = "requested"  # a running job has been asked to end
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
+    CHANGED = "changed"  # the job's version is another than the operation relies on
 
 
 class Operated(Struct, frozen=True):
@@ -516,6 +547,16 @@ class Driver(ABC):
 
         A job that an unfinished one depends on stays. So does a member of a workflow for as long as any
         other member of it has to stay.
+        """
+
+    @abstractmethod
+    async def prune_history(
+        self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
+    ) -> int:
+        """Delete the attempts of these jobs beyond the newest `keep`, and those that ended before the instant given.
+
+        The attempts of a job's present run stay, its latest one stays, and so does what a live lease still names.
+        How many were deleted.
         """
 
     # -- the caller's own transaction --

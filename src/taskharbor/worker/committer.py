@@ -15,14 +15,15 @@ from msgspec.structs import replace
 
 from taskharbor.clock import Clock
 from taskharbor.collecting import past_of
-from taskharbor.drivers.base import Answer, Driver, ProgressNote, Settled, Transition
+from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
-from taskharbor.job import AttemptRecord, AttemptStatus, Progress, Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, Reason, State
 from taskharbor.outcome import Crashed, Outcome, Succeeded, Unfit
 from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_crash, settle_outcome, settle_unfit
 from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
+from taskharbor.worker.recurring import Recurring
 from taskharbor.worker.report import Reporter
 from taskharbor.workflow.failure import FailureTasks
 
@@ -64,6 +65,9 @@ class Committer:
         self._reporter = reporter
         self._is_busy = is_busy
         self._on_quiet = on_quiet
+        self._recurring = Recurring(
+            time, settle=self._settle_surely, history=self._history_surely, get=self._get_surely
+        )
         self._pending: list[tuple[Execution, Outcome]] = []
         self._notes: dict[Execution, Progress] = {}
         self._arrived = asyncio.Event()
@@ -122,12 +126,21 @@ class Committer:
         executions: list[Execution] = []
         transitions: list[Transition] = []
         decisions: list[Decision | None] = []
+        bare: dict[Execution, Transition] = {}  # of recurring jobs: without the next occurrence
         for execution, outcome in ended:
             transition, decision = await self._transition(execution, outcome)
+            if execution.claimed.due_at is not None:
+                bare[execution] = transition
+                transition = await self._recurring.armed(execution, transition)
             executions.append(execution)
             transitions.append(transition)
             decisions.append(decision)
         answers = await self._settle_surely(transitions)
+        for index, answer in enumerate(answers):
+            if answer.answer is Answer.CHANGED:
+                execution = executions[index]
+                changed = await self._recurring.settle_changed(execution, bare[execution], answer)
+                transitions[index], answers[index] = changed
         refused: dict[str, list[tuple[str, int]]] = {}
         for execution, transition, decision, answer in zip(
             executions, transitions, decisions, answers, strict=True
@@ -153,9 +166,7 @@ class Committer:
                 None,
             )  # fmt: skip
         if isinstance(outcome, Unfit):
-            history: list[AttemptRecord] = []
-            if claimed.number > claimed.first_number:
-                history = await self._read_surely(lambda: self._driver.history(claimed.id, self._unfit_rows))
+            history = await self._history_surely(claimed, self._unfit_rows)
             grace, now = self._unfit_grace_seconds, self._time.now()
             suspect = execution.lease.alone
             unfit = settle_unfit(
@@ -208,6 +219,19 @@ class Committer:
             await self._clock.sleep(pause)
             pause = min(pause * 2, RETRY_SECONDS_MAX)
 
+    async def has_begun(self, execution: Execution) -> bool:
+        """Whether an earlier attempt of this run began, or may have."""
+        return await self._recurring.has_begun(execution)
+
+    async def _history_surely(self, job: Claimed, rows: int) -> list[AttemptRecord]:
+        if job.number == job.first_number:
+            return []
+        return await self._read_surely(lambda: self._driver.history(job.id, rows))
+
+    async def _get_surely(self, job_id: str) -> JobRecord | None:
+        [record] = await self._read_surely(lambda: self._driver.get([job_id]))
+        return record
+
     async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         pause = 0.05
         while True:
@@ -256,6 +280,8 @@ def _safe(transition: Transition) -> Transition:
     if transition.to is State.SUCCEEDED:
         return replace(
             transition, status=AttemptStatus.FAILED, to=State.DEAD, reason=Reason.UNRECOVERABLE,
-            attempts=transition.attempts + 1, result=None, inserts=(), error=error,
+            attempts=transition.attempts + 1, result=None, inserts=(), error=error, dead_letter=None,
         )  # fmt: skip
-    return replace(transition, result=None, inserts=(), error=error, traceback=None, detail=None)
+    return replace(
+        transition, result=None, inserts=(), error=error, traceback=None, detail=None, dead_letter=None
+    )

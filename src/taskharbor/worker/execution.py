@@ -19,6 +19,7 @@ from taskharbor.errors import ConfigurationError
 from taskharbor.job import NO_OPTIONS, Delivery, JobRecord, NewJob, Options, Progress, State
 from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
+from taskharbor.schedule import parse
 from taskharbor.worker.live import LiveLease, StoreTime
 from taskharbor.worker.steps import LeasedSteps, Steps
 
@@ -94,6 +95,8 @@ class Execution:
         if claimed.options is not None:
             try:
                 self.options, self.policy = _read_options(claimed.options)
+                if self.options.recurrence is not None:
+                    parse(self.options.recurrence.schedule, self.options.recurrence.timezone)
             except (msgspec.DecodeError, ConfigurationError) as error:
                 self.unreadable = f"its stored options cannot be read: {error}"
         self.started_at: int | None = None

@@ -18,7 +18,17 @@ from taskharbor.codec import clean_text
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError, Unrecoverable
 from taskharbor.job import Reason, Takes
-from taskharbor.outcome import CancelledOnRequest, Expired, HandedBack, Outcome, Slept, Succeeded, Unfit
+from taskharbor.outcome import (
+    CancelledOnRequest,
+    Expired,
+    HandedBack,
+    Missed,
+    Outcome,
+    Slept,
+    Succeeded,
+    Unfit,
+)
+from taskharbor.recurring import is_missed
 from taskharbor.worker import endings
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.isolation.pool import CannotBegin
@@ -50,6 +60,7 @@ class Executor:
         begin: Callable[[Execution], None] | None,
         mark_at_most_once: Callable[[Execution], Coroutine[Any, Any, bool]],
         results: Results,
+        has_begun: Callable[[Execution], Coroutine[Any, Any, bool]],
         finish: Callable[[Execution, Outcome], None],
         drop: Callable[[Execution], None],
         low: Callable[[], None],
@@ -67,6 +78,7 @@ class Executor:
         self._begin = begin
         self._mark_at_most_once = mark_at_most_once
         self._results = results
+        self._has_begun = has_begun
         self._finish = finish
         self._drop = drop
         self._low = low
@@ -209,6 +221,8 @@ class Executor:
         except PayloadError as error:
             self._finish(execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(str(error), endings.ERROR_MAX)))
             return
+        if execution.options.recurrence is not None and await self._is_missed(execution, now):
+            return
         if execution.needs_mark or task.is_isolated:
             unready = await self._make_ready(execution)
             now = self._time.now()  # that took its time, which is not the handler's
@@ -243,6 +257,23 @@ class Executor:
             await self._run_async(execution, slot, task.plan.call(arguments, context))
         else:
             self._run_in_thread(execution, arguments)
+
+    async def _is_missed(self, execution: Execution, now: int) -> bool:
+        """Whether an occurrence came too late for its schedule, and was dropped for that."""
+        claimed, recurrence = execution.claimed, execution.options.recurrence
+        if recurrence is None or claimed.due_at is None or not is_missed(claimed, recurrence, now):
+            return False
+        self._starting += 1
+        try:
+            has_begun = await self._has_begun(execution)
+        finally:
+            self._starting -= 1
+        if has_begun and not self._closing:
+            return False  # a run that has begun is brought to its end, however late
+        late = (now - claimed.due_at) / MICROS_PER_SECOND
+        missed = Missed(late, recurrence.misfire_grace)
+        self._finish(execution, HandedBack() if has_begun else missed)
+        return True
 
     async def _make_ready(self, execution: Execution) -> Outcome | None:
         """What has to be there before some handlers may begin; otherwise what becomes of the job."""

@@ -19,6 +19,7 @@ COLLECT_SECONDS = 0.9  # a vanished worker's jobs start again within the lease a
 EXPIRE_EVERY = 8  # rounds: nobody begins an expired job anyway, so its end can be written down a little later
 PRUNE_EVERY = 70  # rounds: about a minute
 PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
+PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
 
 
@@ -54,6 +55,8 @@ class Maintenance:
                     await self.expire()
                 if pruning or rounds % PRUNE_EVERY == 0:
                     pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
+                if rounds % PRUNE_HISTORY_EVERY == 0:
+                    await self._harbor._prune_schedules()
             except StoreError as error:
                 logger.warning("maintenance has to wait", extra={"fields": {"error": str(error)}})
 

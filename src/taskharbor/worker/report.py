@@ -9,7 +9,8 @@ from taskharbor.client.events import Event, Events
 from taskharbor.client.losses import tell_lost
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Answer, Settled, Transition
-from taskharbor.job import AttemptStatus, JobRecord, State
+from taskharbor.job import AttemptStatus, JobRecord, Reason, State
+from taskharbor.recurring import next_run, was_rearmed
 from taskharbor.retry import Decision
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import StoreTime
@@ -34,9 +35,12 @@ class Reporter:
     def settled(
         self, execution: Execution, transition: Transition, decision: Decision | None, settled: Settled
     ) -> None:
+        if was_rearmed(transition, settled) and transition.to is not State.SUCCEEDED:
+            self._rearmed(execution, transition, decision, settled)
+            return
         if transition.to is State.SUCCEEDED:
             if logger.isEnabledFor(logging.INFO):
-                fields = execution.fields() | _duration(transition, settled)
+                fields = execution.fields() | _duration(transition, settled) | next_run(transition)
                 logger.info("job succeeded", extra={"fields": fields})
             if self._events.wanted("succeeded"):
                 self._emit("succeeded", execution, settled.at)
@@ -68,6 +72,31 @@ class Reporter:
             logger.warning("job put back", extra={"fields": fields | _delay(transition, settled)})
         else:
             logger.info("job handed back", extra={"fields": fields})
+
+    def _rearmed(
+        self, execution: Execution, transition: Transition, decision: Decision | None, settled: Settled
+    ) -> None:
+        """An occurrence of a recurring job has ended without success, and the next one is set."""
+        reason = str(transition.reason) if transition.to is not State.READY else "cancelled"
+        fields = execution.fields() | _duration(transition, settled) | {"reason": reason}
+        fields |= next_run(transition)
+        if transition.error:
+            fields["error"] = transition.error
+        if decision is not None:
+            retries = max(decision.limit - 1, 0)
+            fields |= {"retry": transition.attempts - 1, "max_retries": retries, "delay": _ahead(settled)}
+            self._emit("failed", execution, settled.at, error=transition.error)
+        told = f"; next run in {_ahead(settled):g}s (at {fields['next_run']})"
+        if transition.to is State.DEAD:
+            retry = f" after retry {fields['retry']}/{fields['max_retries']}" if decision is not None else ""
+            logger.error("occurrence failed%s%s", retry, told, extra={"fields": fields})
+            self._emit("dead", execution, settled.at, reason=reason, error=transition.error)
+        elif transition.reason is Reason.EXPIRED:
+            logger.warning("occurrence dropped, %s%s", transition.detail, told, extra={"fields": fields})
+            self._emit("cancelled", execution, settled.at, reason=reason)
+        else:
+            logger.info("occurrence cancelled%s", told, extra={"fields": fields})
+            self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
 
     def _retried(
         self,
@@ -124,6 +153,11 @@ class Reporter:
             claimed = execution.claimed
             about = {"attempt": claimed.number, "worker": self._worker}
             self._events.emit(Event.about(claimed, execution.options, name, at, **about, **more))
+
+
+def _ahead(settled: Settled) -> float:
+    """Seconds until the job's next run."""
+    return round(max(0, (settled.run_at or settled.at) - settled.at) / MICROS_PER_SECOND, 3)
 
 
 def _duration(transition: Transition, settled: Settled) -> dict[str, Any]:

@@ -170,6 +170,7 @@ class Worker:
         self._shift = _Shift(self)  # first of all: from here on `stop` is heard
         try:
             await self.harbor.driver.open_for_work()
+            await self.harbor.schedules._reconcile()
             for hook in self.harbor.start_hooks:
                 await _call_hook(hook)
             if started is not None:
@@ -233,6 +234,7 @@ class _Shift:
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
             results=Results(driver, clock),
+            has_begun=self._committer.has_begun,
             finish=self._finish,
             drop=self._drop,
             low=self._low,

@@ -71,7 +71,7 @@ async def lost(proxy: Proxy, statement: str, cut: bool, call: Callable[[], Await
 
 
 async def test_enqueue_repeated_with_its_id_is_the_same_job(proxy: Proxy, driver: PostgresDriver, cut: bool):
-    error = await lost(proxy, STATEMENTS["enqueue"], cut, lambda: driver.enqueue([job(1), job(2)]))
+    error = await lost(proxy, STATEMENTS["enqueue_alike"], cut, lambda: driver.enqueue([job(1), job(2)]))
     assert error.job_ids == (job(1).id, job(2).id)
     again = await driver.enqueue([job(1), job(2), job(3)])
     assert [(each.id, each.existed) for each in again] == [

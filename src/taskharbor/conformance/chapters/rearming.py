@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Held, Store
-from taskharbor.drivers.base import Answer, Cancel, Occurrence, Update
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.drivers.base import Answer, Cancel, Occurrence, Requeue, RunNow, Update, Verdict
+from taskharbor.job import AttemptStatus, Delivery, Options, Reason, Recurrence, State
 
 ENDINGS = (
     (AttemptStatus.SUCCEEDED, State.SUCCEEDED, None),
@@ -157,3 +157,256 @@ class Rearming(Chapter):
             held = store.claim_one()
         assert [row.number for row in store.history(held.id)] == [3, 2, 1]
         assert store.counts()[State.RUNNING] == 1
+
+    # -- the first occurrence, and places that are not the due time --
+
+    def test_recurring_job_is_born_with_its_first_occurrence(self, store: Store) -> None:
+        """The due time that an enqueue names is the one that the claim tells."""
+        due_at = store.now + MINUTE
+        job_id = store.enqueue(due_at=due_at, run_at=due_at, options=Options(tags=("recurs",)))
+        assert (store.job(job_id).due_at, store.job(job_id).run_at) == (due_at, due_at)
+        assert store.claimed_ids() == []
+        store.pass_time(MINUTE)
+        held = store.claim_one()
+        assert (held.job.due_at, held.job.run_at, held.job.number) == (due_at, due_at, 1)
+
+    def test_occurrence_may_stand_elsewhere_than_at_its_due_time(self, store: Store) -> None:
+        """A paused schedule is parked: scheduled, with its due time known, and not claimed when that comes."""
+        held = store.running()
+        due_at, parked_at = store.now + MINUTE, store.now + 100 * DAY
+        settled = store.succeed(held, occurrence=Occurrence(due_at, 1, parked_at))
+        assert (settled.state, settled.run_at) == (State.SCHEDULED, parked_at)
+        assert (store.job(held.id).due_at, store.job(held.id).run_at) == (due_at, parked_at)
+        store.pass_time(HOUR)
+        assert (store.claimed_ids(), store.state(held.id)) == ([], State.SCHEDULED)
+
+    def test_run_now_keeps_the_due_time(self, store: Store) -> None:
+        """An extra run is known by its place, which is before its due time."""
+        held, due_at = store.running(), store.now + HOUR
+        store.succeed(held, occurrence=Occurrence(due_at, 1))
+        assert store.do(RunNow(), held.id) is Verdict.DONE
+        extra = store.claim_one()
+        assert (extra.job.run_at, extra.job.due_at) == (store.now, due_at)
+
+    # -- cancelling what has not begun --
+
+    def test_cancelling_an_occurrence_that_has_not_begun_sets_the_next(self, store: Store) -> None:
+        """The job is not ended: its next occurrence is set, as a new run, and history has what was cancelled."""
+        held = recurring(store)
+        store.step(held, "a", "1")
+        store.report(held, 0.5)
+        store.fail(held, delay=MINUTE)
+        due_at = store.now + HOUR
+        assert store.do(Cancel(Occurrence(due_at, 1)), held.id) is Verdict.DONE
+        record = store.job(held.id)
+        assert (record.state, record.run_at, record.due_at) == (State.SCHEDULED, due_at, due_at)
+        assert (record.attempts, record.reason, record.finished_at) == (0, None, None)
+        assert (store.steps(held.id), record.progress) == ({}, None)
+        row = store.last_attempt(held.id)
+        assert (row.number, row.status, row.started_at) == (held.number + 1, AttemptStatus.CANCELLED, None)
+        assert (row.retry_count, row.finished_at) == (1, store.now)
+        store.pass_time(HOUR)
+        again = store.claim_one()
+        assert (again.number, again.job.first_number, again.job.attempts) == (
+            held.number + 2,
+            held.number + 2,
+            0,
+        )
+
+    def test_cancelling_an_occurrence_asks_a_running_one_to_end(self, store: Store) -> None:
+        """The worker is told as ever; the settle brings the next occurrence."""
+        held = recurring(store)
+        assert store.do(Cancel(Occurrence(store.now + HOUR, 1)), held.id) is Verdict.REQUESTED
+        assert store.extend(held.token).cancel_requested == (held.id,)
+        store.end_cancelled(held, occurrence=Occurrence(store.now + DAY, 1))
+        assert store.job(held.id).due_at == store.now + DAY
+
+    def test_cancelling_by_another_version_of_the_schedule_changes_nothing(self, store: Store) -> None:
+        """Whoever computed the next occurrence from an old schedule is told to do it again."""
+        held = store.running()
+        store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1))
+        before = store.everything()
+        assert store.do(Cancel(Occurrence(store.now + DAY, 2)), held.id) is Verdict.CHANGED
+        assert store.everything() == before
+
+    # -- changing --
+
+    def test_running_job_is_changed_from_its_next_run_on(self, store: Store) -> None:
+        """The attempt goes on as it was; its settle learns that the schedule is another, and the next run has it."""
+        held = recurring(store)
+        options = Options(timeout=9, tags=("t",), recurrence=Recurrence("@daily", "n"))
+        update = Update(
+            task="another", payload='{"n":2}', queue="elsewhere", priority=3, delivery=Delivery.AT_MOST_ONCE,
+            options=options, due_at=store.now + DAY, run_at=store.now + DAY, while_running=True,
+        )  # fmt: skip
+        assert store.do(update, held.id) is Verdict.DONE
+        record = store.job(held.id)
+        assert (record.state, record.number, record.due_at) == (State.RUNNING, held.number, held.job.due_at)
+        assert (record.options, record.version, store.listed_ids(tag="t")) == (options, 2, [held.id])
+        assert store.succeed(held, occurrence=Occurrence(store.now, 1)).answer is Answer.CHANGED
+        assert store.succeed(held, occurrence=Occurrence(store.now, 2)).answer is Answer.DONE
+        again = store.claim_one(once_limit=1)
+        assert (again.job.task, again.job.payload, again.job.queue) == ("another", '{"n":2}', "elsewhere")
+        assert (again.job.priority, again.job.delivery) == (3, Delivery.AT_MOST_ONCE)
+        assert store.succeed(again).state is State.SUCCEEDED
+        assert store.counts("elsewhere")[State.SUCCEEDED] == 1
+
+    def test_job_that_ends_in_another_queue_is_counted_there(self, store: Store) -> None:
+        """A job moved while it ran belongs to where it was moved to, however it ends."""
+        for end, state in ((store.bury, State.DEAD), (store.end_cancelled, State.CANCELLED)):
+            held = store.running()
+            store.do(Update(queue="elsewhere", while_running=True), held.id)
+            end(held)
+            assert store.counts("elsewhere")[state] == 1
+            assert store.counts("default")[state] == 0
+
+    def test_running_job_is_not_changed_without_being_told_so(self, store: Store) -> None:
+        """What does not say that it concerns a running job is a conflict."""
+        held = recurring(store)
+        assert store.do(Update(due_at=store.now + DAY), held.id) is Verdict.CONFLICT
+
+    def test_finished_job_is_not_changed_while_running(self, store: Store) -> None:
+        """Running or not, it must not have ended."""
+        for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED):
+            job_id = store.job_in(state)
+            assert store.do(Update(priority=1, while_running=True), job_id) is Verdict.CONFLICT
+
+    def test_change_relies_on_the_version_that_was_read(self, store: Store) -> None:
+        """Of two who change what they have both read, the second one is told."""
+        job_id = store.enqueue()
+        assert store.do(Update(priority=1, version=1), job_id) is Verdict.DONE
+        before = store.everything()
+        assert store.do(Update(priority=2, version=1), job_id) is Verdict.CHANGED
+        assert store.everything() == before
+
+    def test_place_can_be_set_to_the_due_time_whatever_that_is(self, store: Store) -> None:
+        """Whoever resumes a schedule need not know when it is due."""
+        held, due_at = store.running(), store.now + MINUTE
+        store.succeed(held, occurrence=Occurrence(due_at, 1, store.now + 100 * DAY))
+        assert store.do(Update(at_due=True), held.id) is Verdict.DONE
+        assert store.job(held.id).run_at == due_at
+        later = store.now + HOUR
+        assert store.do(Update(at_due=True, due_at=later), held.id) is Verdict.DONE
+        assert (store.job(held.id).run_at, store.job(held.id).due_at) == (later, later)
+
+    def test_job_is_moved_to_another_queue_and_claimed_there(self, store: Store) -> None:
+        """A change of the queue is a change of its place in the order."""
+        job_id = store.enqueue()
+        assert store.do(Update(queue="elsewhere"), job_id) is Verdict.DONE
+        assert store.claimed_ids(queues=("default",)) == []
+        assert store.claimed_ids(queues=("elsewhere",)) == [job_id]
+
+    def test_job_with_an_idempotency_key_stays_in_its_queue(self, store: Store) -> None:
+        """The queue is a part of its name."""
+        job_id = store.enqueue(idempotency_key="k")
+        assert store.do(Update(queue="elsewhere"), job_id) is Verdict.CONFLICT
+        assert store.do(Update(queue="default", priority=1), job_id) is Verdict.DONE
+
+    # -- the copy that is dead from the start --
+
+    def test_failed_occurrence_leaves_a_dead_copy_with_the_history_of_its_run(self, store: Store) -> None:
+        """The schedule goes on; the dead-letter queue has the run that failed, all of it and nothing else."""
+        held = recurring(store)
+        store.fail(held, error="first")
+        held = store.claim_one()
+        copy = store.new(
+            task="copied", queue="other", options=Options(tags=("t",)), delivery=Delivery.AT_LEAST_ONCE
+        )
+        settled = store.bury(held, error="last", occurrence=Occurrence(store.now + HOUR, 1), dead_letter=copy)
+        assert (settled.answer, settled.state) == (Answer.DONE, State.SCHEDULED)
+        dead = store.job(copy.id)
+        assert (dead.state, dead.reason, dead.attempts) == (State.DEAD, Reason.EXHAUSTED, 2)
+        assert (dead.number, dead.finished_at, dead.due_at) == (3, store.now, None)
+        assert (dead.task, dead.queue, dead.error) == ("copied", "other", "last")
+        rows = store.history(copy.id)
+        assert [(row.number, row.error, row.retry_count) for row in rows] == [(3, "last", 1), (2, "first", 0)]
+        assert store.listed_ids(state=State.DEAD) == store.listed_ids(tag="t") == [copy.id]
+        assert store.counts()[State.DEAD] == store.counts("other")[State.DEAD] == 1
+
+    def test_dead_copy_can_be_requeued_and_runs_once(self, store: Store) -> None:
+        """It is an ordinary job: its numbers go on from those of the run it is a copy of."""
+        held, copy = recurring(store), store.new()
+        store.bury(held, occurrence=Occurrence(store.now + HOUR, 1), dead_letter=copy)
+        assert store.do(Requeue(), copy.id) is Verdict.DONE
+        again = store.claim_one()
+        assert (again.id, again.number, again.job.attempts, again.job.due_at) == (copy.id, 3, 0, None)
+        assert store.succeed(again).state is State.SUCCEEDED
+        assert store.counts()[State.DEAD] == 0
+
+    def test_no_copy_is_left_when_the_settle_is_refused_repeated_or_turned_into_a_cancellation(
+        self, store: Store
+    ) -> None:
+        """It exists if and only if the occurrence really ended so."""
+        held, copy, next_one = recurring(store), store.new(), Occurrence(store.now, 1)
+        store.bury(held, occurrence=Occurrence(store.now, 9), dead_letter=copy)
+        assert store.find(copy.id) is None
+        store.bury(held, occurrence=next_one, dead_letter=copy)
+        store.bury(held, occurrence=next_one, dead_letter=store.new())
+        assert store.counts()[State.DEAD] == 1
+        held = store.claim_one()
+        store.do(Cancel(), held.id)
+        store.bury(held, occurrence=Occurrence(store.now + HOUR, 1), dead_letter=store.new())
+        assert store.counts()[State.DEAD] == 1
+
+    # -- history --
+
+    def test_latest_attempt_is_told_with_the_job(self, store: Store) -> None:
+        """How a schedule's last run ended is known without reading its history."""
+        held = store.running()
+        assert (store.job(held.id).last_status, store.job(held.id).last_finished_at) == (None, None)
+        store.bury(held, occurrence=Occurrence(store.now + HOUR, 1))
+        record = store.job(held.id)
+        assert (record.last_status, record.last_finished_at) == (AttemptStatus.FAILED, store.now)
+
+    def test_history_is_pruned_by_count_and_by_age(self, store: Store) -> None:
+        """The newest ones stay, up to a number and an age; of other jobs nothing goes."""
+        held = recurring(store)
+        other = store.history(store.job_in(State.DEAD, queue="other"))
+        for _ in range(6):
+            store.pass_time(SECOND)
+            store.succeed(held, occurrence=Occurrence(store.now, 1))
+            held = store.claim_one(queues=("default",))
+        assert store.prune_history(held.id, keep=4) == 3
+        assert [row.number for row in store.history(held.id)] == [7, 6, 5, 4]
+        assert store.prune_history(held.id, before=store.now - SECOND) == 2
+        assert [row.number for row in store.history(held.id)] == [7, 6]
+        assert store.prune_history(held.id, keep=4, before=store.now - SECOND) == 0
+        assert store.history(other[0].job_id) == other
+        assert store.succeed(held).state is State.SUCCEEDED
+
+    def test_present_run_and_latest_attempt_outlast_every_pruning(self, store: Store) -> None:
+        """What the policy weighs, and what tells where the job stands, is never struck out."""
+        held = recurring(store)
+        for _ in range(2):
+            store.fail(held)
+            held = store.claim_one()
+        assert store.prune_history(held.id, keep=0, before=store.now + DAY) == 1
+        assert [row.number for row in store.history(held.id)] == [3, 2]
+        store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1))
+        store.prune_history(held.id, keep=0, before=store.now + DAY)
+        assert [row.number for row in store.history(held.id)] == [4]
+        assert store.job(held.id).state is State.SCHEDULED
+        store.pass_time(HOUR)
+        assert store.claim_one().number == 5
+
+    def test_pruning_raises_nothing_that_a_live_lease_still_names(self, store: Store) -> None:
+        """A lease names what was settled under it for as long as another of its jobs is open."""
+        ids = [store.enqueue(), store.enqueue()]
+        first, second = sorted(store.claim(limit=2), key=lambda held: held.id)
+        held = first
+        for _ in range(3):
+            store.succeed(held, occurrence=Occurrence(store.now, 1))
+            held = store.claim_one()
+        store.prune_history(first.id, keep=0, before=store.now + DAY)
+        store.succeed(held, occurrence=Occurrence(store.now + 100 * DAY, 1))
+        store.let_expire()
+        expired = store.collected()
+        assert [job.id for job in expired.jobs] == [second.id]
+        assert set(ids) == {first.id, second.id}
+
+    def test_pruning_of_unknown_and_finished_jobs_prunes_nothing(self, store: Store) -> None:
+        """A finished job's history goes with the job."""
+        job_id = store.job_in(State.SUCCEEDED)
+        unknown = store.new().id
+        assert store.prune_history(job_id, unknown, keep=0, before=store.now + DAY) == 0
+        assert len(store.history(job_id)) == 1

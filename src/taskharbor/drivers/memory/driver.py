@@ -193,6 +193,12 @@ class MemoryDriver(Driver):
         with self._news.lock:
             return operate.prune(self._store, before, limit)
 
+    async def prune_history(
+        self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
+    ) -> int:
+        with self._news.lock:
+            return operate.prune_history(self._store, ids, keep, before)
+
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists
-from taskharbor.drivers.memory.store import Job, Store, Workflow
+from taskharbor.drivers.memory.store import Attempt, Job, Store, Workflow
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NO_OPTIONS, NewJob, NewWorkflow, Options, State
+from taskharbor.job import NO_OPTIONS, NewJob, NewWorkflow, Options, Reason, State
 
 
 class _Batch:
@@ -89,6 +90,7 @@ def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
     run_at = _run_at(new, now)
     # A dependency that turned out to exist already under another id means that one.
     depends_on = tuple(standing.get(dependency, dependency) for dependency in new.depends_on)
+    unmet = frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id))
     return Job(
         id=new.id,
         task=new.task,
@@ -107,8 +109,25 @@ def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
         options_json=options_json(new.options),
         depends_on=depends_on,
         ends_with_members=new.ends_with_members,
-        unmet=frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id)),
+        unmet=unmet,
+        due_at=None if unmet else new.due_at,
     )
+
+
+def insert_dead(
+    store: Store, new: NewJob, reason: Reason | None, of: Job, first_number: int, now: int
+) -> None:
+    """A copy of a run that failed for good: dead from the start, with that run's history."""
+    copy = _job(store, new, {}, now)
+    copy.state = State.DEAD
+    copy.reason, copy.finished_at = reason, now
+    copy.attempts, copy.number, copy.first_number = of.attempts, of.number, first_number
+    copy.history = {
+        number: Attempt(row.token, replace(row.record, job_id=new.id))
+        for number, row in of.history.items()
+        if number >= first_number
+    }
+    store.add(copy)
 
 
 def _run_at(new: NewJob, now: int) -> int:

@@ -10,6 +10,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
+    NOT_BEGUN,
+    OPERATOR,
     Cancel,
     Delete,
     Discard,
@@ -19,11 +21,13 @@ from taskharbor.drivers.base import (
     RunNow,
     Update,
     Verdict,
+    worker_of,
 )
 from taskharbor.drivers.memory.enqueue import options_json
-from taskharbor.drivers.memory.store import Job, Placed, Store, begin_new_run, must_begin
+from taskharbor.drivers.memory.settle import rearm
+from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, begin_new_run, must_begin
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
 from taskharbor.lifecycle import TERMINAL, allows
 
 # -- operators -----------------------------------------------------------------------------------
@@ -33,7 +37,7 @@ def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) ->
     answers = [_operate(store, operation, job_id, now) for job_id in ids]
     done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-    if isinstance(operation, Cancel):
+    if isinstance(operation, Cancel) and operation.occurrence is None:
         store.cancel_dependants(done, now)
     elif isinstance(operation, Requeue):
         store.restore_dependants(done, now)
@@ -53,7 +57,7 @@ def _operate(store: Store, operation: Operation, job_id: str, now: int) -> Opera
 def _do(store: Store, operation: Operation, job: Job, now: int) -> Verdict:
     match operation:
         case Cancel():
-            return _cancel(store, job, now)
+            return _cancel(store, job, operation, now)
         case Delete():
             return _delete(store, job)
         case Discard():
@@ -63,7 +67,14 @@ def _do(store: Store, operation: Operation, job: Job, now: int) -> Verdict:
         case Requeue():
             _change(store, job, lambda: _begin_new_run(job, operation, now))
         case Update():
-            _change(store, job, lambda: _update(job, operation))
+            if operation.version is not None and operation.version != job.version:
+                return Verdict.CHANGED
+            if operation.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
+                return Verdict.CONFLICT
+            if job.lease is None:
+                _change(store, job, lambda: _update(job, operation))
+            else:
+                _change_running(store, job, operation)
     return Verdict.DONE
 
 
@@ -73,12 +84,38 @@ def _change(store: Store, job: Job, change: Callable[[], None]) -> None:
     store.place_again(job)
 
 
-def _cancel(store: Store, job: Job, now: int) -> Verdict:
+def _change_running(store: Store, job: Job, update: Update) -> None:
+    """It stays where it is, under its lease; only what its next run takes from the job itself changes."""
+    store.tally[job.queue][State.RUNNING] -= 1
+    _update(job, replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False))
+    store.tally[job.queue][State.RUNNING] += 1
+
+
+def _cancel(store: Store, job: Job, cancel: Cancel, now: int) -> Verdict:
     if job.lease is not None:
         # Kept in the lease: the heartbeat tells the worker, and whoever settles next obeys.
         job.lease.cancel_requested.add(job.id)
         return Verdict.REQUESTED
-    store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
+    if cancel.occurrence is not None and job.state is State.WAITING:
+        return Verdict.CONFLICT
+    if cancel.occurrence is None:
+        store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
+        return Verdict.DONE
+    if cancel.occurrence.version != job.version:
+        return Verdict.CHANGED
+    job.number += 1
+    record = AttemptRecord(
+        job.id,
+        job.number,
+        AttemptStatus.CANCELLED,
+        job.attempts,
+        worker_of(OPERATOR),
+        None,
+        now,
+        detail=NOT_BEGUN,
+    )
+    job.history[job.number] = Attempt(OPERATOR, record)
+    rearm(store, job, cancel.occurrence)
     return Verdict.DONE
 
 
@@ -100,10 +137,20 @@ def _begin_new_run(job: Job, requeue: Requeue, now: int) -> None:
 
 
 def _update(job: Job, update: Update) -> None:
+    if update.task is not UNSET:
+        job.task = update.task
+    if update.queue is not UNSET:
+        job.queue = update.queue
+    if update.delivery is not UNSET:
+        job.delivery = update.delivery
     if update.priority is not UNSET:
         job.priority = update.priority
+    if update.due_at is not UNSET and not job.unmet:
+        job.due_at = update.due_at
     if update.run_at is not UNSET:
         _set_run_at(job, update.run_at)
+    if update.at_due and job.due_at is not None:
+        _set_run_at(job, job.due_at)
     if update.payload is not UNSET:
         job.payload = update.payload
     if update.expires_at is not UNSET:
@@ -115,6 +162,8 @@ def _update(job: Job, update: Update) -> None:
 
 
 def _update_options(job: Job, update: Update) -> None:
+    if update.options is not UNSET:
+        job.options = update.options
     if update.max_attempts is not UNSET:
         job.options = replace(job.options, max_attempts=update.max_attempts)
     if update.timeout is not UNSET:
@@ -175,6 +224,25 @@ def _forget_workflows(store: Store, before: dict[State, int]) -> None:
 
 def _is_over(job: Job, before: dict[State, int]) -> bool:
     return job.state in before and job.finished_at is not None and job.finished_at < before[job.state]
+
+
+def prune_history(store: Store, ids: Sequence[str], keep: int, before: int) -> int:
+    pruned = 0
+    for job in filter(None, map(store.jobs.get, ids)):
+        if job.state in TERMINAL:
+            continue
+        numbers = list(job.history)
+        doomed = [
+            number
+            for position, number in enumerate(reversed(numbers))
+            if position > 0
+            and number < job.first_number
+            and (position >= keep or job.history[number].record.finished_at < before)
+        ]
+        for number in doomed:
+            del job.history[number]
+        pruned += len(doomed)
+    return pruned
 
 
 def _prunable(store: Store, before: dict[State, int]) -> Iterator[Job]:

@@ -25,7 +25,7 @@ from taskharbor.lifecycle import TERMINAL
 
 
 def record(job: Job, now: int) -> JobRecord:
-    lease = job.lease
+    lease, latest = job.lease, _latest(job)
     return JobRecord(
         id=job.id,
         task=job.task,
@@ -51,14 +51,16 @@ def record(job: Job, now: int) -> JobRecord:
         cancel_requested=lease is not None and job.id in lease.cancel_requested,
         reason=job.reason,
         finished_at=job.finished_at,
-        error=_latest_error(job),
+        error=None if latest is None else latest.error,
+        last_status=None if latest is None else latest.status,
+        last_finished_at=None if latest is None else latest.finished_at,
         result=job.result,
         progress=job.progress,
     )
 
 
-def _latest_error(job: Job) -> str | None:
-    return next(reversed(job.history.values())).record.error if job.history else None
+def _latest(job: Job) -> AttemptRecord | None:
+    return next(reversed(job.history.values())).record if job.history else None
 
 
 def history(job: Job, limit: int) -> list[AttemptRecord]:

@@ -13,7 +13,7 @@ from taskharbor.drivers.base import (
     Transition,
     worker_of,
 )
-from taskharbor.drivers.memory.enqueue import enqueue, refuse_unknown_dependencies
+from taskharbor.drivers.memory.enqueue import enqueue, insert_dead, refuse_unknown_dependencies
 from taskharbor.drivers.memory.store import Attempt, Job, Store
 from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State, StepRecord
 from taskharbor.lifecycle import TERMINAL
@@ -69,7 +69,10 @@ def _apply(store: Store, job: Job, transition: Transition, now: int) -> Settled:
     if transition.to is State.READY and not cancelled:
         _put_back(store, job, transition, now)
     elif transition.occurrence is not None:
-        _rearm(store, job, transition.occurrence)
+        if transition.dead_letter is not None and not cancelled:
+            reason, first = transition.reason, job.first_number
+            insert_dead(store, transition.dead_letter, reason, job, first, now)
+        rearm(store, job, transition.occurrence)
     elif cancelled:
         store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
         store.cancel_dependants([job.id], now)
@@ -118,10 +121,11 @@ def _put_back(store: Store, job: Job, transition: Transition, now: int) -> None:
     store.enter(job, State.READY)
 
 
-def _rearm(store: Store, job: Job, occurrence: Occurrence) -> None:
+def rearm(store: Store, job: Job, occurrence: Occurrence) -> None:
     """The next run of a recurring job: nothing of the one before is left but its history."""
     store.leave(job)
-    job.place = job.due_at = occurrence.due_at
+    job.due_at = occurrence.due_at
+    job.place = occurrence.due_at if occurrence.run_at is None else occurrence.run_at
     job.attempts = 0
     job.first_number = job.number + 1
     job.begun = False

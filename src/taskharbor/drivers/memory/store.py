@@ -177,7 +177,7 @@ class Store:
             self.keys[job.queue, job.idempotency_key] = job.id
         for dependency in job.depends_on:
             self.dependants[dependency].add(job.id)
-        self.enter(job, runnable_or_waiting(job))
+        self.enter(job, job.state if job.state in TERMINAL else runnable_or_waiting(job))
 
     def delete(self, job: Job) -> None:
         self.leave(job)

@@ -355,6 +355,11 @@ class PostgresDriver(Driver):
         operate.check_prunable(before)
         return await self._transact(Lane.REST, lambda s: operate.prune(s, before, limit), now)
 
+    async def prune_history(
+        self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
+    ) -> int:
+        return await self._run(Lane.REST, lambda s: operate.prune_history(s, ids, keep, before), now)
+
     # -- the caller's own transaction --
 
     def in_transaction(self) -> bool:

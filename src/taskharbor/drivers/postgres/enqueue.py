@@ -19,7 +19,7 @@ RACES_MAX = 50  # how often others may be quicker before something must be wrong
 
 
 def is_plain(job: NewJob) -> bool:
-    return not job.depends_on and not job.options.tags
+    return not job.depends_on and not job.options.tags and job.due_at is None
 
 
 # -- the fast path -------------------------------------------------------------------------------
@@ -220,13 +220,28 @@ async def _place(session: Session, batch: _Batch, members: dict[str, Found], now
         await session.do("insert_waiting", *columns(rows))
     if ready:
         placed = [
-            (job.id, _run_at(job, now), 0, 0, 1, None, job.expires_at, job.delivery, False) for job in ready
+            (job.id, _run_at(job, now), 0, 0, 1, job.due_at, job.expires_at, job.delivery, False)
+            for job in ready
         ]
         await session.do("insert_ready", *columns(placed))
     tags = sorted({(tag, job.id) for job in batch.fresh for tag in job.options.tags})
     if tags:
         await session.do("insert_tags", *columns(tags))
     return {job.id for job in waiting}
+
+
+async def insert_dead(session: Session, jobs: Sequence[NewJob], now: int) -> set[str]:
+    """The jobs rows of those that are dead from the start; the ids that are new. The rest is the settle's."""
+    rows = [
+        (j.id, j.queue, j.task, j.payload, j.priority, now, j.expires_at, j.idempotency_key, j.delivery,
+         encoded_options(j.options))
+        for j in jobs
+    ]  # fmt: skip
+    stored = {row["id"] for row in await session.rows("insert_jobs", *columns(rows), now)}
+    tags = sorted({(tag, job.id) for job in jobs if job.id in stored for tag in job.options.tags})
+    if tags:
+        await session.do("insert_tags", *columns(tags))
+    return stored
 
 
 def columns(rows: Sequence[tuple[object, ...]]) -> Iterable[list[object]]:

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from msgspec import UNSET, structs
 
 from taskharbor.drivers.base import (
+    NOT_BEGUN,
+    OPERATOR,
     Cancel,
     Delete,
     Discard,
+    Occurrence,
     Operated,
     Operation,
     Requeue,
@@ -69,7 +72,7 @@ class _Operating:
 
     async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
         session = self._session
-        if isinstance(self._operation, Cancel):
+        if isinstance(self._operation, Cancel) and self._operation.occurrence is None:
             return await self._cancel(ids)
         await self._lock(ids)
         self._now = await session.now()
@@ -104,12 +107,12 @@ class _Operating:
         return answers
 
     async def _lock(self, ids: Sequence[str]) -> None:
-        """Leases by token, then jobs by id. Only deleting (and cancelling) writes to a lease."""
+        """Leases by token, then jobs by id. Only cancelling and deleting write to a lease."""
         session = self._session
         known = sorted({job_id for job_id in ids if places.is_id(job_id)})
         if not known:
             return
-        if isinstance(self._operation, Delete):
+        if isinstance(self._operation, Cancel | Delete):
             tokens = [row["token"] for row in await session.rows("leases_naming", known)]
             if tokens:
                 self._locked = {row["token"] for row in await session.rows("lock_leases", sorted(tokens))}
@@ -118,8 +121,9 @@ class _Operating:
     async def _do(self, job: Found) -> Verdict | None:
         """None, with nothing done, if the job is no longer where it was found."""
         match self._operation:
-            case Cancel():
-                raise AssertionError("cancelled all at once")
+            case Cancel() as cancel:
+                assert cancel.occurrence is not None, "otherwise it is done to all at once"
+                return await self._end_occurrence(job, cancel.occurrence)
             case Discard():
                 return await self._discard(job)
             case Delete():
@@ -130,6 +134,34 @@ class _Operating:
                 return await self._requeue(job, requeue)
             case Update() as update:
                 return await self._update(job, update)
+
+    async def _end_occurrence(self, job: Found, next_one: Occurrence) -> Verdict | None:
+        place = job.place
+        if place.token is not None:
+            if place.token not in self._locked:
+                return None  # claimed between our locking and our looking
+            await self._session.do("request_cancel", place.token, job.id)
+            return Verdict.REQUESTED
+        if place.state is State.WAITING:
+            return Verdict.CONFLICT
+        if next_one.version != job.row["version"]:
+            return Verdict.CHANGED
+        if not await self._leave_place(job):
+            return None
+        await self._cancel_occurrence(job, next_one)
+        return Verdict.DONE
+
+    async def _cancel_occurrence(self, job: Found, next_one: Occurrence) -> None:
+        session, place = self._session, job.place
+        number = place.number + 1
+        run_at = next_one.due_at if next_one.run_at is None else next_one.run_at
+        row = (job.id, number, place.attempts, OPERATOR, self._now, run_at, NOT_BEGUN)
+        await session.do("cancelled_occurrence", *row)
+        await session.do("delete_steps", [job.id])
+        await session.do("delete_progress", [job.id])
+        delivery = job.row["delivery"]
+        ready = (job.id, run_at, number, 0, number + 1, next_one.due_at, None, delivery, False)
+        await session.do("insert_ready", *columns([ready]))
 
     async def _discard(self, job: Found) -> Verdict | None:
         if not await self._session.value("discard", job.id, self._now):
@@ -186,26 +218,42 @@ class _Operating:
 
     async def _update(self, job: Found, update: Update) -> Verdict | None:
         session, row = self._session, job.row
+        if update.version is not None and update.version != row["version"]:
+            return Verdict.CHANGED
+        if update.queue not in (UNSET, row["queue"]) and row["idempotency_key"] is not None:
+            return Verdict.CONFLICT
+        running = job.place.state is State.RUNNING
+        if running:  # it stays where it is
+            update = structs.replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False)
+        elif update.at_due and (due_at := _updated_due_at(job, update)) is not None:
+            update = structs.replace(update, run_at=due_at)
         new_place = await self._updated_place(job, update)
-        if job.place.state is State.WAITING:
+        if running:
+            pass
+        elif job.place.state is State.WAITING:
             if not await session.value("update_waiting", job.id, new_place.expires_at):
                 return None
         elif not await self._leave_place(job):
             return None
         changed_options = _given(update, "max_attempts", "timeout", "tags")
+        new_options = job.options if update.options is UNSET else update.options
+        new_options = structs.replace(new_options, **changed_options)
+        options = encoded_options(new_options)
         # What cannot be read stays as it is, unless it is said what shall stand there.
-        options = encoded_options(structs.replace(job.options, **changed_options))
-        if not changed_options and job.unreadable_options is not None:
+        if not changed_options and update.options is UNSET and job.unreadable_options is not None:
             options = job.unreadable_options
-        changed = {name: row[name] for name in ("priority", "run_at", "payload", "expires_at")}
+        names = ("queue", "task", "delivery", "priority", "run_at", "payload", "expires_at")
+        changed = {name: row[name] for name in names}
         changed |= _given(update, *changed)
         await session.do("update_job", job.id, *changed.values(), options)
-        if update.tags is not UNSET:
+        if new_options.tags != job.options.tags:
             await delete_tags(session, [job])
-            tags = [(tag, job.id) for tag in sorted(set(update.tags))]
+            tags = [(tag, job.id) for tag in sorted(set(new_options.tags))]
             if tags:
                 await session.do("insert_tags", *columns(tags))
-        if job.place.state is State.WAITING:
+        if running:
+            pass
+        elif job.place.state is State.WAITING:
             await session.do("move_latest_attempt", job.id, new_place.run_at)
         else:
             await self._enter(job, new_place)
@@ -215,6 +263,10 @@ class _Operating:
         place = job.place
         if update.run_at is not UNSET:
             place = structs.replace(place, run_at=update.run_at)
+        if update.due_at is not UNSET:
+            place = structs.replace(place, due_at=update.due_at)
+        if update.delivery is not UNSET:
+            place = structs.replace(place, delivery=update.delivery)
         # An expiry concerns only the first begin of a run.
         if update.expires_at is not UNSET and not await self._session.value(
             "run_has_begun", job.id, place.first_number
@@ -246,6 +298,12 @@ class _Operating:
 
 def _done(answers: dict[str, Operated]) -> list[str]:
     return sorted(job_id for job_id, answer in answers.items() if answer.verdict is Verdict.DONE)
+
+
+def _updated_due_at(job: Found, update: Update) -> int | None:
+    if update.due_at is UNSET or job.place.state is State.WAITING:
+        return job.place.due_at
+    return update.due_at
 
 
 def _given(update: Update, *names: str) -> dict[str, object]:
@@ -322,6 +380,14 @@ async def prune(session: Session, before: dict[State, int], limit: int) -> int:
         await erase(session, doomed, named_by)
         await add_tallies(session, Counter(_less(doomed)))
     return len(doomed)
+
+
+async def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) -> int:
+    found = await places.find(session, ids)
+    runs = [(job.id, job.place.first_number) for job in found.values() if job.place.state not in TERMINAL]
+    if not runs:
+        return 0
+    return int(await session.value("prune_history", *columns(sorted(runs)), max(keep, 0), before))
 
 
 def _less(doomed: Sequence[Found]) -> dict[tuple[str, str], int]:

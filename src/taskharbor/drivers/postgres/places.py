@@ -167,6 +167,8 @@ def record(found: Found) -> JobRecord:
         reason=place.reason,
         finished_at=place.finished_at,
         error=row["error"],
+        last_status=None if row["latest_status"] is None else AttemptStatus(row["latest_status"]),
+        last_finished_at=row["latest_finished_at"],
         result=row["result"] if place.state is State.SUCCEEDED else None,
         progress=None if row["fraction"] is None else Progress(row["fraction"], row["message"]),
         unreadable_options=unreadable,

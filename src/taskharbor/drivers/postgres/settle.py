@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import asyncpg
 from msgspec import Struct
 
-from taskharbor.drivers.base import Answer, Claim, Note, ProgressNote, Settled, Transition
+from taskharbor.drivers.base import Answer, Claim, Note, Occurrence, ProgressNote, Settled, Transition
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import columns, enqueue
+from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.job import AttemptStatus, NewJob, Reason, State
 
@@ -224,11 +224,12 @@ async def settle(session: Session, transitions: Sequence[Transition]) -> list[Se
     ]
 
 
-async def _versions(session: Session, transitions: Sequence[Transition]) -> dict[str, int]:
+async def _versions(session: Session, transitions: Sequence[Transition]) -> dict[str, tuple[int, str | None]]:
+    """Of the recurring jobs: the schedule's version, and how the next occurrence is to be delivered."""
     ids = sorted({t.job_id for t in transitions if t.occurrence is not None and is_id(t.job_id)})
     if not ids:
         return {}
-    return {row["id"]: row["version"] for row in await session.rows("versions", ids)}
+    return {row["id"]: (row["version"], row["delivery"]) for row in await session.rows("versions", ids)}
 
 
 class _Settling:
@@ -243,12 +244,13 @@ class _Settling:
         self._ready: list[tuple[object, ...]] = []
         self._ended: list[tuple[object, ...]] = []
         self._rearmed: list[str] = []
+        self._dead_letters: list[tuple[Transition, int, NewJob]] = []  # with the run's first number
         self._succeeded: dict[str, int] = {}  # job id → index of its transition
         self._inserts: list[NewJob] = []
         self._closed: Counter[str] = Counter()
         self._tally: Counter[tuple[str, str]] = Counter()
 
-    def settle(self, t: Transition, versions: dict[str, int]) -> Settled:
+    def settle(self, t: Transition, versions: dict[str, tuple[int, str | None]]) -> Settled:
         self._index += 1
         recorded = self._fence.recorded.get((t.job_id, t.number))
         if recorded is not None:
@@ -257,14 +259,15 @@ class _Settling:
         entry = self._fence.admit(t)
         if isinstance(entry, Answer):
             return Settled(entry, at=self._now)
-        if t.occurrence is not None and t.occurrence.version != versions[t.job_id]:
+        version, delivery = versions.get(t.job_id, (0, None))
+        if t.occurrence is not None and t.occurrence.version != version:
             return Settled(Answer.CHANGED, at=self._now)
-        settled = self._apply(t, entry)
+        settled = self._apply(t, entry, delivery)
         self._fence.record(t)
         self._closed[t.token] += 1
         return settled
 
-    def _apply(self, t: Transition, entry: Entry) -> Settled:
+    def _apply(self, t: Transition, entry: Entry, delivery: str | None) -> Settled:
         cancelled = t.to is not State.SUCCEEDED and t.job_id in self._fence.cancels[t.token]
         target = State.CANCELLED if cancelled else t.to
         if not cancelled:
@@ -272,7 +275,9 @@ class _Settling:
         if target is State.READY:
             return self._go_on(t, entry)
         if t.occurrence is not None:
-            return self._rearm(t, entry, t.occurrence.due_at)
+            if t.dead_letter is not None and not cancelled:
+                self._dead_letters.append((t, entry.first_number, t.dead_letter))
+            return self._rearm(t, entry, t.occurrence, delivery)
         return self._end(t, entry, target, Reason.CANCELLED if cancelled else t.reason)
 
     def _go_on(self, t: Transition, entry: Entry) -> Settled:
@@ -296,12 +301,15 @@ class _Settling:
         )
         return self._runnable_at(run_at)
 
-    def _rearm(self, t: Transition, entry: Entry, due_at: int) -> Settled:
+    def _rearm(self, t: Transition, entry: Entry, next_one: Occurrence, delivery: str | None) -> Settled:
         """The run is over and the next occurrence is set, in one transaction."""
-        self._record(t, entry, due_at)
+        run_at = next_one.due_at if next_one.run_at is None else next_one.run_at
+        self._record(t, entry, run_at)
         self._rearmed.append(t.job_id)
-        self._ready.append((t.job_id, due_at, t.number, 0, t.number + 1, due_at, None, entry.delivery, False))
-        return self._runnable_at(due_at)
+        self._ready.append(
+            (t.job_id, run_at, t.number, 0, t.number + 1, next_one.due_at, None, delivery, False)
+        )
+        return self._runnable_at(run_at)
 
     def _end(self, t: Transition, entry: Entry, state: State, reason: Reason | None) -> Settled:
         self._record(t, entry, None)
@@ -336,6 +344,8 @@ class _Settling:
         if self._rearmed:
             await session.do("delete_steps", self._rearmed)
             await session.do("delete_progress", self._rearmed)
+        if self._dead_letters:
+            await self._leave_dead_letters()
         if self._ready:
             await session.do("insert_ready", *columns(self._ready))
         if self._ended:
@@ -347,6 +357,18 @@ class _Settling:
         if self._inserts:
             await enqueue(Session(session.connection, session.sql, self._now, session.limit), self._inserts)
         return released
+
+    async def _leave_dead_letters(self) -> None:
+        """Copies of the runs that have just ended, dead from the start."""
+        stored = await insert_dead(self._session, [copy for _, _, copy in self._dead_letters], self._now)
+        runs: list[tuple[object, ...]] = []
+        for t, first_number, copy in self._dead_letters:
+            if copy.id in stored:
+                runs.append((t.job_id, copy.id, first_number))
+                self._ended.append((copy.id, State.DEAD, t.reason, t.number, t.attempts, copy.delivery))
+                self._tally[copy.queue, State.DEAD] += 1
+        if runs:
+            await self._session.do("copy_attempts", *columns(runs))
 
     async def _release_dependants(self) -> dict[int, list[str]]:
         """Those for whom the last job to wait for has succeeded leave `waiting`."""

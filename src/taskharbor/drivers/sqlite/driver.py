@@ -211,6 +211,11 @@ class SQLiteDriver(Driver):
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
         return await self._engine.write(lambda s: operate.prune(s, before, limit), now)
 
+    async def prune_history(
+        self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
+    ) -> int:
+        return await self._engine.write(lambda s: operate.prune_history(s, ids, keep, before), now)
+
     # -- the caller's own transaction --
 
     def in_transaction(self) -> bool:

@@ -45,7 +45,9 @@ def _enqueue_mixed(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] |
 
 
 def _is_plain(job: NewJob) -> bool:
-    return job.idempotency_key is None and not job.depends_on and not job.options.tags
+    if job.idempotency_key is not None or job.due_at is not None:
+        return False
+    return not job.depends_on and not job.options.tags
 
 
 # What jobs of one call usually have in common.
@@ -128,11 +130,14 @@ def _place(
     if job.depends_on and not _depend(session, job, stands_for, new_ids):
         session.execute(ENQUEUE["insert_waiting"], (job.id, 0, 0, 1, job.expires_at, job.delivery))
         return replace(answer, state=State.WAITING)
-    session.execute(
-        ENQUEUE["insert_ready"],
-        (0, job.queue, -job.priority, answer.run_at, job.id, 0, 0, 1, None, job.expires_at, job.delivery),
-    )
+    key = (0, job.queue, -job.priority, answer.run_at, job.id)
+    session.execute(ENQUEUE["insert_ready"], (*key, 0, 0, 1, job.due_at, job.expires_at, job.delivery))
     return answer
+
+
+def store_dead(session: Session, job: NewJob) -> bool:
+    """The jobs row of one that is dead from the start; whether it is new. The rest is the settle's."""
+    return _store_job(session, job) is not None
 
 
 def _depend(session: Session, job: NewJob, stands_for: dict[str, str], new_ids: Set[str]) -> bool:

@@ -138,6 +138,16 @@ def _naming(session: Session, job_id: str) -> list[tuple[Lease, Entry]]:
     return named
 
 
+def first_named(session: Session, job_ids: set[str]) -> dict[str, int]:
+    """Of these jobs, the first attempt that a live lease names, settled or not."""
+    first: dict[str, int] = {}
+    for lease in all_leases(session):
+        for job_id in job_ids & lease.entries.keys():
+            number = lease.entries[job_id].number
+            first[job_id] = min(number, first.get(job_id, number))
+    return first
+
+
 def strike(session: Session, job_ids: set[str]) -> None:
     """Whoever deletes a job takes it out of live leases first: they still name what has been settled,
     and without its attempt row the collector would raise it from the dead."""

@@ -9,9 +9,12 @@ from itertools import islice
 from msgspec import UNSET, structs
 
 from taskharbor.drivers.base import (
+    NOT_BEGUN,
+    OPERATOR,
     Cancel,
     Delete,
     Discard,
+    Occurrence,
     Operated,
     Operation,
     Requeue,
@@ -24,7 +27,7 @@ from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, encoded_options
 from taskharbor.drivers.sqlite.leases import SETTLE
 from taskharbor.drivers.sqlite.places import Place, Stored
-from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready
+from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready, rearm
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State
@@ -37,7 +40,7 @@ def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[
     answers = [_operate_one(session, operation, job_id) for job_id in ids]
     done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-    if isinstance(operation, Cancel):
+    if isinstance(operation, Cancel) and operation.occurrence is None:
         workflows.cancel_dependants(session, done)
     elif isinstance(operation, Requeue):
         workflows.restore_dependants(session, done)
@@ -57,7 +60,7 @@ def _operate_one(session: Session, operation: Operation, job_id: str) -> Operate
 def _do(session: Session, operation: Operation, job: Stored, place: Place) -> Verdict:
     match operation:
         case Cancel():
-            return _cancel(session, job, place)
+            return _cancel(session, job, place, operation)
         case Discard():
             return _discard(session, job, place)
         case Delete():
@@ -70,12 +73,27 @@ def _do(session: Session, operation: Operation, job: Stored, place: Place) -> Ve
             return _update(session, job, place, operation)
 
 
-def _cancel(session: Session, job: Stored, place: Place) -> Verdict:
+def _cancel(session: Session, job: Stored, place: Place, cancel: Cancel) -> Verdict:
     if place.lease is not None:
         leases.request_cancel(session, place.lease, job.id)
         return Verdict.REQUESTED
+    if cancel.occurrence is not None:
+        return _cancel_occurrence(session, job, place, cancel.occurrence)
     _leave_place(session, job, place)
     _end(session, job, place, Reason.CANCELLED)
+    return Verdict.DONE
+
+
+def _cancel_occurrence(session: Session, job: Stored, place: Place, occurrence: Occurrence) -> Verdict:
+    if place.state is State.WAITING:
+        return Verdict.CONFLICT
+    if occurrence.version != job.version:
+        return Verdict.CHANGED
+    _leave_place(session, job, place)
+    number = place.number + 1
+    run_at = rearm(session, job.id, number, occurrence)
+    row = (job.id, number, place.attempts, place.attempts, OPERATOR, session.now, run_at, NOT_BEGUN)
+    session.execute(OPERATE["cancelled_occurrence"], row)
     return Verdict.DONE
 
 
@@ -131,24 +149,38 @@ def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> V
 
 
 def _update(session: Session, job: Stored, place: Place, update: Update) -> Verdict:
+    if update.version is not None and update.version != job.version:
+        return Verdict.CHANGED
+    if update.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
+        return Verdict.CONFLICT
+    if place.lease is not None:
+        update = structs.replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False)
+    due_at = place.due_at if update.due_at is UNSET or place.state is State.WAITING else update.due_at
+    if update.at_due and due_at is not None:
+        update = structs.replace(update, run_at=due_at)
     changed_options = {
         name: value
         for name in ("max_attempts", "timeout", "tags")
         if (value := getattr(update, name)) is not UNSET
     }
+    new_options = job.options if update.options is UNSET else update.options
+    new_options = structs.replace(new_options, **changed_options)
+    options = encoded_options(new_options)
     # What cannot be read stays as it is, unless it is said what shall stand there.
-    options = encoded_options(structs.replace(job.options, **changed_options))
-    if not changed_options and job.unreadable_options is not None:
+    if not changed_options and update.options is UNSET and job.unreadable_options is not None:
         options = job.unreadable_options
     changed = structs.replace(
         job,
         **{
             name: value
-            for name in ("priority", "run_at", "payload", "expires_at")
+            for name in ("queue", "task", "delivery", "priority", "run_at", "payload", "expires_at")
             if (value := getattr(update, name)) is not UNSET
         },
     )
     row = (
+        changed.queue,
+        changed.task,
+        changed.delivery,
         changed.priority,
         changed.run_at,
         changed.payload,
@@ -157,12 +189,16 @@ def _update(session: Session, job: Stored, place: Place, update: Update) -> Verd
         job.id,
     )
     session.execute(OPERATE["update_job"], row)
-    if update.tags is not UNSET:
+    if new_options.tags != job.options.tags:
         session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
-        session.executemany(ENQUEUE["insert_tag"], [(tag, job.id) for tag in update.tags])
+        session.executemany(ENQUEUE["insert_tag"], [(tag, job.id) for tag in new_options.tags])
+    if place.lease is not None:
+        return Verdict.DONE  # it stays where it is
     new_place = structs.replace(
         place,
         run_at=place.run_at if update.run_at is UNSET else update.run_at,
+        due_at=due_at,
+        delivery=place.delivery if update.delivery is UNSET else update.delivery,
         expires_at=place.expires_at
         if update.expires_at is UNSET or _has_begun(session, job, place)
         else update.expires_at,
@@ -283,6 +319,21 @@ def prune(session: Session, before: dict[State, int], limit: int) -> int:
     doomed = list(islice(_prunable(session, before), max(limit, 0)))
     _erase(session, [job for job, _ in doomed], {job.id: state for job, state in doomed})
     return len(doomed)
+
+
+def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) -> int:
+    pruned = 0
+    named = leases.first_named(session, set(ids))
+    for job_id in ids:
+        job = places.stored(session, job_id)
+        if job is None:
+            continue
+        place = places.find(session, job, places.latest_attempt(session, job_id))
+        if place.state not in TERMINAL:
+            bound = min(place.first_number, named.get(job_id, place.first_number))
+            row = (job_id, bound, max(keep, 0), before)
+            pruned += session.execute(OPERATE["prune_history"], row).rowcount
+    return pruned
 
 
 def _prunable(session: Session, before: dict[State, int]) -> Iterator[tuple[Stored, State]]:

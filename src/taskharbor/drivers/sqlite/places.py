@@ -201,6 +201,8 @@ def record_at(session: Session, job: Stored, latest: Latest | None, place: Place
         reason=place.reason,
         finished_at=place.finished_at,
         error=latest.error if latest else None,
+        last_status=AttemptStatus(latest.status) if latest else None,
+        last_finished_at=latest.finished_at if latest else None,
         result=latest.result if latest and place.state is State.SUCCEEDED else None,
         progress=Progress(*progress) if progress else None,
         unreadable_options=job.unreadable_options,

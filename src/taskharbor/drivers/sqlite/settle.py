@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from taskharbor.drivers.base import Answer, Note, ProgressNote, Settled, Transition
+from taskharbor.drivers.base import Answer, Note, Occurrence, ProgressNote, Settled, Transition
 from taskharbor.drivers.sqlite import leases, workflows
 from taskharbor.drivers.sqlite.engine import Session
-from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue
+from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.job import AttemptStatus, NewJob, Reason, State
 
 
 def settle(session: Session, transitions: Sequence[Transition]) -> list[Settled]:
@@ -116,16 +116,22 @@ class _Settling:
         return settled
 
     def _apply(self, t: Transition, lease: Lease, entry: Entry) -> Settled:
+        session = self._session
         cancelled = t.to is not State.SUCCEEDED and t.job_id in lease.cancels
         target = State.CANCELLED if cancelled else t.to
         if target is State.READY:
             settled = self._go_on(t, entry)
         elif t.occurrence is not None:
-            settled = self._rearm(t, entry, t.occurrence.due_at)
+            self._record(
+                t, entry, t.occurrence.due_at if t.occurrence.run_at is None else t.occurrence.run_at
+            )
+            if t.dead_letter is not None and not cancelled:
+                self._leave_dead_letter(t, entry, t.dead_letter)
+            settled = self._runnable_at(rearm(session, t.job_id, t.number, t.occurrence))
         else:
             settled = self._end(t, entry, target, Reason.CANCELLED if cancelled else t.reason)
         if t.inserts and not cancelled:
-            enqueue(self._session, t.inserts)
+            enqueue(session, t.inserts)
         return settled
 
     def _go_on(self, t: Transition, entry: Entry) -> Settled:
@@ -147,23 +153,15 @@ class _Settling:
         )
         return self._runnable_at(run_at)
 
-    def _rearm(self, t: Transition, entry: Entry, due_at: int) -> Settled:
-        """The run is over and the next occurrence is set, in one transaction."""
-        self._record(t, entry, due_at)
-        self._session.execute(SETTLE["delete_steps"], (t.job_id,))
-        self._session.execute(SETTLE["delete_progress"], (t.job_id,))
-        insert_ready(
-            self._session,
-            t.job_id,
-            run_at=due_at,
-            number=t.number,
-            attempts=0,
-            first_number=t.number + 1,
-            due_at=due_at,
-            expires_at=None,
-            delivery=entry.delivery,
-        )
-        return self._runnable_at(due_at)
+    def _leave_dead_letter(self, t: Transition, entry: Entry, copy: NewJob) -> None:
+        """A copy of the run that has just ended, dead from the start."""
+        session = self._session
+        if not store_dead(session, copy):
+            return
+        session.execute(SETTLE["copy_attempts"], (t.job_id, copy.id, entry.first_number))
+        row = (copy.id, State.DEAD, t.reason, session.now, t.number, t.attempts, copy.delivery)
+        session.execute(SETTLE["insert_ended"], row)
+        add_to_tally(session, copy.queue, State.DEAD, 1)
 
     def _end(self, t: Transition, entry: Entry, state: State, reason: Reason | None) -> Settled:
         session = self._session
@@ -175,7 +173,8 @@ class _Settling:
             row = (t.job_id, state, reason, session.now, t.number, t.attempts, entry.delivery)
             session.execute(SETTLE["insert_ended"], row)
             workflows.cancel_dependants(session, [t.job_id])
-        add_to_tally(session, entry.queue, state, 1)
+        queue = session.one(SETTLE["job_place"], (t.job_id,))[0]  # it may have been moved while it ran
+        add_to_tally(session, queue, state, 1)
         return Settled(Answer.DONE, state, released=tuple(released), at=session.now)
 
     def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
@@ -230,6 +229,24 @@ def release_dependants(session: Session, member_id: str) -> list[str]:
     return dependants
 
 
+def rearm(session: Session, job_id: str, number: int, occurrence: Occurrence) -> int:
+    """The run is over and the next occurrence is set, in one transaction; the place it has."""
+    run_at = occurrence.due_at if occurrence.run_at is None else occurrence.run_at
+    session.execute(SETTLE["delete_steps"], (job_id,))
+    session.execute(SETTLE["delete_progress"], (job_id,))
+    insert_ready(
+        session,
+        job_id,
+        run_at=run_at,
+        number=number,
+        attempts=0,
+        first_number=number + 1,
+        due_at=occurrence.due_at,
+        delivery=session.one(SETTLE["job_place"], (job_id,))[4],
+    )
+    return run_at
+
+
 def insert_ready(
     session: Session,
     job_id: str,
@@ -244,7 +261,7 @@ def insert_ready(
     suspect: bool = False,
 ) -> None:
     """Put a job into the order; without `run_at`, at its own."""
-    queue, priority, own_run_at, _version = session.one(SETTLE["job_place"], (job_id,))
+    queue, priority, own_run_at, *_ = session.one(SETTLE["job_place"], (job_id,))
     place = own_run_at if run_at is None else run_at
     session.execute(
         ENQUEUE["insert_ready"],

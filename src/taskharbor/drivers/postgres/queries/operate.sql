@@ -1,3 +1,8 @@
+-- name: request_cancel
+-- Whoever settles next holds this row's lock first, and so finds the request.
+UPDATE {schema}.leases SET cancels = array_append(cancels, $2::text::uuid)
+WHERE token = $1 AND NOT $2::text::uuid = ANY (cancels)
+
 -- name: take_ready
 -- The row goes, or it has gone already: somebody claimed it, and the job must be looked for again.
 DELETE FROM {schema}.ready WHERE suspect = $1 AND queue = $2 AND rank = $3 AND run_at = $4 AND id = $5::text::uuid
@@ -26,8 +31,42 @@ WHERE job_id = $1::text::uuid
 UPDATE {schema}.jobs SET run_at = $2, expires_at = $3 WHERE id = $1::text::uuid
 
 -- name: update_job
-UPDATE {schema}.jobs SET priority = $2, run_at = $3, payload = $4, expires_at = $5, options = $6, version = version + 1
+UPDATE {schema}.jobs SET queue = $2, task = $3, delivery = $4, priority = $5, run_at = $6, payload = $7,
+    expires_at = $8, options = $9, version = version + 1
 WHERE id = $1::text::uuid
+
+-- name: cancelled_occurrence
+-- Nobody had claimed it: its row of history is an operator's.
+INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, finished_at, next_at, detail)
+VALUES ($1::text::uuid, $2, 'cancelled', $3, $3, $4, $5, $6, $7)
+
+-- name: prune_history
+-- What is beyond the newest ones or too old, of the runs before each job's present one; never the latest, and
+-- never what a lease still names: without its attempt row, the collector would take it for unsettled.
+WITH bounds AS MATERIALIZED (
+    SELECT b.id, b.first_number, k.number AS beyond, m.number AS latest
+    FROM unnest($1::text[]::uuid[], $2::integer[]) AS b (id, first_number)
+    CROSS JOIN LATERAL (
+        SELECT number FROM {schema}.attempts WHERE job_id = b.id ORDER BY number DESC LIMIT 1
+    ) AS m
+    LEFT JOIN LATERAL (
+        SELECT number FROM {schema}.attempts WHERE job_id = b.id ORDER BY number DESC OFFSET $3 LIMIT 1
+    ) AS k ON true
+), named AS MATERIALIZED (
+    SELECT e.id, min(e.number) AS number
+    FROM {schema}.claims AS c CROSS JOIN LATERAL unnest(c.ids, c.numbers) AS e (id, number)
+    WHERE c.ids && $1::text[]::uuid[] GROUP BY e.id
+), doomed AS MATERIALIZED (
+    SELECT a.job_id, a.number FROM bounds AS b
+    CROSS JOIN LATERAL (SELECT * FROM {schema}.attempts WHERE attempts.job_id = b.id AND number < b.first_number) AS a
+    LEFT JOIN named AS n ON n.id = b.id
+    WHERE a.number < b.latest AND (a.finished_at < $4 OR a.number <= b.beyond)
+      AND (n.number IS NULL OR a.number < n.number)
+), deleted AS (
+    DELETE FROM {schema}.attempts AS a USING doomed AS d WHERE a.job_id = d.job_id AND a.number = d.number
+    RETURNING 1
+)
+SELECT count(*) FROM deleted
 
 -- name: run_has_begun
 SELECT EXISTS (

@@ -12,8 +12,9 @@ SELECT token, expires_at, ARRAY(SELECT c::text FROM unnest(cancels) AS c) AS can
 FROM {schema}.leases WHERE token = ANY ($1::text[]) ORDER BY token FOR SHARE
 
 -- name: entries
--- What these leases say of these jobs.
-SELECT c.token, e.id::text AS id, e.number, e.attempts, e.first_number, e.run_at, e.queue, e.due_at, e.expires_at,
+-- What these leases say of these jobs. One may have been moved to another queue while it ran.
+SELECT c.token, e.id::text AS id, e.number, e.attempts, e.first_number, e.run_at,
+       coalesce((SELECT j.queue FROM {schema}.jobs AS j WHERE j.id = e.id), e.queue) AS queue, e.due_at, e.expires_at,
        e.delivery
 FROM {schema}.claims AS c
 CROSS JOIN LATERAL unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
@@ -37,7 +38,7 @@ WHERE c.ids && $1::text[]::uuid[] AND e.id = ANY ($1::text[]::uuid[])
 
 -- name: versions
 -- A schedule's version must not change between this look and the settle that relies on it.
-SELECT id::text, version FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR SHARE
+SELECT id::text, version, delivery FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR SHARE
 
 -- name: insert_attempts
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
@@ -48,6 +49,15 @@ FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::in
             $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[])
     AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,
           detail, outlived)
+
+-- name: copy_attempts
+-- The history of one run each, for the copies that go to the dead-letter queue.
+INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
+                               error, traceback, detail, outlived)
+SELECT c.copy_id, a.number, a.status, a.retry_count, a.attempts, a.token, a.worker, a.started_at, a.finished_at,
+       a.error, a.traceback, a.detail, a.outlived
+FROM unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::integer[]) AS c (job_id, copy_id, first_number)
+JOIN {schema}.attempts AS a ON a.job_id = c.job_id AND a.number >= c.first_number
 
 -- name: insert_ended
 INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)

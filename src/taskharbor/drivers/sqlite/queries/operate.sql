@@ -14,8 +14,23 @@ UPDATE taskharbor_jobs SET run_at = ?, expires_at = ? WHERE id = ?
 
 -- name: update_job
 UPDATE taskharbor_jobs
-SET priority = ?, run_at = ?, payload = ?, expires_at = ?, options = ?, version = version + 1
+SET queue = ?, task = ?, delivery = ?, priority = ?, run_at = ?, payload = ?, expires_at = ?, options = ?,
+    version = version + 1
 WHERE id = ?
+
+-- name: cancelled_occurrence
+-- Nobody had claimed it: its row of history is an operator's.
+INSERT INTO taskharbor_attempts
+    (job_id, number, status, retry_count, attempts, token, finished_at, next_at, detail)
+VALUES (?, ?, 'cancelled', ?, ?, ?, ?, ?, ?)
+
+-- name: prune_history
+-- Of one job: what is beyond the newest ones or too old, of the runs before the present one, never the latest.
+DELETE FROM taskharbor_attempts
+WHERE job_id = ?1 AND number < ?2
+  AND number < (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
+  AND (finished_at < ?4 OR number <= (
+      SELECT number FROM taskharbor_attempts WHERE job_id = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3))
 
 -- name: run_has_begun
 SELECT EXISTS (

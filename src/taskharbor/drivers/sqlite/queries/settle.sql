@@ -46,7 +46,7 @@ WHERE d.member_id = ?
 ORDER BY w.job_id
 
 -- name: job_place
-SELECT queue, priority, run_at, version FROM taskharbor_jobs WHERE id = ?
+SELECT queue, priority, run_at, version, delivery FROM taskharbor_jobs WHERE id = ?
 
 -- name: waiting
 SELECT number, attempts, first_number, expires_at, delivery FROM taskharbor_waiting WHERE job_id = ?
@@ -63,6 +63,15 @@ INSERT INTO taskharbor_steps (job_id, name, result, number) VALUES (?, ?, ?, ?) 
 
 -- name: delete_progress
 DELETE FROM taskharbor_progress WHERE job_id = ?
+
+-- name: copy_attempts
+-- The history of one run, for the copy of it that goes to the dead-letter queue.
+INSERT INTO taskharbor_attempts
+    (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
+     outlived)
+SELECT ?2, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
+       outlived
+FROM taskharbor_attempts WHERE job_id = ?1 AND number >= ?3
 
 -- name: delete_steps
 DELETE FROM taskharbor_steps WHERE job_id = ?

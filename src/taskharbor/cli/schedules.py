@@ -1,0 +1,217 @@
+"""`taskharbor schedule …`"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskharbor.cli.parameters import duration, parse_payload
+from taskharbor.cli.screen import Screen
+from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.schedule import Schedule
+
+of_application = click.option(
+    "--application", metavar="NAME", help="Whose schedule it is; the Harbor's own without it."
+)
+
+
+@click.group(no_args_is_help=False)
+def schedule() -> None:
+    """See what recurs; add, pause, resume, run and delete it.
+
+    \b
+    Example:
+      taskharbor schedule list
+    """
+
+
+@schedule.command("list")
+@of_application
+@with_session
+def list_schedules(session: Session, application: str | None) -> None:
+    """Show every schedule: when it is due, and how its latest run ended.
+
+    With -A, a schedule that the application declared once and no longer does is shown as orphaned.
+
+    \b
+    Examples:
+      taskharbor schedule list -A app:harbor
+      taskharbor schedule list --application default --json
+    """
+    schedules = session.run(lambda harbor: harbor.schedules.alist(application))
+    if session.screen.as_json:
+        from taskharbor.cli import documents
+
+        session.screen.document(documents.of_list([documents.of_schedule(each) for each in schedules]))
+        return
+    session.screen.table(
+        ("SCHEDULE", "APPLICATION", "TASK", "WHEN", "TIMEZONE", "NEXT", "LAST", "ENDED", "NOTE"),
+        [
+            (
+                each.name, each.application, each.task, each.schedule, each.timezone, each.next_run_at,
+                each.last_status, each.last_finished_at, _note(each),
+            )
+            for each in schedules
+        ],
+        empty="nothing recurs",
+    )  # fmt: skip
+
+
+def _note(schedule: Schedule) -> str:
+    notes = [
+        word
+        for word, holds in (
+            ("paused", schedule.paused),
+            ("orphaned", schedule.orphaned),
+            ("running", schedule.state == "running"),
+        )
+        if holds
+    ]
+    return ", ".join(notes)
+
+
+@schedule.command("add")
+@click.argument("name")
+@click.argument("task")
+@click.argument("payload", nargs=-1)
+@click.option(
+    "--schedule",
+    "when",
+    required=True,
+    metavar="EXPRESSION",
+    help='Cron with five fields, or six with seconds first; "@daily"; "@every 90s".',
+)
+@click.option("--timezone", metavar="NAME", default="UTC", show_default=True, help="An IANA name.")
+@click.option(
+    "--misfire",
+    type=click.Choice(["run_once", "skip"]),
+    default="run_once",
+    show_default=True,
+    help="What becomes of missed occurrences: one run makes up for them, or they are dropped.",
+)
+@click.option(
+    "--misfire-grace", type=duration, help="With skip: how late one may still begin. [default: 60s]"
+)
+@click.option("--dead-letter", is_flag=True, help="Leave a copy of a failed occurrence in the DLQ.")
+@click.option("--queue", metavar="NAME", help="The queue it waits in.")
+@click.option("--priority", type=int, help="From -100 to 100; higher runs first.")
+@click.option("--max-attempts", type=int, help="The failure of an occurrence that is final.")
+@click.option("--timeout", type=duration, help="How long one attempt may take.")
+@click.option("--delivery", type=click.Choice(["at_least_once", "at_most_once"]))
+@click.option("--tag", "tags", multiple=True, help="A label to find it by; may be given several times.")
+@of_application
+@with_session
+def add(
+    session: Session,
+    /,
+    name: str,
+    task: str,
+    payload: tuple[str, ...],
+    when: str,
+    tags: tuple[str, ...],
+    dead_letter: bool,
+    application: str | None,
+    **given: Any,
+) -> None:
+    """Let a job of TASK recur, under NAME. One that is there already is changed.
+
+    PAYLOAD is a JSON object, or name=text and name:=json words, or - to read it from standard input.
+
+    \b
+    Examples:
+      taskharbor schedule add hello echo message=hello --schedule '*/10 * * * * *'
+      taskharbor schedule add report reports.build --schedule '0 7 * * MON-FRI' --timezone Europe/Berlin
+      taskharbor schedule add poll api.poll --schedule '@every 90s' --misfire skip -A app:harbor
+    """
+    options = {key: value for key, value in given.items() if value is not None}
+    if tags:
+        options["tags"] = tags
+    arguments = parse_payload(payload)
+
+    async def work(harbor: Harbor) -> Schedule:
+        return await harbor.schedules.aadd(
+            name, task, arguments, schedule=when, dead_letter=dead_letter, application=application, **options
+        )
+
+    _tell(session.screen, session.run(work, create=True), "added")
+
+
+@schedule.command("pause")
+@click.argument("name")
+@of_application
+@with_session
+def pause(session: Session, name: str, application: str | None) -> None:
+    """Let the schedule NAME run no more until it is resumed; a run that is under way goes on.
+
+    \b
+    Example:
+      taskharbor schedule pause report
+    """
+    _do(session, lambda harbor: harbor.schedules.apause(name, application=application), "paused")
+
+
+@schedule.command("resume")
+@click.argument("name")
+@of_application
+@with_session
+def resume(session: Session, name: str, application: str | None) -> None:
+    """Let the schedule NAME run again; what came due meanwhile is treated as missed.
+
+    \b
+    Example:
+      taskharbor schedule resume report
+    """
+    _do(session, lambda harbor: harbor.schedules.aresume(name, application=application), "resumed")
+
+
+@schedule.command("run")
+@click.argument("name")
+@of_application
+@with_session
+def run(session: Session, name: str, application: str | None) -> None:
+    """Run the schedule NAME once more, now, beside its own occurrences.
+
+    \b
+    Example:
+      taskharbor schedule run report
+    """
+    _do(session, lambda harbor: harbor.schedules.arun_now(name, application=application), "runs now")
+
+
+@schedule.command("delete")
+@click.argument("name")
+@of_application
+@with_session
+def delete(session: Session, name: str, application: str | None) -> None:
+    """Remove the schedule NAME with its history; a run that is under way is the last one.
+
+    \b
+    Example:
+      taskharbor schedule delete report
+    """
+    session.run(lambda harbor: harbor.schedules.adelete(name, application=application))
+    if session.screen.as_json:
+        session.screen.document({"name": name, "deleted": True})
+    else:
+        session.screen.line(f"{name}: deleted")
+
+
+def _do(session: Session, work: Callable[[Harbor], Awaitable[Schedule]], done: str) -> None:
+    _tell(session.screen, session.run(work), done)
+
+
+def _tell(screen: Screen, schedule: Schedule, done: str) -> None:
+    if screen.as_json:
+        from taskharbor.cli import documents
+
+        screen.document(documents.of_schedule(schedule))
+        return
+    following = (
+        "" if schedule.next_run_at is None else f", next run {schedule.next_run_at:%Y-%m-%d %H:%M:%S} UTC"
+    )
+    screen.line(f"{schedule.name}: {done}{following}")

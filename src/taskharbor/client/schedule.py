@@ -1,0 +1,187 @@
+"""`Schedule`: what a caller sees of a schedule, and what it takes to make one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskharbor.client.options import OWN_OPTIONS, checked_options, new_job, refuse_unknown
+from taskharbor.clock import check_seconds, from_micros
+from taskharbor.codec import checked_name, decode_payload, shorten
+from taskharbor.errors import ConfigurationError
+from taskharbor.job import (
+    RESERVED_TAGS,
+    SCHEDULE_TAG,
+    AttemptStatus,
+    JobRecord,
+    Misfire,
+    NewJob,
+    Recurrence,
+    State,
+)
+from taskharbor.schedule import Schedule as Recurring
+from taskharbor.schedule import parse
+
+# What a schedule's jobs may be given. What belongs to one job, a recurring one cannot have: each of its runs has its
+# own time, and the schedule's name is its identity.
+JOB_OPTIONS = frozenset(
+    {
+        "queue",
+        "priority",
+        "max_attempts",
+        "max_retries",
+        "timeout",
+        "delivery",
+        "retry",
+        "correlation_id",
+        "tags",
+    }
+)
+RECURRENCE_OPTIONS = frozenset({"schedule", "timezone", "misfire", "misfire_grace", "dead_letter"})
+
+
+class Schedule(Struct, frozen=True):
+    """A schedule as it stood when this was read."""
+
+    name: str
+    application: str
+    id: str  # of its job, which `harbor.jobs` knows
+    task: str
+    payload: dict[str, Any]
+    queue: str
+    priority: int
+    schedule: str
+    timezone: str
+    misfire: Misfire
+    misfire_grace: float
+    dead_letter: bool
+    paused: bool
+    declared: bool  # in its application's code
+    orphaned: bool | None  # declared once, and no longer; None where the declarations are not known
+    state: State
+    due_at: datetime | None  # of the occurrence that is next, or under way
+    next_run_at: datetime | None  # when its job runs next: a retry, say; None while it runs or is paused
+    attempts: int  # failures of the occurrence under way
+    last_status: AttemptStatus | None  # how its latest attempt ended
+    last_finished_at: datetime | None
+    last_error: str | None
+    tags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, record: JobRecord, *, orphaned: bool | None) -> Schedule:
+        recurrence = record.options.recurrence
+        assert recurrence is not None, "only a recurring job is a schedule"
+        waits = record.state is not State.RUNNING and not recurrence.paused
+        return cls(
+            name=recurrence.name,
+            application=recurrence.application,
+            id=record.id,
+            task=record.task,
+            payload=decode_payload(record.payload),
+            queue=record.queue,
+            priority=record.priority,
+            schedule=recurrence.schedule,
+            timezone=recurrence.timezone,
+            misfire=recurrence.misfire,
+            misfire_grace=recurrence.misfire_grace,
+            dead_letter=recurrence.dead_letter,
+            paused=recurrence.paused,
+            declared=recurrence.declared,
+            orphaned=orphaned,
+            state=record.state,
+            due_at=None if record.due_at is None else from_micros(record.due_at),
+            next_run_at=from_micros(record.run_at) if waits else None,
+            attempts=record.attempts,
+            last_status=record.last_status,
+            last_finished_at=None
+            if record.last_finished_at is None
+            else from_micros(record.last_finished_at),
+            last_error=record.error,
+            tags=tuple(tag for tag in record.options.tags if not tag.startswith(RESERVED_TAGS)),
+        )
+
+
+def schedule_id(application: str, name: str) -> str:
+    """The id of a schedule's job: always the same, so that nobody can make a second one.
+
+    It begins with zeros, so that lists of jobs, newest first, show schedules last.
+    """
+    import hashlib
+
+    digest = hashlib.sha256(f"{len(application)}:{application}:{name}".encode()).digest()
+    raw = bytearray(6) + digest[:10]
+    raw[6] = 0x80 | raw[6] & 0x0F  # version 8: an id of one's own making
+    raw[8] = 0x80 | raw[8] & 0x3F
+    return str(uuid.UUID(bytes=bytes(raw)))
+
+
+def checked_recurrence(
+    name: str, application: str, given: Mapping[str, Any], *, declared: bool
+) -> Recurrence:
+    """What makes a job recur, from what a caller gave."""
+    schedule = parse(given["schedule"], given.get("timezone", "UTC"))
+    return Recurrence(
+        schedule=schedule.expression,
+        name=checked_name("schedule", name),
+        application=checked_name("application", application),
+        timezone=schedule.timezone,
+        misfire=_checked_misfire(given.get("misfire", Misfire.RUN_ONCE)),
+        misfire_grace=_checked_grace(given.get("misfire_grace", 60.0)),
+        dead_letter=_checked_flag(given.get("dead_letter", False)),
+        declared=declared,
+    )
+
+
+def recurring_job(
+    task: str, payload: str, options: dict[str, Any], recurrence: Recurrence, now: int
+) -> NewJob:
+    """The job of a schedule: due for the first time at its first occurrence from now on."""
+    job = new_job(task, payload, {**options, "id": schedule_id(recurrence.application, recurrence.name)})
+    tags = (SCHEDULE_TAG, *job.options.tags)
+    due_at = recurring(recurrence).next_micros(now)
+    return replace(
+        job,
+        options=replace(job.options, tags=tags, recurrence=recurrence),
+        run_at=due_at,
+        due_at=due_at,
+    )
+
+
+def recurring(recurrence: Recurrence) -> Recurring:
+    return parse(recurrence.schedule, recurrence.timezone)
+
+
+def checked_job_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a schedule's runs, in the store's terms."""
+    own = OWN_OPTIONS & options.keys() - JOB_OPTIONS
+    if own:
+        raise ConfigurationError(
+            f"{', '.join(sorted(own))} belong to one job, not to a schedule, which says itself when it runs"
+        )
+    refuse_unknown(options, JOB_OPTIONS | RECURRENCE_OPTIONS)
+    return checked_options({name: value for name, value in options.items() if name in JOB_OPTIONS})
+
+
+def _checked_misfire(value: object) -> Misfire:
+    try:
+        return Misfire(str(value))
+    except ValueError:
+        raise ConfigurationError(
+            f'misfire must be "run_once" (a missed occurrence is made up for) or "skip" (it is dropped), '
+            f"not {shorten(value)}"
+        ) from None
+
+
+def _checked_grace(value: float | timedelta) -> float:
+    return check_seconds(value, "misfire_grace")
+
+
+def _checked_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"dead_letter must be True or False, not {shorten(value)}")
+    return value

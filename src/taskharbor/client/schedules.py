@@ -1,0 +1,391 @@
+"""`harbor.schedules`: jobs that recur, by name."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from taskharbor.builtin import NAMES as BUILT_IN
+from taskharbor.client.facade import synced
+from taskharbor.client.operating import Operator
+from taskharbor.client.options import merged
+from taskharbor.client.schedule import (
+    JOB_OPTIONS,
+    RECURRENCE_OPTIONS,
+    Schedule,
+    checked_job_options,
+    checked_recurrence,
+    recurring,
+    recurring_job,
+    schedule_id,
+)
+from taskharbor.client.transaction import refuse_inside_transaction
+from taskharbor.codec import checked_name, encode_payload
+from taskharbor.drivers.base import Cancel, Delete, Operated, RunNow, Update, Verdict
+from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreUnavailable
+from taskharbor.job import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
+from taskharbor.lifecycle import TERMINAL
+from taskharbor.recurring import PARKED_AT, after_cancelling
+
+if TYPE_CHECKING:
+    from taskharbor.client.task import Task
+
+logger = logging.getLogger("taskharbor")
+
+ROUNDS_MAX = 100  # how often others may be quicker before something must be wrong
+CHANGEABLE = JOB_OPTIONS | RECURRENCE_OPTIONS | {"task", "payload"}
+HISTORY_BATCH = 200  # schedules whose history is pruned in one transaction
+
+Change = Callable[[JobRecord, int], Update | None]
+
+
+class Schedules(Operator):
+    """`harbor.schedules`: what recurs. A name belongs to an application, this harbor's unless another is given."""
+
+    # -- looking --
+
+    async def alist(self, application: str | None = None) -> builtins.list[Schedule]:
+        """Every schedule of the store, or of one application, by name."""
+        wanted = None if application is None else checked_name("application", application)
+        found = [
+            self._told(record, recurrence)
+            async for record, recurrence in self._all()
+            if wanted is None or recurrence.application == wanted
+        ]
+        return sorted(found, key=lambda each: (each.application, each.name))
+
+    list = synced(alist)
+
+    async def aget(self, name: str, *, application: str | None = None) -> Schedule:
+        """The schedule of this name, or JobNotFound."""
+        record, recurrence = await self._record(self._id(name, application), name)
+        return self._told(record, recurrence)
+
+    get = synced(aget)
+
+    # -- changing --
+
+    async def aadd(
+        self,
+        /,
+        name: str,
+        task: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        schedule: Any,
+        application: str | None = None,
+        **options: Any,
+    ) -> Schedule:
+        """Let a job of this task recur. A schedule of the same name is changed; there never are two.
+
+        Further options: timezone, misfire, misfire_grace, dead_letter, and those of the jobs: queue, priority,
+        max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags.
+        """
+        refuse_inside_transaction(self._harbor, "schedules.add()")
+        given = {**options, "schedule": schedule}
+        checked = checked_job_options(given)
+        known = self._harbor.tasks.get(checked_name("task", task))
+        text = encode_payload({} if payload is None else payload)
+        if known is not None:
+            known.plan.decode(text)
+            checked = merged(known._options, checked)
+        recurrence = checked_recurrence(name, application or self._harbor.application, given, declared=False)
+        job = recurring_job(
+            task if known is None else known.name, text, checked, recurrence, await self._driver.now()
+        )
+        await self._ensure([job])
+        return await self.aget(name, application=application)
+
+    add = synced(aadd)
+
+    async def aupdate(self, /, name: str, *, application: str | None = None, **changes: Any) -> Schedule:
+        """Change a schedule, also one that runs: its schedule, its task, its payload or its options."""
+        if not changes:
+            raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE))}")
+        checked = checked_job_options({k: v for k, v in changes.items() if k not in ("task", "payload")})
+        payload = None if "payload" not in changes else encode_payload(changes["payload"])
+        task = None if "task" not in changes else checked_name("task", changes["task"])
+
+        def change(record: JobRecord, now: int) -> Update:
+            old = record.options.recurrence
+            assert old is not None, "it is looked at first"
+            given = {field: getattr(old, field) for field in RECURRENCE_OPTIONS} | changes
+            recurrence = checked_recurrence(name, old.application, given, declared=old.declared)
+            desired = _desired(record, checked, recurrence, task, payload)
+            known = self._harbor.tasks.get(desired.task)
+            if known is not None and (payload is not None or task is not None):
+                known.plan.decode(desired.payload)
+            return _difference(record, desired, now) or Update()
+
+        await self._change(name, application, "schedules.update()", change)
+        return await self.aget(name, application=application)
+
+    update = synced(aupdate)
+
+    async def apause(self, name: str, *, application: str | None = None) -> Schedule:
+        """Let it run no more, until it is resumed. A run that is under way goes on."""
+
+        def pause(record: JobRecord, now: int) -> Update | None:
+            options = _with(record.options, paused=True)
+            return None if options == record.options else Update(options=options, run_at=PARKED_AT)
+
+        await self._change(name, application, "schedules.pause()", pause)
+        return await self.aget(name, application=application)
+
+    pause = synced(apause)
+
+    async def aresume(self, name: str, *, application: str | None = None) -> Schedule:
+        """Let it run again. What came due meanwhile was missed: `misfire` says what becomes of it."""
+
+        def resume(record: JobRecord, now: int) -> Update | None:
+            options = _with(record.options, paused=False)
+            return None if options == record.options else Update(options=options, at_due=True)
+
+        await self._change(name, application, "schedules.resume()", resume)
+        return await self.aget(name, application=application)
+
+    resume = synced(aresume)
+
+    async def arun_now(self, name: str, *, application: str | None = None) -> Schedule:
+        """An extra run that consumes no occurrence: at once, or right after the run that is under way."""
+        await self._run_now(self._id(name, application), name, "schedules.run_now()")
+        return await self.aget(name, application=application)
+
+    run_now = synced(arun_now)
+
+    async def adelete(self, name: str, *, application: str | None = None) -> None:
+        """Remove a schedule with its history. A run that is under way goes on, and is the last one."""
+        refuse_inside_transaction(self._harbor, "schedules.delete()")
+        job_id = self._id(name, application)
+        for _ in range(ROUNDS_MAX):
+            await self._harbor._collect_expired(job_id)
+            record, _recurrence = await self._record(job_id, name)
+            if record.state is not State.RUNNING:
+                [answer] = await self._driver.operate(Delete(), [job_id])
+                if answer.verdict is Verdict.DONE:
+                    return
+                continue  # it has begun meanwhile
+            tags = tuple(tag for tag in record.options.tags if tag != SCHEDULE_TAG)
+            ordinary = replace(record.options, recurrence=None, tags=tags)
+            answer = await self._update(record, Update(options=ordinary))
+            if answer.verdict is Verdict.DONE and answer.state is State.RUNNING:
+                return
+            if answer.verdict is Verdict.DONE:  # it ended first, and was armed once more
+                await self._driver.operate(Delete(), [job_id])
+                return
+        raise _too_quick(name)
+
+    delete = synced(adelete)
+
+    # -- what the code declares --
+
+    async def _reconcile(self) -> None:
+        """What the code declares is so, and what it no longer declares is reported. Any number may do it at once."""
+        now = await self._driver.now()
+        declared = self._declared()
+        if declared:
+            await self._ensure([_declared_job(task, now) for task in declared.values()])
+        orphans = [each.name for each in await self.alist(self._harbor.application) if each.orphaned]
+        if orphans:
+            logger.warning(
+                "schedules that are no longer declared go on: %s; pause or delete them with `taskharbor schedule`",
+                ", ".join(orphans),
+                extra={"fields": {"application": self._harbor.application, "schedules": orphans}},
+            )
+
+    def _declared(self) -> dict[str, Task[Any, Any, Any, Any]]:
+        return {task.name: task for task in self._harbor.tasks.values() if task.recurrence is not None}
+
+    async def _ensure(self, jobs: builtins.list[NewJob]) -> None:
+        """Each of these schedules is there as it is given: new, or changed where it differs."""
+        for _ in range(ROUNDS_MAX):
+            answers = await self._driver.enqueue(jobs)
+            existing = [job for job, answer in zip(jobs, answers, strict=True) if answer.existed]
+            ended = [job for job in existing if not await self._adapt(job)]
+            for job in ended:  # what a deleted schedule left behind: the last run, which has ended
+                await self._driver.operate(Delete(), [job.id])
+            if not ended:
+                return
+            jobs = ended
+        raise _too_quick(", ".join(job.task for job in jobs))
+
+    async def _adapt(self, job: NewJob) -> bool:
+        """Change the schedule that is there already to what is given; False if it is not there after all."""
+        for _ in range(ROUNDS_MAX):
+            [record] = await self._driver.get([job.id])
+            if record is None or record.state in TERMINAL:
+                return False
+            update = _difference(record, job, await self._driver.now())
+            if update is None:
+                return True
+            answer = await self._update(record, update)
+            if answer.verdict is Verdict.DONE:
+                logger.info("schedule changed", extra={"fields": {"schedule": _name_of(job), "job": job.id}})
+                return True
+        raise _too_quick(_name_of(job))
+
+    # -- what harbor.jobs hands over --
+
+    async def _run_now(self, job_id: str, name: str, verb: str) -> None:
+        refuse_inside_transaction(self._harbor, verb)
+        for _ in range(ROUNDS_MAX):
+            await self._harbor._collect_expired(job_id)
+            record, recurrence = await self._record(job_id, name)
+            if recurrence.paused:
+                raise JobConflict(
+                    job_id, f"the schedule {name!r} is paused, so it cannot be run now; resume it first"
+                )
+            if record.state is State.RUNNING:
+                options = _with(record.options, again_after=record.number)
+                answer = await self._update(record, Update(options=options))
+                if answer.verdict is Verdict.DONE and answer.state is State.RUNNING:
+                    return
+            elif record.state is State.READY:
+                raise JobConflict(
+                    job_id,
+                    f"the schedule {name!r} is due already, so it cannot be run now; "
+                    "it runs as soon as a worker is free",
+                )
+            else:
+                [answer] = await self._driver.operate(RunNow(), [job_id])
+                if answer.verdict is Verdict.DONE:
+                    return
+        raise _too_quick(name)
+
+    async def _cancel_occurrence(self, record: JobRecord) -> Operated:
+        """End the occurrence that is next or under way; the one after it is set."""
+        for _ in range(ROUNDS_MAX):
+            occurrence = after_cancelling(record, await self._driver.now())
+            [answer] = await self._driver.operate(Cancel(occurrence), [record.id])
+            if answer.verdict is not Verdict.CHANGED:
+                return answer
+            [found] = await self._driver.get([record.id])
+            if found is None or found.options.recurrence is None:
+                return Operated(record.id, Verdict.NOT_FOUND)
+            record = found
+        raise _too_quick(_name_of(record))
+
+    async def _prune_history(self, keep: int, before: int) -> int:
+        pruned, ids = 0, [record.id async for record, _ in self._all()]
+        for start in range(0, len(ids), HISTORY_BATCH):
+            pruned += await self._driver.prune_history(ids[start : start + HISTORY_BATCH], keep, before)
+        return pruned
+
+    # -- the parts --
+
+    def _id(self, name: str, application: str | None) -> str:
+        of = self._harbor.application if application is None else checked_name("application", application)
+        return schedule_id(of, checked_name("schedule", name))
+
+    async def _record(self, job_id: str, name: str) -> tuple[JobRecord, Recurrence]:
+        [record] = await self._driver.get([job_id])
+        recurrence = None if record is None else record.options.recurrence
+        if record is None or recurrence is None:
+            raise JobNotFound(
+                job_id,
+                f"no schedule of this application is called {name!r}; `taskharbor schedule list` has them all",
+            )
+        return record, recurrence
+
+    async def _all(self) -> AsyncIterator[tuple[JobRecord, Recurrence]]:
+        async for page in self._matching(JobFilter(tag=SCHEDULE_TAG)):
+            for record in page:
+                if record.options.recurrence is not None:
+                    yield record, record.options.recurrence
+
+    def _told(self, record: JobRecord, recurrence: Recurrence) -> Schedule:
+        orphaned: bool | None = None
+        known = self._harbor.tasks.keys() - set(BUILT_IN)  # a worker with nothing else has no application
+        if known and recurrence.application == self._harbor.application:
+            orphaned = recurrence.declared and recurrence.name not in self._declared()
+        return Schedule.of(record, orphaned=orphaned)
+
+    async def _change(self, name: str, application: str | None, verb: str, change: Change) -> None:
+        refuse_inside_transaction(self._harbor, verb)
+        job_id = self._id(name, application)
+        for _ in range(ROUNDS_MAX):
+            await self._harbor._collect_expired(job_id)
+            record, _recurrence = await self._record(job_id, name)
+            update = change(record, await self._driver.now())
+            if update is None:
+                return
+            answer = await self._update(record, update)
+            if answer.verdict is Verdict.DONE:
+                return
+        raise _too_quick(name)
+
+    async def _update(self, record: JobRecord, update: Update) -> Operated:
+        """If nobody has changed it since it was read; whether it runs makes no difference."""
+        update = replace(update, version=record.version, while_running=True)
+        [answer] = await self._driver.operate(update, [record.id])
+        return answer
+
+
+# -- what differs --------------------------------------------------------------------------------
+
+
+def _desired(
+    record: JobRecord, checked: dict[str, Any], recurrence: Recurrence, task: str | None, payload: str | None
+) -> NewJob:
+    """The schedule that is there, with what was given instead."""
+    options = replace(record.options, **checked.get("options", {}), recurrence=recurrence)
+    if SCHEDULE_TAG not in options.tags:
+        options = replace(options, tags=(SCHEDULE_TAG, *options.tags))
+    return NewJob(
+        record.id,
+        record.task if task is None else task,
+        record.payload if payload is None else payload,
+        checked.get("queue", record.queue),
+        checked.get("priority", record.priority),
+        delivery=checked.get("delivery", record.delivery),
+        options=options,
+    )
+
+
+def _difference(record: JobRecord, desired: NewJob, now: int) -> Update | None:
+    """What has to be changed for the schedule to be as desired; who paused it is not asked."""
+    old, new = record.options.recurrence, desired.options.recurrence
+    assert new is not None, "what is desired recurs"
+    if old is not None:
+        new = replace(new, paused=old.paused, again_after=old.again_after)
+    options = replace(desired.options, recurrence=new)
+    delivery = record.delivery if desired.delivery is None else desired.delivery
+    there = (record.task, record.payload, record.queue, record.priority, record.delivery, record.options)
+    if there == (desired.task, desired.payload, desired.queue, desired.priority, delivery, options):
+        return None
+    update = Update(
+        task=desired.task, payload=desired.payload, queue=desired.queue, priority=desired.priority,
+        delivery=delivery, options=options,
+    )  # fmt: skip
+    if old is not None and (old.schedule, old.timezone) == (new.schedule, new.timezone):
+        return update
+    if record.attempts:
+        return update  # a retry is under way: the next occurrence is computed when it has ended
+    update = replace(update, due_at=recurring(new).next_micros(now))
+    has_extra_run = record.due_at is not None and record.run_at < record.due_at
+    return update if new.paused or has_extra_run else replace(update, at_due=True)
+
+
+def _declared_job(task: Task[Any, Any, Any, Any], now: int) -> NewJob:
+    assert task.recurrence is not None, "only such a task is asked for its schedule"
+    return recurring_job(task.name, "{}", task._options, task.recurrence, now)
+
+
+def _with(options: Options, **changes: Any) -> Options:
+    assert options.recurrence is not None, "only of a recurring job"
+    return replace(options, recurrence=replace(options.recurrence, **changes))
+
+
+def _name_of(job: NewJob | JobRecord) -> str:
+    return job.options.recurrence.name if job.options.recurrence is not None else job.id
+
+
+def _too_quick(name: str) -> StoreUnavailable:
+    return StoreUnavailable(f"the schedule {name!r} changed faster than it could be read; try again")
+
+
+__all__ = ["Schedule", "Schedules"]
