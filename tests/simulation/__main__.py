@@ -1,0 +1,53 @@
+"""`python -m tests.simulation --seed N` replays one seed; `--seconds S` looks for one that fails."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+
+from tests.simulation.world import World, _seeded, simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this one, and show what happened")
+    parser.add_argument("--first", type=int, help="begin here; by default anywhere")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to look")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        return replay(asked.seed)
+    first = random.SystemRandom().randrange(10**9) if asked.first is None else asked.first
+    until, failed, seed = time.monotonic() + asked.seconds, 0, first
+    for seed in itertools.count(first):
+        if time.monotonic() >= until:
+            break
+        findings = simulate(seed)
+        if findings.wrong:
+            failed += 1
+            print(f"seed {seed}: {findings.wrong[0]}", flush=True)
+    seconds = time.process_time()
+    print(f"{seed - first} seeds from {first}, {failed} failed; {(seed - first) / seconds * 60:.0f} a CPU minute")
+    return bool(failed)
+
+
+def replay(seed: int) -> int:
+    with _seeded(seed):
+        world = World(seed)
+        findings = world.run()
+        start = world.observer.trace[0][0]
+        for at, *what in world.observer.trace:
+            print(f"{(at - start) / 1e6:10.6f}", *what)
+    for spec in world.specs:
+        print(spec)
+    print(f"trace {findings.trace}, {findings.steps} steps, {findings.seconds:.1f} simulated seconds")
+    for what in findings.wrong:
+        print(f"WRONG: {what}")
+    sys.stdout.flush()
+    return bool(findings.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
