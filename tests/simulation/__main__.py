@@ -29,7 +29,9 @@ def main() -> int:
             failed += 1
             print(f"seed {seed}: {findings.wrong[0]}", flush=True)
     seconds = time.process_time()
-    print(f"{seed - first} seeds from {first}, {failed} failed; {(seed - first) / seconds * 60:.0f} a CPU minute")
+    print(
+        f"{seed - first} seeds from {first}, {failed} failed; {(seed - first) / seconds * 60:.0f} a CPU minute"
+    )
     return bool(failed)
 
 

@@ -381,7 +381,11 @@ class Observer:
                 wrong(f"goes on after failure {failures} of {spec.max_attempts}")
             if row.status is AttemptStatus.SUCCEEDED and index + 1 < len(rows):
                 wrong("goes on after a success")
-            if (job.id, row.number) in self.outlived and row.status is AttemptStatus.LOST and not row.outlived:
+            if (
+                (job.id, row.number) in self.outlived
+                and row.status is AttemptStatus.LOST
+                and not row.outlived
+            ):
                 wrong(f"attempt {row.number} was outlived, and its row does not say so")
         if job.first_number > job.number:  # requeued, and ended before it was claimed again
             failures = 0
@@ -406,7 +410,9 @@ class Observer:
                 if spec.timeout is None or took < spec.timeout - SLACK_SECONDS:
                     wrong(f"attempt {row.number} timed out after {took:.3f} s of {spec.timeout}")
 
-    def _judge_ending(self, spec: Spec, job: Any, rows: list[AttemptRecord], failures: int, wrong: Any) -> None:
+    def _judge_ending(
+        self, spec: Spec, job: Any, rows: list[AttemptRecord], failures: int, wrong: Any
+    ) -> None:
         last = rows[-1] if rows else None
         match job.state, job.reason:
             case State.SUCCEEDED, _ if last is None or last.status is not AttemptStatus.SUCCEEDED:

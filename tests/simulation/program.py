@@ -154,7 +154,9 @@ def draw_specs(chance: random.Random, start: int, seed: int) -> list[Spec]:
         if chance.random() < 0.05:
             expires_at = at + int((0.5 + chance.random() * 3) * MICROS_PER_SECOND)
         earlier = [spec.id for spec in specs if not spec.key]
-        depends = chance.sample(earlier, min(len(earlier), chance.randint(1, 2))) if chance.random() < 0.2 else []
+        depends = (
+            chance.sample(earlier, min(len(earlier), chance.randint(1, 2))) if chance.random() < 0.2 else []
+        )
         specs.append(
             Spec(
                 f"00000000-0000-7000-8000-{seed % 10**6:06d}{index:06d}",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+import itertools
 import logging
 import os
 import random
@@ -20,7 +21,7 @@ from msgspec import Struct
 from taskharbor import Harbor, Worker
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.errors import JobConflict, JobNotFound, StoreError
+from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreError
 from taskharbor.job import State
 from taskharbor.retry import RetryPolicy
 from tests.simulation import program
@@ -182,7 +183,9 @@ class World:
         if not self.workers or not self.faults:
             return
         process = self.chance.choice(self.workers)
-        match self.chance.choice(("kill", "freeze", "stop", "stop", "set the clock", "set the clock", "stop twice")):
+        match self.chance.choice(
+            ("kill", "freeze", "stop", "stop", "set the clock", "set the clock", "stop twice")
+        ):
             case "kill" if self.may_crash(process):
                 self.kill(process)
             case "freeze" if self.may_crash(process):
@@ -215,6 +218,8 @@ class World:
             while True:  # an enqueue whose answer was lost is repeated
                 try:
                     [answer] = await process.link.enqueue([new])
+                except ConfigurationError:
+                    break  # what it depends on was deleted meanwhile
                 except StoreError:
                     await asyncio.sleep(0.1)
                     continue
@@ -310,7 +315,11 @@ class _Ordered(dict[Any, None]):
 def _seeded(seed: int) -> Iterator[None]:
     """Chance in the code under test comes from the seed as well."""
     chance = random.Random(seed ^ 0x5EED)
-    serial = iter(range(10**9))
+    serial = itertools.count()
+
+    def new_id() -> str:
+        return f"00000000-0000-7000-9000-{next(serial):012d}"
+
     before = random.getstate()
     random.seed(seed)
     disabled = logging.root.manager.disable
@@ -318,7 +327,7 @@ def _seeded(seed: int) -> Iterator[None]:
     try:
         with (
             mock.patch.object(os, "urandom", chance.randbytes),
-            mock.patch("taskharbor.client.options.new_id", lambda: f"00000000-0000-7000-9000-{next(serial):012d}"),
+            mock.patch("taskharbor.client.options.new_id", new_id),
         ):
             yield
     finally:
@@ -353,5 +362,3 @@ def _bury_all(world: World) -> None:
             gc.collect()
     finally:
         sys.unraisablehook = hook
-
-

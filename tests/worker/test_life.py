@@ -223,6 +223,28 @@ def test_an_estimate_that_cannot_be_is_corrected_by_the_least_that_can():
     assert time.now() == clock.now() - 8_000_000
 
 
+def test_setting_the_clock_changes_nothing_about_the_stores_time():
+    class SetClock(ManualClock):
+        """Its wall time is set, as by an administrator; its monotonic time goes on."""
+
+        ahead = 0
+
+        def now(self) -> int:
+            return super().now() + self.ahead
+
+        def monotonic(self) -> float:
+            return super().monotonic() - self.ahead / 1e6
+
+    clock = SetClock()
+    time = StoreTime(clock)
+    time.learn(clock.now(), time.asking())
+    true = clock.now()
+    clock.ahead = 3_600_000_000
+    assert time.now() == true
+    clock.advance(1)
+    assert time.now() == true + 1_000_000
+
+
 # -- signals -------------------------------------------------------------------------------------
 
 PROGRAM = """

@@ -6,7 +6,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from taskharbor.clock import Clock
+from taskharbor.clock import MICROS_PER_SECOND, Clock
 
 if TYPE_CHECKING:
     from taskharbor.worker.execution import Execution
@@ -14,25 +14,29 @@ if TYPE_CHECKING:
 
 
 class StoreTime:
-    """The store's time, estimated from what it last said: a worker's own clock may be wrong."""
+    """The store's time, estimated from what it last said: a worker's own clock may be wrong.
+
+    Between two answers it goes on by the monotonic clock. The wall clock may be set at any moment, and a handler
+    must not time out, nor a lease seem to be over, because of that.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead = 0
+        self._ahead = clock.now() - self.asking()
 
     def now(self) -> int:
-        return self._clock.now() + self._ahead
+        return self.asking() + self._ahead
 
     def asking(self) -> int:
         """By our own clock: when the store is being asked. For `learn`."""
-        return self._clock.now()
+        return round(self._clock.monotonic() * MICROS_PER_SECOND)
 
     def learn(self, store_now: int, asked_at: int) -> None:
         """The store read its clock at some moment between our asking and its answer.
 
         An estimate that agrees with this is kept: an answer that took long must not make us late.
         """
-        least, most = store_now - self._clock.now(), store_now - asked_at
+        least, most = store_now - self.asking(), store_now - asked_at
         self._ahead = min(max(self._ahead, least), most)
 
 

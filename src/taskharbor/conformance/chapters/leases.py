@@ -522,6 +522,17 @@ class Collecting(Chapter):
         store.outlive(held.token, (held.id, held.number))
         assert store.last_attempt(held.id).outlived
 
+    def test_worker_that_outlived_its_lease_while_it_was_collected_is_not_forgotten(
+        self, store: Store
+    ) -> None:
+        """It shows itself alive after a collector has taken the lease, and before that one settles the loss."""
+        held = store.running()
+        store.let_expire()
+        collected = store.collect_one()
+        store.outlive(held.token, (held.id, held.number))
+        store.lose(collected)
+        assert store.last_attempt(held.id).outlived
+
     def test_only_lost_rows_are_marked_outlived(self, store: Store) -> None:
         """An attempt that failed or succeeded was not lost, so there is nothing to outlive."""
         held = store.running()

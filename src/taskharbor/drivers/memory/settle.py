@@ -105,7 +105,9 @@ def _record(job: Job, transition: Transition, now: int) -> None:
         error=transition.error,
         traceback=transition.traceback,
         detail=transition.detail,
-        outlived=transition.outlived,
+        # Its worker may have shown itself alive while the collector was deciding.
+        outlived=transition.outlived
+        or (transition.status is AttemptStatus.LOST and job.lease is not None and job.lease.outlived),
     )
     job.history[transition.number] = Attempt(transition.token, record)
 

@@ -178,10 +178,15 @@ class _Settling:
         return Settled(Answer.DONE, state, released=tuple(released), at=session.now)
 
     def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
+        lease = self._lease(t.token)
+        # Its worker may have shown itself alive while the collector was deciding.
+        outlived = t.outlived or (
+            t.status is AttemptStatus.LOST and lease is not None and bool(lease.outlived)
+        )
         self._session.execute(
             SETTLE["insert_attempt"],
             (t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at,
-             self._session.now, next_at, t.result, t.error, t.traceback, t.detail, int(t.outlived)),
+             self._session.now, next_at, t.result, t.error, t.traceback, t.detail, int(outlived)),
         )  # fmt: skip
 
     def _runnable_at(self, run_at: int) -> Settled:

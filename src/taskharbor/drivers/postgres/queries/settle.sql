@@ -41,10 +41,13 @@ WHERE c.ids && $1::text[]::uuid[] AND e.id = ANY ($1::text[]::uuid[])
 SELECT id::text, version, delivery FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR SHARE
 
 -- name: insert_attempts
+-- A lost one's worker may have shown itself alive while the collector was deciding; its lease, locked by now, says so.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
                                next_at, result, error, traceback, detail, outlived)
 SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $15, s.next_at, s.result,
-       s.error, s.traceback, s.detail, s.outlived
+       s.error, s.traceback, s.detail,
+       CASE WHEN s.outlived OR s.status <> 'lost' THEN s.outlived
+            ELSE EXISTS (SELECT FROM {schema}.leases AS l WHERE l.token = s.token AND l.outlived) END
 FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::text[],
             $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[])
     AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,

@@ -1,0 +1,294 @@
+"""Bugs that are planted to see whether the simulation finds them: each is a mistake somebody might make."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from taskharbor import collecting, policy
+from taskharbor.drivers.base import Answer, Extended, Settled
+from taskharbor.drivers.memory import leases, settle
+from taskharbor.drivers.memory.driver import MemoryDriver
+from taskharbor.errors import StoreError
+from taskharbor.job import State
+from taskharbor.outcome import HandedBack
+from taskharbor.worker import committer as committing
+from taskharbor.worker import worker as working
+from taskharbor.worker.committer import Committer
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.fetcher import Fetcher
+from taskharbor.worker.heartbeat import Heart
+
+Planted = Callable[[], AbstractContextManager[Any]]
+PLANTED: dict[str, Planted] = {}
+
+
+def plant(what: str) -> Callable[[Planted], Planted]:
+    def keep(planted: Planted) -> Planted:
+        PLANTED[what] = planted
+        return planted
+
+    return keep
+
+
+# -- in the store --------------------------------------------------------------------------------
+
+
+@plant("an expired lease can still settle")
+def expired_settles() -> Any:
+    fence = settle.fence
+
+    def lenient(job: Any, token: str, number: int, now: int) -> Answer:
+        answer = fence(job, token, number, now)
+        return Answer.DONE if answer is Answer.LEASE_EXPIRED else answer
+
+    return mock.patch.object(settle, "fence", lenient)
+
+
+@plant("a settle does not prove its lease")
+def any_token_settles() -> Any:
+    fence = settle.fence
+
+    def lenient(job: Any, token: str, number: int, now: int) -> Answer:
+        answer = fence(job, token, number, now)
+        mine = job is not None and job.number == number
+        return Answer.DONE if answer is Answer.LEASE_MISMATCH and mine else answer
+
+    return mock.patch.object(settle, "fence", lenient)
+
+
+@plant("a heartbeat revives an expired lease")
+def heartbeat_revives() -> Any:
+    extend = leases._extend
+
+    def lenient(store: Any, extension: Any, now: int) -> Extended:
+        lease = store.leases.get(extension.token)
+        if lease is not None:
+            lease.expires_at = max(lease.expires_at, now + 1)
+        return extend(store, extension, now)
+
+    return mock.patch.object(leases, "_extend", lenient)
+
+
+@plant("a collector takes leases a little early")
+def collects_early() -> Any:
+    first = leases._first_expired
+    return mock.patch.object(leases, "_first_expired", lambda store, now: first(store, now + 500_000))
+
+
+@plant("a job is claimed before its time")
+def claims_early() -> Any:
+    after = leases.after
+    return mock.patch.object(leases, "after", lambda instant: after(instant + 300_000))
+
+
+@plant("a request to cancel is forgotten when the job is put back")
+def cancel_forgotten() -> Any:
+    turned = settle.turned_into_cancellation
+
+    def forgetful(job: Any, transition: Any) -> bool:
+        return transition.to is not State.READY and turned(job, transition)
+
+    return mock.patch.object(settle, "turned_into_cancellation", forgetful)
+
+
+@plant("a dependant is released by the first of those it waits for")
+def released_early() -> Any:
+    def hasty(store: Any, job: Any) -> tuple[str, ...]:
+        released: list[str] = []
+        if job.state is State.SUCCEEDED:
+            for job_id in sorted(store.dependants.get(job.id, ())):
+                dependant = store.jobs[job_id]
+                dependant.unmet = frozenset()
+                if dependant.state is State.WAITING:
+                    store.leave(dependant)
+                    store.place_again(dependant)
+                    released.append(job_id)
+        return tuple(released)
+
+    return mock.patch.object(settle, "_release_dependants", hasty)
+
+
+@plant("a repeated claim gives other jobs")
+def claim_not_repeatable() -> Any:
+    claim = MemoryDriver.claim
+
+    async def forgetful(self: Any, request: Any, *, now: int | None = None) -> Any:
+        fresh = f"{request.token}-{self._store.__dict__.setdefault('claims', 0)}"
+        self._store.__dict__["claims"] += 1
+        if request.token in self._store.leases:
+            request = replace(request, token=fresh)
+        return await claim(self, request, now=now)
+
+    return mock.patch.object(MemoryDriver, "claim", forgetful)
+
+
+@plant("a worker that outlived its lease is known only once the loss is recorded")
+def outlived_forgotten() -> Any:
+    outlive = leases.outlive
+
+    def forgetful(store: Any, token: str, jobs: Any) -> None:
+        outlive(store, "nobody/1", jobs)
+
+    return mock.patch.object(leases, "outlive", forgetful)
+
+
+# -- in the policy -------------------------------------------------------------------------------
+
+
+@plant("one failure more than the limit is retried")
+def limit_off_by_one() -> Any:
+    decide = policy.decide_failure
+
+    def generous(info: Any, **settings: Any) -> Any:
+        limit = settings["job_max_attempts"]
+        return decide(info, **{**settings, "job_max_attempts": limit + 1 if limit else limit})
+
+    return mock.patch.object(policy, "decide_failure", generous)
+
+
+@plant("handing a job back counts a failure")
+def hand_back_counts() -> Any:
+    decide = committing.settle_outcome
+
+    def counting(token: str, job: Any, outcome: Any, *more: Any, **settings: Any) -> Any:
+        transition, decision = decide(token, job, outcome, *more, **settings)
+        if isinstance(outcome, HandedBack):
+            transition = replace(transition, attempts=transition.attempts + 1)
+        return transition, decision
+
+    return mock.patch.object(committing, "settle_outcome", counting)
+
+
+@plant("a retry is placed by the worker's clock")
+def retry_by_own_clock() -> Any:
+    transition_of = Committer._transition
+
+    async def by_own_clock(self: Any, execution: Any, outcome: Any) -> Any:
+        transition, decision = await transition_of(self, execution, outcome)
+        if transition.delay is not None and decision is not None:
+            wrong = self._clock.now() - self._time.now()
+            transition = replace(transition, delay=max(0, transition.delay + wrong))
+        return transition, decision
+
+    return mock.patch.object(Committer, "_transition", by_own_clock)
+
+
+@plant("every loss counts as one while alone")
+def neighbours_condemned() -> Any:
+    weigh = collecting.settle_loss
+
+    def harsh(lease: Any, *more: Any, **settings: Any) -> Any:
+        return weigh(replace(lease, alone=True), *more, **{**settings, "max_losses": 1})
+
+    return mock.patch.object(collecting, "settle_loss", harsh)
+
+
+# -- in the worker -------------------------------------------------------------------------------
+
+
+@plant("at_most_once is not marked before the handler begins")
+def once_not_marked() -> Any:
+    async def unmarked(self: Any, execution: Execution) -> bool:
+        return True
+
+    return mock.patch.object(Heart, "mark_at_most_once", unmarked)
+
+
+@plant("a settle that failed is not repeated")
+def settle_not_repeated() -> Any:
+    async def once(self: Any, transitions: Any, *, safe: bool = False) -> Any:
+        try:
+            return await self._driver.settle(transitions)
+        except StoreError:
+            return [Settled(Answer.NOT_RUNNING) for _ in transitions]
+
+    return mock.patch.object(Committer, "_settle_surely", once)
+
+
+@plant("a claim that failed is repeated under another token")
+def claim_under_new_token() -> Any:
+    async def forgetful(self: Any, request: Any) -> Any:
+        while True:
+            try:
+                asked_at = self._time.asking()
+                claim = await self._driver.claim(request)
+                self._time.learn(claim.now, asked_at)
+                return claim
+            except StoreError:
+                request = replace(request, token=self._leases.new_token())
+                await self._clock.sleep(0.05)
+
+    accepted = Fetcher._accepted
+
+    def by_any_token(self: Any, request: Any, claim: Any) -> Any:
+        held = next((lease for lease in _leases_of(self, claim)), request.token)
+        return accepted(self, replace(request, token=held), claim)
+
+    return _both(
+        mock.patch.object(Fetcher, "_claim_surely", forgetful),
+        mock.patch.object(Fetcher, "_accepted", by_any_token),
+    )
+
+
+def _leases_of(fetcher: Any, claim: Any) -> list[str]:
+    """The token that the store knows these jobs by."""
+    jobs = fetcher._driver._store.jobs
+    return [jobs[job.id].lease.token for job in claim.jobs if jobs[job.id].lease is not None]
+
+
+@plant("children exist before the attempt has succeeded")
+def children_at_once() -> Any:
+    def eager(self: Any, signature: Any) -> str:
+        new = signature.new_job()
+        with contextlib.suppress(StopIteration):
+            MemoryDriver.enqueue(self.harbor.driver, [new]).send(None)
+        return new.id
+
+    return mock.patch.object(Execution, "add_child", eager)
+
+
+@plant("a worker that stops keeps what it has not begun")
+def unbegun_kept() -> Any:
+    def forgetful(self: Any) -> list[Any]:
+        self._closing = True
+        self.buffer.clear()
+        return []
+
+    return mock.patch.object(Executor, "begin_no_more", forgetful)
+
+
+@plant("a timeout is measured by a clock that can be set")
+def timeout_by_wall_clock() -> Any:
+    class ByWallClock(working.StoreTime):
+        def asking(self) -> int:
+            return self._clock.now()
+
+    return mock.patch.object(working, "StoreTime", ByWallClock)
+
+
+@plant("the heart stops after its first failure")
+def heart_stops() -> Any:
+    async def once(self: Any) -> None:
+        with contextlib.suppress(StoreError):
+            while True:
+                await self._clock.sleep(self._lease / 3e6)
+                await self.beat()
+        await asyncio.Event().wait()
+
+    return mock.patch.object(Heart, "run", once)
+
+
+@contextlib.contextmanager
+def _both(*patches: AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
