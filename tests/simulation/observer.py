@@ -353,6 +353,7 @@ class Observer:
         self._judge_counts()
 
     def _judge_counts(self) -> None:
+        counts: dict[State, int] = {}
         try:
             self.world.store.counts().send(None)
         except StopIteration as stop:

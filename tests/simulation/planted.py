@@ -11,7 +11,7 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from taskharbor import collecting, policy
+from taskharbor import collecting, policy, retry
 from taskharbor.drivers.base import Answer, Extended, Settled
 from taskharbor.drivers.memory import leases, settle
 from taskharbor.drivers.memory.driver import MemoryDriver
@@ -25,6 +25,7 @@ from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.fetcher import Fetcher
 from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.live import StoreTime
 
 Planted = Callable[[], AbstractContextManager[Any]]
 PLANTED: dict[str, Planted] = {}
@@ -145,7 +146,7 @@ def outlived_forgotten() -> Any:
 
 @plant("one failure more than the limit is retried")
 def limit_off_by_one() -> Any:
-    decide = policy.decide_failure
+    decide = retry.decide_failure
 
     def generous(info: Any, **settings: Any) -> Any:
         limit = settings["job_max_attempts"]
@@ -156,7 +157,7 @@ def limit_off_by_one() -> Any:
 
 @plant("handing a job back counts a failure")
 def hand_back_counts() -> Any:
-    decide = committing.settle_outcome
+    decide = policy.settle_outcome
 
     def counting(token: str, job: Any, outcome: Any, *more: Any, **settings: Any) -> Any:
         transition, decision = decide(token, job, outcome, *more, **settings)
@@ -183,7 +184,7 @@ def retry_by_own_clock() -> Any:
 
 @plant("every loss counts as one while alone")
 def neighbours_condemned() -> Any:
-    weigh = collecting.settle_loss
+    weigh = policy.settle_loss
 
     def harsh(lease: Any, *more: Any, **settings: Any) -> Any:
         return weigh(replace(lease, alone=True), *more, **{**settings, "max_losses": 1})
@@ -250,7 +251,7 @@ def children_at_once() -> Any:
         new = signature.new_job()
         with contextlib.suppress(StopIteration):
             MemoryDriver.enqueue(self.harbor.driver, [new]).send(None)
-        return new.id
+        return str(new.id)
 
     return mock.patch.object(Execution, "add_child", eager)
 
@@ -267,9 +268,9 @@ def unbegun_kept() -> Any:
 
 @plant("a timeout is measured by a clock that can be set")
 def timeout_by_wall_clock() -> Any:
-    class ByWallClock(working.StoreTime):
+    class ByWallClock(StoreTime):
         def asking(self) -> int:
-            return self._clock.now()
+            return int(self._clock.now())
 
     return mock.patch.object(working, "StoreTime", ByWallClock)
 

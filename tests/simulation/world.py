@@ -338,7 +338,8 @@ def _seeded(seed: int) -> Iterator[None]:
 def simulate(seed: int) -> Findings:
     """What this seed leads to; the same, however often and wherever it is asked."""
     gc.disable()
-    gc.freeze()  # what is there already is not looked at again and again
+    if not gc.get_freeze_count():
+        gc.freeze()  # what is there already is not looked at again and again
     try:
         with _seeded(seed):
             world = World(seed)
@@ -359,6 +360,7 @@ def _bury_all(world: World) -> None:
                 process.loop._closed = True
             del process
             world.__dict__.clear()
-            gc.collect()
+            while gc.collect():  # closing some of it may leave more behind
+                pass
     finally:
         sys.unraisablehook = hook
