@@ -1,4 +1,4 @@
-"""Tokens of the REST interface: who may do what. The store keeps a digest; the token is shown once, and kept by nobody."""
+"""Tokens of the REST interface: who may do what. The store keeps a digest; the token itself is kept by nobody."""
 
 from __future__ import annotations
 

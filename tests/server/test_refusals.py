@@ -62,7 +62,18 @@ async def test_a_bad_body_is_refused_and_nothing_stored(
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=1001", "limit=x", "limit=1&limit=2", "stat=dead", "state=alive", "queue=", "queue=%ff", "=", "&&"],
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "limit=1&limit=2",
+        "stat=dead",
+        "state=alive",
+        "queue=",
+        "queue=%ff",
+        "=",
+        "&&",
+    ],
 )
 async def test_a_bad_query_is_refused(client: httpx.AsyncClient, query: str):
     response = await client.get(f"{API}/jobs?{query}")
@@ -88,12 +99,16 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: htt
     assert (response.status_code, error_of(response)["code"]) == (413, "too_large")
     assert read <= 2**17
     read = 0
-    response = await client.post(f"{API}/jobs", content=endless(), headers=JSON)  # in chunks, without a length
+    response = await client.post(
+        f"{API}/jobs", content=endless(), headers=JSON
+    )  # in chunks, without a length
     assert (response.status_code, error_of(response)["code"]) == (413, "too_large")
     assert read <= BODY_BYTES_MAX + 2**18
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
 async def test_only_json_is_taken_by_its_name(harbor: Harbor, client: httpx.AsyncClient, kind: str):
     response = await client.post(f"{API}/jobs", content=b'{"task": "t"}', headers={"Content-Type": kind})
     assert (response.status_code, error_of(response)["code"]) == (415, "not_json")

@@ -14,7 +14,7 @@ from taskharbor.clock import ManualClock
 API = "/api/v1"
 
 
-async def created(client: httpx.AsyncClient, **document: Any) -> dict[str, Any]:
+async def created(client: httpx.AsyncClient, **document: Any) -> Any:
     response = await client.post(f"{API}/jobs", json={"task": "t", **document})
     assert response.status_code == 201, response.text
     return response.json()
@@ -32,7 +32,7 @@ async def dead_job(harbor: Harbor, client: httpx.AsyncClient, **document: Any) -
     return job
 
 
-def error_of(response: httpx.Response) -> dict[str, Any]:
+def error_of(response: httpx.Response) -> Any:
     error = response.json()["error"]
     assert set(error) == {"code", "message", "details"}
     return error
@@ -77,18 +77,26 @@ async def test_jobs_are_listed_page_by_page_and_by_filter(client: httpx.AsyncCli
 async def test_a_job_is_changed_run_cancelled_retried_and_deleted(client: httpx.AsyncClient):
     job = f"{API}/jobs/{(await created(client, delay=3600))['id']}"
     changed = await client.patch(job, json={"priority": 7, "payload": {"x": 1}, "tags": ["t"]})
-    assert (changed.json()["priority"], changed.json()["payload"], changed.json()["tags"]) == (7, {"x": 1}, ["t"])
+    assert (changed.json()["priority"], changed.json()["payload"], changed.json()["tags"]) == (
+        7,
+        {"x": 1},
+        ["t"],
+    )
     assert (await client.post(f"{job}/run")).json()["state"] == "ready"
     again = await client.post(f"{job}/run")
     assert (again.status_code, error_of(again)["code"]) == (409, "conflict")
     assert (await client.post(f"{job}/cancel")).json()["state"] == "cancelled"
-    assert (await client.post(f"{job}/retry", json={"runAt": "2100-01-01T00:00:00Z"})).json()["state"] == "scheduled"
+    assert (await client.post(f"{job}/retry", json={"runAt": "2100-01-01T00:00:00Z"})).json()[
+        "state"
+    ] == "scheduled"
     assert (await client.delete(job)).status_code == 204
     gone = await client.get(job)
     assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found")
 
 
-async def test_history_tells_of_each_attempt_newest_first(harbor: Harbor, clock: ManualClock, client: httpx.AsyncClient):
+async def test_history_tells_of_each_attempt_newest_first(
+    harbor: Harbor, clock: ManualClock, client: httpx.AsyncClient
+):
     attempts: list[int] = []
 
     @harbor.task(name="flaky", max_attempts=3)
@@ -104,7 +112,10 @@ async def test_history_tells_of_each_attempt_newest_first(harbor: Harbor, clock:
     clock.advance(60)
     await Worker(harbor).drain()
     history = (await client.get(f"{API}/jobs/{job['id']}/history?limit=10")).json()["items"]
-    assert [(h["status"], h["retryCount"], h["number"]) for h in history] == [("SUCCESS", 1, 2), ("FAILED", 0, 1)]
+    assert [(h["status"], h["retryCount"], h["number"]) for h in history] == [
+        ("SUCCESS", 1, 2),
+        ("FAILED", 0, 1),
+    ]
     assert {h["jobId"] for h in history} == {job["id"]}
     assert [h["executionDuration"] for h in history] == [2.0, 2.0]
     assert history[1]["errorMessage"] == "RuntimeError: not yet"
@@ -134,7 +145,13 @@ async def test_queues_are_paused_and_resumed_whatever_their_name(client: httpx.A
 
 
 async def test_schedules_are_made_changed_paused_run_and_deleted(client: httpx.AsyncClient):
-    document = {"name": "tick", "task": "t", "schedule": "0 0 12 * * *", "timezone": "Europe/Berlin", "payload": {"x": 1}}
+    document = {
+        "name": "tick",
+        "task": "t",
+        "schedule": "0 0 12 * * *",
+        "timezone": "Europe/Berlin",
+        "payload": {"x": 1},
+    }
     made = await client.post(f"{API}/schedules", json=document)
     assert made.status_code == 201
     assert document.items() <= made.json().items()
@@ -171,7 +188,10 @@ async def test_health_is_for_everybody(harbor: Harbor, path: str):
 async def test_a_store_that_cannot_be_reached_is_not_ready(tmp_path):
     from tests.server.conftest import client_of
 
-    async with Harbor(f"sqlite:///{tmp_path}/missing/harbor.db") as harbor, client_of(harbor.asgi()) as client:
+    async with (
+        Harbor(f"sqlite:///{tmp_path}/missing/harbor.db") as harbor,
+        client_of(harbor.asgi()) as client,
+    ):
         assert (await client.get("/healthz")).status_code == 200
         response = await client.get("/readyz")
         assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
@@ -180,5 +200,11 @@ async def test_a_store_that_cannot_be_reached_is_not_ready(tmp_path):
 
 async def test_unknown_job_is_a_404_everywhere(client: httpx.AsyncClient):
     nobody = uuid.uuid4()
-    for method, path in [("GET", ""), ("DELETE", ""), ("GET", "/history"), ("POST", "/cancel"), ("POST", "/run")]:
+    for method, path in [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/history"),
+        ("POST", "/cancel"),
+        ("POST", "/run"),
+    ]:
         assert (await client.request(method, f"{API}/jobs/{nobody}{path}")).status_code == 404, path

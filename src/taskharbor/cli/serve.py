@@ -17,7 +17,9 @@ LEVELS = ["debug", "info", "warning", "error"]
 
 @click.command
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8400, show_default=True, help="0: any free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8400, show_default=True, help="0: any free one."
+)
 @click.option(
     "--grace-seconds",
     type=duration,
@@ -119,11 +121,11 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
     server = Server(config)
     try:
         await server.serve()
-    except KeyboardInterrupt:  # what uvicorn raises again once it has stopped: that is the end that was asked for
+    except (
+        KeyboardInterrupt
+    ):  # what uvicorn raises again once it has stopped: that is the end that was asked for
         pass
     except SystemExit as error:
         raise click.ClickException(f"{host}:{port} cannot be listened on") from error
     if not server.started:
         raise click.ClickException(f"{host}:{port} cannot be listened on")
-
-

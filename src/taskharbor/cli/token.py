@@ -34,7 +34,9 @@ def token() -> None:
     help="read: look; write: also enqueue and change single jobs and schedules; admin: also stop queues and "
     "change many jobs at once.",
 )
-@click.option("--expires-in", type=duration, help="Let it end after this time, such as 30d.  [default: never]")
+@click.option(
+    "--expires-in", type=duration, help="Let it end after this time, such as 30d.  [default: never]"
+)
 @with_session
 def create(session: Session, name: str, role: str, expires_in: float | None) -> None:
     """Make a token for NAME and show it: now, and never again.

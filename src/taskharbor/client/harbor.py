@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from taskharbor.http.addresses import AllowList
     from taskharbor.server.auth import Authorize
     from taskharbor.schedule import Schedule as Recurring
+    from taskharbor.server.auth import Authorize
 
 logger = logging.getLogger("taskharbor")
 

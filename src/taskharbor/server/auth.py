@@ -85,7 +85,9 @@ def refuse_other_sites(request: Request) -> None:
     """Without tokens, whatever a browser sends for another site is refused: by its name for us, or by its own."""
     host = request.headers.get("host", "")
     if not is_loopback(_host_of(f"//{host}")):
-        raise ApiError(403, "host_refused", "without tokens, only loopback names such as localhost are served")
+        raise ApiError(
+            403, "host_refused", "without tokens, only loopback names such as localhost are served"
+        )
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
         raise ApiError(403, "origin_refused", "without tokens, pages of other sites are not served")

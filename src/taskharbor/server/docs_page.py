@@ -69,9 +69,7 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
 
 
 def _refs(schema: dict[str, Any]) -> str:
-    names = [
-        each["$ref"].rpartition("/")[2] for each in schema.get("oneOf", [schema]) if "$ref" in each
-    ]
+    names = [each["$ref"].rpartition("/")[2] for each in schema.get("oneOf", [schema]) if "$ref" in each]
     return " or ".join(f'<a href="#{escape(name)}"><code>{escape(name)}</code></a>' for name in names)
 
 

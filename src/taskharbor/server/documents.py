@@ -225,6 +225,8 @@ class JobDocument(Shown):
     depends_on: list[str]
     enqueued_at: datetime
     run_at: datetime
+    due_at: Annotated[datetime, Meta(description="Of the occurrence, for a recurring job.")] | None
+    schedule: Annotated[str, Meta(description="Its name, for a recurring job.")] | None
     expires_at: datetime | None
     finished_at: datetime | None
     reason: Reason | None

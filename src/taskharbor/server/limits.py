@@ -62,7 +62,9 @@ def refuse_other_types(request: Request, *, has_body: bool) -> None:
     if kind is None and not has_body:
         return
     if kind is None or kind.partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(415, "not_json", "the body has to be JSON: send it with Content-Type: application/json")
+        raise ApiError(
+            415, "not_json", "the body has to be JSON: send it with Content-Type: application/json"
+        )
 
 
 def parsed_json(body: bytes) -> Any:
@@ -92,9 +94,22 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 def converted(value: Any, kind: type[Any]) -> Any:
     """The document that was sent, or what is wrong with it and where."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(_whole_numbers(value), kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise malformed(f"the body is not as described: {reason_of(error)}") from None
+
+
+_INTEGERS = ("priority", "maxAttempts", "maxRetries", "maxRetryCount")
+
+
+def _whole_numbers(value: Any) -> Any:
+    """In JSON 3.0 is an integer, and some languages write no other."""
+    if isinstance(value, dict):
+        for name in _INTEGERS:
+            number = value.get(name)
+            if isinstance(number, float) and number.is_integer():
+                value[name] = int(number)
+    return value
 
 
 def parsed_query(text: bytes, kind: type[Any] | None) -> Any:

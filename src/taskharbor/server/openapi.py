@@ -86,8 +86,8 @@ def _query_parameters(operation: Operation, components: dict[str, Any]) -> list[
         return []
     schema = components[operation.query.__name__]
     parameters = []
-    for name, described in schema["properties"].items():
-        described = _without_null(described)
+    for name, field in schema["properties"].items():
+        described = _without_null(field)
         parameter = {"name": name, "in": "query", "required": False, "schema": described}
         if "description" in described:
             parameter["description"] = described["description"]

@@ -29,7 +29,9 @@ async def readyz(call: Call) -> Response:
     try:
         async with asyncio.timeout(READY_SECONDS_MAX):
             await driver.open()
-            await driver.tokens()  # a read of the store's own tables: its clock alone would not show that they are gone
+            await (
+                driver.tokens()
+            )  # a read of the store's own tables: its clock alone would not show that they are gone
     except TimeoutError:
         raise _not_ready(f"the store did not answer within {READY_SECONDS_MAX:g} s") from None
     except SchemaError as error:

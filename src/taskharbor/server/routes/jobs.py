@@ -33,7 +33,9 @@ async def create_job(call: Call) -> Response:
     """Enqueue a job. 201: it was created; 200: it existed already, by its id or its idempotency key."""
     options = given(call.body, without=("task", "payload"))
     payload = call.body.payload
-    job = await call.harbor.aenqueue(call.body.task, payload if isinstance(payload, dict) else None, **options)
+    job = await call.harbor.aenqueue(
+        call.body.task, payload if isinstance(payload, dict) else None, **options
+    )
     return _told(job, 200 if job.existed else 201)
 
 
@@ -115,9 +117,7 @@ async def retry_job(call: Call) -> Response:
     return _told(await call.harbor.jobs.aretry(call.params["id"], run_at=run_at, force=call.body.force))
 
 
-@routes.on(
-    "POST", "/jobs/{id}/run", Role.WRITE, answers={200: documents.JobDocument}, errors=(404, 409, 422)
-)
+@routes.on("POST", "/jobs/{id}/run", Role.WRITE, answers={200: documents.JobDocument}, errors=(404, 409, 422))
 async def run_job(call: Call) -> Response:
     """Make a scheduled job ready. Of a recurring one, that is an extra run."""
     return _told(await call.harbor.jobs.arun_now(call.params["id"]))

@@ -18,9 +18,7 @@ async def list_queues(call: Call) -> Response:
     return answer(told.of_list([told.of_queue(queue) for queue in await call.harbor.queues.alist()]))
 
 
-@routes.on(
-    "POST", "/queues/{name:path}/pause", Role.ADMIN, answers={200: documents.QueueFlag}, errors=(422,)
-)
+@routes.on("POST", "/queues/{name:path}/pause", Role.ADMIN, answers={200: documents.QueueFlag}, errors=(422,))
 async def pause_queue(call: Call) -> Response:
     """Stop this queue's jobs from being begun; those that run go on."""
     await call.harbor.queues.apause(call.params["name"])
