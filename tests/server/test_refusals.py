@@ -69,6 +69,7 @@ async def test_a_bad_body_is_refused_and_nothing_stored(
         "limit=1&limit=2",
         "stat=dead",
         "state=alive",
+        "state=null",
         "queue=",
         "queue=%ff",
         "=",

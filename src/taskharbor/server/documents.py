@@ -152,7 +152,7 @@ class ScheduleChanges(ScheduleFields):
 class JobQuery(Given):
     """Which jobs."""
 
-    state: State | None = None
+    state: State | UnsetType = UNSET  # not None, which `?state=null` would be taken for: every state
     queue: Name | None = None
     task: Name | None = None
     tag: Name | None = None
