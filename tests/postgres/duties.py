@@ -40,6 +40,7 @@ from taskharbor.job import (
     Reason,
     State,
     StepRecord,
+    TokenRecord,
 )
 
 SECOND = 1_000_000
@@ -238,6 +239,9 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert await do(Delete(), ready) is Verdict.DONE
     await driver.pause(queue, True)
     await driver.pause(queue, False)
+    await driver.add_token(TokenRecord("id", "name", "read", "digest", now))
+    assert len(await driver.tokens()) == 1
+    assert await driver.remove_token("id")
     await collect(driver, now + HOUR)
     await driver._fold_tallies()
     assert (

@@ -20,7 +20,7 @@ async def created(client: httpx.AsyncClient, **document: Any) -> Any:
     return response.json()
 
 
-async def dead_job(harbor: Harbor, client: httpx.AsyncClient, **document: Any) -> dict[str, Any]:
+async def dead_job(harbor: Harbor, client: httpx.AsyncClient, **document: Any) -> Any:
     if "broken" not in harbor.tasks:
 
         @harbor.task(name="broken")
