@@ -21,6 +21,12 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--port", type=click.IntRange(0, 65_535), default=8400, show_default=True, help="0: any free one."
 )
 @click.option(
+    "--http-allow",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Take HTTP jobs for this address as well; workers need it, too.  [env var: TASKHARBOR_HTTP_ALLOW]",
+)
+@click.option(
     "--grace-seconds",
     type=duration,
     default="10",
@@ -38,6 +44,7 @@ def serve(
     session: Session,
     host: str,
     port: int,
+    http_allow: tuple[str, ...],
     grace_seconds: float,
     log_format: Literal["text", "json"] | None,
     log_level: str,
@@ -64,6 +71,10 @@ def serve(
         raise click.ClickException(
             f"serving needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
         ) from None
+
+    from taskharbor.cli.worker import open_to_http_jobs
+
+    open_to_http_jobs(http_allow)
 
     async def work(harbor: Harbor) -> None:
         await _serve(harbor, host, port, grace_seconds)

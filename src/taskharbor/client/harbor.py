@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from taskharbor.client.schedules import Schedules
     from taskharbor.http.addresses import AllowList
-    from taskharbor.server.auth import Authorize
     from taskharbor.schedule import Schedule as Recurring
     from taskharbor.server.auth import Authorize
 

@@ -42,9 +42,9 @@ from taskharbor.job import (
     Reason,
     State,
     StepRecord,
+    TokenRecord,
     WorkflowRecord,
     repr_without_secrets,
-    TokenRecord,
 )
 
 # -- enqueue -------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
 from taskharbor.conformance.chapters.states import States
 from taskharbor.conformance.chapters.steps import Children, Steps
-from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.conformance.chapters.tokens import Tokens
+from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.conformance.store import Chapter
 
 CHAPTERS: tuple[type[Chapter], ...] = (

@@ -10,6 +10,7 @@ from taskharbor.cli import documents as told
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.job import AttemptStatus
 from taskharbor.server import documents
+from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, instant
 from taskharbor.tokens import Role
@@ -17,6 +18,13 @@ from taskharbor.tokens import Role
 routes = Routes("jobs")
 
 EXAMPLE_TASK = {"task": "email:send", "payload": {"to": "a@b.c", "subject": "hi"}, "queue": "mail"}
+EXAMPLE_HTTP = {
+    "schedule": "*/10 * * * * *",
+    "api": "https://example.com/hook",
+    "type": "AT_LEAST_ONCE",
+    "isRecurring": True,
+    "maxRetryCount": 3,
+}
 _WORDS = {AttemptStatus.SUCCEEDED: "SUCCESS"}
 
 
@@ -24,13 +32,17 @@ _WORDS = {AttemptStatus.SUCCEEDED: "SUCCESS"}
     "POST",
     "/jobs",
     Role.WRITE,
-    body=(documents.NewTaskJob,),
+    body=(documents.NewTaskJob, NewHttpJob),
+    choose=lambda sent: NewHttpJob if isinstance(sent, dict) and "api" in sent else documents.NewTaskJob,
     answers={201: documents.JobDocument, 200: documents.JobDocument},
     errors=(422,),
-    examples={"task": EXAMPLE_TASK},
+    examples={"task": EXAMPLE_TASK, "HTTP": EXAMPLE_HTTP},
 )
 async def create_job(call: Call) -> Response:
     """Enqueue a job. 201: it was created; 200: it existed already, by its id or its idempotency key."""
+    if isinstance(call.body, NewHttpJob):
+        job = await enqueue_http_job(call.harbor, call.body)
+        return _told(job, 200 if job.existed else 201)
     options = given(call.body, without=("task", "payload"))
     payload = call.body.payload
     job = await call.harbor.aenqueue(
