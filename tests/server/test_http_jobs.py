@@ -51,7 +51,7 @@ class Anywhere(FakeNetwork):
 
 def lead(harbor: Harbor, server: Server) -> None:
     hosts = ("unreliable-api.com", "critical-api.com", "sometimes-down.com")
-    network = Anywhere(dict.fromkeys(hosts, ["93.184.216.34"]), server)
+    network = Anywhere({host: ["93.184.216.34"] for host in hosts}, server)
     harbor.built_in["http"] = http_task(harbor, Network(network.resolve, network.connect, network.trust))
 
 

@@ -208,3 +208,18 @@ async def test_unknown_job_is_a_404_everywhere(client: httpx.AsyncClient):
         ("POST", "/run"),
     ]:
         assert (await client.request(method, f"{API}/jobs/{nobody}{path}")).status_code == 404, path
+
+
+async def test_a_workflow_is_shown_cancelled_and_retried(harbor: Harbor, client: httpx.AsyncClient):
+    from taskharbor import chain
+
+    @harbor.task(name="step")
+    def step() -> None: ...
+
+    workflow = await chain(step.si(), step.si()).aenqueue()
+    path = f"{API}/workflows/{workflow.id}"
+    shown = (await client.get(path)).json()
+    assert (shown["state"], shown["total"], shown["waiting"], shown["active"]) == ("running", 2, 1, 1)
+    assert (await client.post(f"{path}/cancel")).json()["cancelled"] == 2
+    assert (await client.post(f"{path}/retry")).json()["state"] == "running"
+    assert (await client.get(f"{API}/workflows/{uuid.uuid4()}")).status_code == 404

@@ -345,6 +345,23 @@ class ScheduleList(Shown):
     next_cursor: None
 
 
+class WorkflowDocument(Shown):
+    """A workflow as it stands: how many of its jobs are where."""
+
+    id: Uuid
+    state: Literal["running", "stuck", "succeeded", "cancelled"]
+    total: int
+    succeeded: int
+    dead: int
+    cancelled: int
+    waiting: int
+    active: int
+    on_failure: Literal["wait", "cancel"]
+    idempotency_key: str | None
+    enqueued_at: datetime
+    shape: Any
+
+
 class RunningJob(Shown):
     """A job that has run for longer than a heartbeat."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskharbor.server.operation import Operation
-from taskharbor.server.routes import dlq, events, health, jobs, queues, schedules, stats
+from taskharbor.server.routes import dlq, events, health, jobs, queues, schedules, stats, workflows
 
 PREFIX = "/api/v1"
 OPERATIONS: tuple[Operation, ...] = (
@@ -11,6 +11,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *dlq.routes,
     *queues.routes,
     *schedules.routes,
+    *workflows.routes,
     *stats.routes,
     *events.routes,
 )
