@@ -270,6 +270,17 @@ class JobFilter(Struct, frozen=True):
     workflow: str | None = None  # by its id
 
 
+class TokenRecord(Struct, frozen=True):
+    """A token of the REST interface, as the store keeps it: what it is known by, never the token itself."""
+
+    id: str
+    name: str
+    role: str
+    digest: str  # SHA-256 of the token, in hex
+    created_at: int
+    expires_at: int | None = None
+
+
 class QueueRecord(Struct, frozen=True):
     name: str
     paused: bool

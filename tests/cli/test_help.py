@@ -39,6 +39,7 @@ def test_all_the_commands_that_are_due_are_there():
         *COMMANDS,
         *("job retry", "job run-now", "job update", "job delete"),
         *("dlq list", "dlq requeue", "dlq requeue-all", "dlq discard", "dlq discard-all"),
+        *("token create", "token list", "token revoke"),
         *("queue list", "queue pause", "queue resume"),
         *(f"schedule {verb}" for verb in ("list", "add", "pause", "resume", "run", "delete")),
         *("workflow list", "workflow show", "workflow cancel", "workflow retry"),

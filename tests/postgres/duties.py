@@ -40,6 +40,7 @@ from taskharbor.job import (
     Reason,
     State,
     StepRecord,
+    TokenRecord,
 )
 
 SECOND = 1_000_000
@@ -238,6 +239,12 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert await do(Delete(), ready) is Verdict.DONE
     await driver.pause(queue, True)
     await driver.pause(queue, False)
+    token = TokenRecord(
+        queue, "name", "read", "digest", now
+    )  # done again and again: the queue is another each time
+    await driver.add_token(token)
+    assert token in await driver.tokens()
+    assert await driver.remove_token(token.id)
     await collect(driver, now + HOUR)
     await driver._fold_tallies()
     assert (

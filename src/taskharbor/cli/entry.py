@@ -19,6 +19,8 @@ TRACEBACK_VARIABLE = "TASKHARBOR_TRACEBACK"  # for whoever looks for a bug in Ta
 COMMANDS = {
     "demo": "taskharbor.cli.demo.command:demo",
     "worker": "taskharbor.cli.worker:worker",
+    "serve": "taskharbor.cli.serve:serve",
+    "token": "taskharbor.cli.token:token",
     "enqueue": "taskharbor.cli.enqueue:enqueue",
     "list": "taskharbor.cli.jobs:list_jobs",
     "inspect": "taskharbor.cli.jobs:inspect",

@@ -89,6 +89,14 @@ class Events:
         self._subscribers.setdefault(name, []).append(subscriber)
         return subscriber
 
+    def unsubscribe(self, name: str, subscriber: Callable[[Event], Any]) -> None:
+        """Tell this subscriber no more; nothing happens if it is none."""
+        left = [each for each in self._subscribers.get(name, ()) if each != subscriber]
+        if left:
+            self._subscribers[name] = left
+        else:
+            self._subscribers.pop(name, None)
+
     def check_name(self, name: str) -> None:
         if name not in EVENT_NAMES:
             raise ConfigurationError(

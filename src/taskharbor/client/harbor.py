@@ -43,9 +43,12 @@ from taskharbor.job import JobRecord, NewJob, Recurrence
 from taskharbor.locating import refuse_while_importing
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from taskharbor.client.schedules import Schedules
     from taskharbor.http.addresses import AllowList
     from taskharbor.schedule import Schedule as Recurring
+    from taskharbor.server.auth import Authorize
 
 logger = logging.getLogger("taskharbor")
 
@@ -274,6 +277,24 @@ class Harbor:
         """
         with self.driver.transaction(connection), transaction_block(self):
             yield
+
+    # -- serving --
+
+    def asgi(self, *, authorize: Authorize | None = None) -> FastAPI:
+        """The REST interface as an ASGI application, to be served by itself or mounted into another one.
+
+            app.mount("/jobs", harbor.asgi())
+
+        Callers show a token that `taskharbor token create` made, unless `authorize` decides: it is given the request,
+        and answers with "read", "write", "admin", or None for nobody. It needs the extra: `taskharbor[server]`.
+        """
+        try:
+            from taskharbor.server import application
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"the REST interface needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
+            ) from error
+        return application(self, authorize=authorize)
 
     # -- upkeep --
 

@@ -42,6 +42,7 @@ from taskharbor.job import (
     Reason,
     State,
     StepRecord,
+    TokenRecord,
     WorkflowRecord,
     repr_without_secrets,
 )
@@ -561,6 +562,20 @@ class Driver(ABC):
         The attempts of a job's present run stay, its latest one stays, and so does what a live lease still names.
         How many were deleted.
         """
+
+    # -- tokens of the REST interface --
+
+    @abstractmethod
+    async def add_token(self, token: TokenRecord) -> None:
+        """Keep a token, durably. Its id is new."""
+
+    @abstractmethod
+    async def tokens(self) -> builtins.list[TokenRecord]:
+        """Every token, the oldest first."""
+
+    @abstractmethod
+    async def remove_token(self, token_id: str) -> bool:
+        """Forget a token; whether there was one."""
 
     # -- the caller's own transaction --
 

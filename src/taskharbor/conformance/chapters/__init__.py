@@ -20,6 +20,7 @@ from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
 from taskharbor.conformance.chapters.states import States
 from taskharbor.conformance.chapters.steps import Children, Steps
+from taskharbor.conformance.chapters.tokens import Tokens
 from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.conformance.store import Chapter
 
@@ -45,6 +46,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Rearming,
     Pruning,
     Presence,
+    Tokens,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

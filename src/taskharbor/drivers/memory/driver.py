@@ -44,6 +44,7 @@ from taskharbor.job import (
     QueueRecord,
     State,
     StepRecord,
+    TokenRecord,
     WorkflowRecord,
 )
 
@@ -198,6 +199,20 @@ class MemoryDriver(Driver):
     ) -> int:
         with self._news.lock:
             return operate.prune_history(self._store, ids, keep, before)
+
+    # -- tokens of the REST interface --
+
+    async def add_token(self, token: TokenRecord) -> None:
+        with self._news.lock:
+            self._store.tokens[token.id] = token
+
+    async def tokens(self) -> builtins.list[TokenRecord]:
+        with self._news.lock:
+            return sorted(self._store.tokens.values(), key=lambda token: (token.created_at, token.id))
+
+    async def remove_token(self, token_id: str) -> bool:
+        with self._news.lock:
+            return self._store.tokens.pop(token_id, None) is not None
 
     # -- reads --
 

@@ -24,6 +24,7 @@ from taskharbor.job import (
     Reason,
     State,
     StepRecord,
+    TokenRecord,
 )
 from taskharbor.lifecycle import LEGAL, TERMINAL
 
@@ -155,6 +156,7 @@ class Store:
         self.workflow_keys: dict[str, str] = {}
         self.leases: dict[str, Lease] = {}
         self.paused: set[str] = set()
+        self.tokens: dict[str, TokenRecord] = {}
         self.workers: dict[str, WorkerRecord] = {}  # who is there, by name
         self.ordinary = Places()
         self.suspects = Places()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from msgspec import structs
+
 from taskharbor.calling import in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import shorten
@@ -64,6 +66,7 @@ from taskharbor.job import (
     QueueRecord,
     State,
     StepRecord,
+    TokenRecord,
     WorkflowRecord,
 )
 
@@ -359,6 +362,17 @@ class PostgresDriver(Driver):
         self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
     ) -> int:
         return await self._run(Lane.REST, lambda s: operate.prune_history(s, ids, keep, before), now)
+
+    # -- tokens of the REST interface --
+
+    async def add_token(self, token: TokenRecord) -> None:
+        await self._run(Lane.REST, lambda s: s.do("insert_token", *structs.astuple(token)))
+
+    async def tokens(self) -> builtins.list[TokenRecord]:
+        return [TokenRecord(*row) for row in await self._run(Lane.REST, lambda s: s.rows("tokens"))]
+
+    async def remove_token(self, token_id: str) -> bool:
+        return await self._run(Lane.REST, lambda s: s.value("delete_token", token_id)) is not None
 
     # -- the caller's own transaction --
 

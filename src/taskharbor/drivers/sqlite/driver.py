@@ -56,6 +56,7 @@ from taskharbor.job import (
     QueueRecord,
     State,
     StepRecord,
+    TokenRecord,
     WorkflowRecord,
 )
 
@@ -215,6 +216,17 @@ class SQLiteDriver(Driver):
         self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
     ) -> int:
         return await self._engine.write(lambda s: operate.prune_history(s, ids, keep, before), now)
+
+    # -- tokens of the REST interface --
+
+    async def add_token(self, token: TokenRecord) -> None:
+        await self._engine.write(lambda s: operate.add_token(s, token))
+
+    async def tokens(self) -> builtins.list[TokenRecord]:
+        return await self._engine.read(reads.tokens)
+
+    async def remove_token(self, token_id: str) -> bool:
+        return await self._engine.write(lambda s: operate.remove_token(s, token_id))
 
     # -- the caller's own transaction --
 

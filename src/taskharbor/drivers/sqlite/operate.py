@@ -30,7 +30,7 @@ from taskharbor.drivers.sqlite.places import Place, Stored
 from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready, rearm
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Reason, State
+from taskharbor.job import Reason, State, TokenRecord
 from taskharbor.lifecycle import TERMINAL, allows
 
 OPERATE = statements("operate")
@@ -284,6 +284,14 @@ def _erase(session: Session, jobs: Sequence[Stored], states: dict[str, State]) -
 
 def pause(session: Session, queue: str, paused: bool) -> None:
     session.execute(OPERATE["pause" if paused else "resume"], (queue,))
+
+
+def add_token(session: Session, token: TokenRecord) -> None:
+    session.execute(OPERATE["insert_token"], structs.astuple(token))
+
+
+def remove_token(session: Session, token_id: str) -> bool:
+    return bool(session.execute(OPERATE["delete_token"], (token_id,)).rowcount)
 
 
 def expire(session: Session, limit: int) -> list[str]:

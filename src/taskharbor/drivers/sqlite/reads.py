@@ -9,7 +9,16 @@ from taskharbor.drivers.base import LeaseRecord, Page, worker_of
 from taskharbor.drivers.sqlite import leases, places, workflows
 from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.places import READS
-from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State, StepRecord
+from taskharbor.job import (
+    AttemptRecord,
+    AttemptStatus,
+    JobFilter,
+    JobRecord,
+    QueueRecord,
+    State,
+    StepRecord,
+    TokenRecord,
+)
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
@@ -130,3 +139,7 @@ def lease_records(session: Session) -> list[LeaseRecord]:
         )
         for lease in leases.all_leases(session)
     ]
+
+
+def tokens(session: Session) -> list[TokenRecord]:
+    return [TokenRecord(*row) for row in session.execute(READS["tokens"])]

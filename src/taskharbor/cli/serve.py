@@ -1,0 +1,142 @@
+"""`taskharbor serve`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from taskharbor.cli.parameters import duration
+from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+LEVELS = ["debug", "info", "warning", "error"]
+
+
+@click.command
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8400, show_default=True, help="0: any free one."
+)
+@click.option(
+    "--http-allow",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Take HTTP jobs for this address as well; workers need it, too.  [env var: TASKHARBOR_HTTP_ALLOW]",
+)
+@click.option(
+    "--grace-seconds",
+    type=duration,
+    default="10",
+    show_default=True,
+    help="How long requests may take to finish when it is stopped.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="How log lines look, on standard error.  [default: text]",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@with_session
+def serve(
+    session: Session,
+    host: str,
+    port: int,
+    http_allow: tuple[str, ...],
+    grace_seconds: float,
+    log_format: Literal["text", "json"] | None,
+    log_level: str,
+) -> None:
+    """Serve the REST interface.
+
+    Its documentation is at /docs. It executes no jobs: `taskharbor worker` does. Without a token (see
+    `taskharbor token create`) it serves this machine only, and whoever is on it may do everything.
+    SIGTERM or SIGINT (Ctrl-C) lets requests finish and then ends it.
+
+    \b
+    Examples:
+      taskharbor serve --url sqlite:///harbor.db
+      taskharbor serve -A app:harbor --host 0.0.0.0 --port 8400
+    """
+    from taskharbor.telemetry import logs
+
+    logs.configure(log_format or ("json" if session.screen.as_json else "text"), log_level)
+    try:
+        import uvicorn  # noqa: F401
+
+        import taskharbor.server  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"serving needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
+        ) from None
+
+    from taskharbor.cli.worker import open_to_http_jobs
+
+    open_to_http_jobs(http_allow)
+
+    async def work(harbor: Harbor) -> None:
+        await _serve(harbor, host, port, grace_seconds)
+
+    session.run(work, create=True)
+
+
+async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> None:
+    import uvicorn
+
+    from taskharbor.server import application
+    from taskharbor.server.auth import is_loopback
+    from taskharbor.server.errors import logger
+
+    await harbor.driver.open()
+    local = is_loopback(host)
+    if not await harbor.driver.tokens():
+        if not local:
+            raise click.ClickException(
+                f"the store has no token, so that anybody who reaches {host} could do everything: make one with "
+                "`taskharbor token create`, or serve this machine only, with --host 127.0.0.1"
+            )
+        logger.warning(
+            "there is no token: only this machine is served, and whoever is on it may do everything; "
+            "`taskharbor token create` makes one"
+        )
+    app = application(harbor, open_on_loopback=local)
+
+    class Server(uvicorn.Server):
+        """Ends the streams of events when it is told to stop: by themselves they would never end."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            app.state.feed.stop()
+            super().handle_exit(sig, frame)
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            for server in self.servers:
+                for each in server.sockets:
+                    address, bound = each.getsockname()[:2]
+                    shown = f"[{address}]" if ":" in address else address
+                    logger.info("serving on http://%s:%d, documented at /docs", shown, bound)
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=max(1, round(grace_seconds)),
+    )
+    server = Server(config)
+    try:
+        await server.serve()
+    except (
+        KeyboardInterrupt
+    ):  # what uvicorn raises again once it has stopped: that is the end that was asked for
+        pass
+    except SystemExit as error:
+        raise click.ClickException(f"{host}:{port} cannot be listened on") from error
+    if not server.started:
+        raise click.ClickException(f"{host}:{port} cannot be listened on")

@@ -1,0 +1,105 @@
+"""`taskharbor token …`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taskharbor.cli.documents import instant, of_list
+from taskharbor.cli.parameters import duration
+from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.job import TokenRecord
+
+
+@click.group(no_args_is_help=False)
+def token() -> None:
+    """Say who may use the REST interface.
+
+    \b
+    Example:
+      taskharbor token create deployment --role write
+    """
+
+
+@token.command("create")
+@click.argument("name")
+@click.option(
+    "--role",
+    type=click.Choice(["read", "write", "admin"]),
+    required=True,
+    help="read: look; write: also enqueue and change single jobs and schedules; admin: also stop queues and "
+    "change many jobs at once.",
+)
+@click.option(
+    "--expires-in", type=duration, help="Let it end after this time, such as 30d.  [default: never]"
+)
+@with_session
+def create(session: Session, name: str, role: str, expires_in: float | None) -> None:
+    """Make a token for NAME and show it: now, and never again.
+
+    \b
+    Example:
+      taskharbor token create dashboard --role read
+    """
+    from taskharbor.tokens import create_token
+
+    async def work(harbor: Harbor) -> tuple[str, TokenRecord]:
+        return await create_token(harbor.driver, name, role, expires_in)
+
+    text, record = session.run(work, create=True)
+    if session.screen.as_json:
+        session.screen.document({**_document(record), "token": text})
+    else:
+        session.screen.line(text)
+
+
+@token.command("list")
+@with_session
+def list_tokens(session: Session) -> None:
+    """Show whom tokens were made for; the tokens themselves are kept by nobody.
+
+    \b
+    Example:
+      taskharbor token list
+    """
+    records = session.run(lambda harbor: harbor.driver.tokens())
+    if session.screen.as_json:
+        session.screen.document(of_list([_document(record) for record in records]))
+        return
+    session.screen.table(
+        ("ID", "NAME", "ROLE", "CREATED", "EXPIRES"),
+        [(r.id, r.name, r.role, instant(r.created_at), instant(r.expires_at)) for r in records],
+        empty="there is no token",
+    )
+
+
+@token.command("revoke")
+@click.argument("token_id", metavar="ID")
+@with_session
+def revoke(session: Session, token_id: str) -> None:
+    """Let the token ID (see `token list`) be good for nothing; servers know within a second or two.
+
+    \b
+    Example:
+      taskharbor token revoke 4f1c2a9b8d07
+    """
+    if not session.run(lambda harbor: harbor.driver.remove_token(token_id)):
+        raise click.ClickException(f"no token has the id {token_id}; `taskharbor token list` has them all")
+    if session.screen.as_json:
+        session.screen.document({"id": token_id, "revoked": True})
+    else:
+        session.screen.line(f"{token_id}: revoked")
+
+
+def _document(record: TokenRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "name": record.name,
+        "role": record.role,
+        "createdAt": instant(record.created_at),
+        "expiresAt": instant(record.expires_at),
+    }

@@ -1,0 +1,8 @@
+"""The REST interface: everything a harbor does, over HTTP."""
+
+from __future__ import annotations
+
+from taskharbor.server.app import application
+from taskharbor.tokens import Role
+
+__all__ = ["Role", "application"]

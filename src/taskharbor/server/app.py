@@ -1,0 +1,185 @@
+"""The application: operations as routes, and what surrounds every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from taskharbor.server.auth import Auth, Authorize
+from taskharbor.server.docs_page import POLICY, page
+from taskharbor.server.errors import ApiError, api_error
+from taskharbor.server.events import Feed
+from taskharbor.server.limits import converted, parsed_json, parsed_query, read_body, refuse_other_types
+from taskharbor.server.openapi import openapi
+from taskharbor.server.operation import Call, Operation
+from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+def application(
+    harbor: Harbor, *, open_on_loopback: bool = False, authorize: Authorize | None = None
+) -> FastAPI:
+    """The REST interface of a harbor, to be served or mounted.
+
+    `authorize` decides instead of the tokens in the store: it is given the request, and answers with a role or None.
+    """
+    from taskharbor import __version__
+
+    api = Api(harbor, Auth(harbor.driver, open_on_loopback=open_on_loopback, authorize=authorize))
+    described = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]
+    app = FastAPI(
+        title="TaskHarbor",
+        version=__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        routes=[*_routes(api, described), *_documentation(described, __version__)],
+        middleware=[Middleware(SecurityHeaders)],
+        exception_handlers={
+            HTTPException: _http_exception,
+            RequestValidationError: _invalid_request,
+        },
+    )
+    app.state.feed = api.feed
+    return app
+
+
+def _routes(api: Api, described: Iterable[tuple[str, Operation]]) -> list[Route]:
+    paths: dict[str, dict[str, Operation]] = {}
+    for prefix, operation in described:
+        paths.setdefault(prefix + operation.path, {})[operation.method] = operation
+    return [Route(path, Path(api, operations)) for path, operations in paths.items()]
+
+
+class Api:
+    """What the operations of one application share."""
+
+    def __init__(self, harbor: Harbor, auth: Auth) -> None:
+        self.harbor = harbor
+        self.auth = auth
+        self.feed = Feed(harbor)
+
+    async def respond(self, operation: Operation, request: Request) -> Response:
+        """May it pass, is it well formed, and what comes of it: in this order."""
+        if operation.role is not None:
+            await self.auth.require(request, operation.role)
+        query = parsed_query(request.scope["query_string"], operation.query)
+        body = await self._body(operation, request)
+        call = Call(self.harbor, self.feed, request, request.path_params, query, body)
+        return await operation.handle(call)
+
+    async def _body(self, operation: Operation, request: Request) -> Any:
+        if operation.method in ("GET", "HEAD"):
+            return None
+        body = await read_body(request)
+        refuse_other_types(request, has_body=bool(body))
+        if not operation.body:
+            if body.strip() not in (b"", b"{}", b"null"):
+                raise ApiError(400, "malformed", "nothing but an empty body is expected here")
+            return None
+        if not body and not operation.body_required:
+            return operation.body[0]()
+        document = parsed_json(body)
+        return converted(document, operation.choose(document) if operation.choose else operation.body[0])
+
+
+class Path:
+    """The operations at one path, by method."""
+
+    def __init__(self, api: Api, operations: dict[str, Operation]) -> None:
+        self._api = api
+        self._operations = operations
+        if "GET" in operations:
+            operations["HEAD"] = operations["GET"]
+        self._allow = ", ".join(sorted(operations))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response = await self._response(request)
+        await response(scope, receive, send)
+
+    async def _response(self, request: Request) -> Response:
+        operation = self._operations.get(request.method)
+        try:
+            if operation is None:
+                raise ApiError(
+                    405,
+                    "method_not_allowed",
+                    f"{self._allow} can be asked of this path",
+                    headers={"Allow": self._allow},
+                )
+            return await self._api.respond(operation, request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller hears of it in the one shape
+            return api_error(error).response()
+
+
+# -- around them -----------------------------------------------------------------------------------
+
+
+class SecurityHeaders:
+    """On every answer, whatever made it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+async def _http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = {404: ("not_found", "nothing is at this path; /docs shows what there is")}
+    code, message = known.get(error.status_code, ("refused", str(error.detail)))
+    return ApiError(error.status_code, code, message, headers=error.headers).response()
+
+
+async def _invalid_request(_: Request, error: Exception) -> Response:
+    """Of routes that an application has added: ours check what they are given themselves."""
+    return ApiError(422, "unprocessable", "the request is not as described").response()
+
+
+def _documentation(described: list[tuple[str, Operation]], version: str) -> list[Route]:
+    def document(request: Request) -> dict[str, Any]:
+        return openapi(described, version, servers=request.scope.get("root_path") or "/")
+
+    async def openapi_json(request: Request) -> Response:
+        return Response(msgspec.json.encode(document(request)), media_type="application/json")
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page(document(request)), headers={"Content-Security-Policy": POLICY})
+
+    return [Route("/openapi.json", openapi_json), Route("/docs", docs)]

@@ -1,0 +1,92 @@
+"""The one shape of every error: `{"error": {"code", "message", "details"}}`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from taskharbor.codec import clean_text
+from taskharbor.errors import (
+    ConfigurationError,
+    JobConflict,
+    PayloadError,
+    PayloadTooLarge,
+    StoreError,
+    StoreUnavailable,
+)
+
+logger = logging.getLogger("taskharbor.server")
+
+MESSAGE_MAX = 2_000
+RETRY_AFTER_SECONDS = "5"
+
+
+class ApiError(Exception):
+    """What is answered instead of what was asked for."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.details = dict(details or {})
+        self.headers = dict(headers or {})
+
+    def response(self) -> Response:
+        document = {
+            "error": {
+                "code": self.code,
+                "message": clean_text(self.message, MESSAGE_MAX),
+                "details": self.details,
+            }
+        }
+        return Response(
+            msgspec.json.encode(document), self.status, self.headers, media_type="application/json"
+        )
+
+
+def malformed(message: str) -> ApiError:
+    """What was sent is not what the OpenAPI document describes."""
+    return ApiError(400, "malformed", message)
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a caller is told of whatever was raised."""
+    match error:
+        case ApiError():
+            return error
+        case PayloadTooLarge():
+            return ApiError(413, "too_large", str(error))
+        case JobConflict():
+            return ApiError(409, "conflict", str(error), {"jobId": error.job_id})
+        case LookupError() if hasattr(error, "job_id") or hasattr(error, "workflow_id"):
+            return ApiError(404, "not_found", str(error))
+        case ConfigurationError() | PayloadError():
+            return ApiError(422, "unprocessable", str(error))
+        case StoreError():
+            # Its text names the store, which is the operator's to know.
+            logger.warning("the store failed a request: %s", error)
+            ids = list(error.job_ids) if isinstance(error, StoreUnavailable) else []
+            return ApiError(
+                503,
+                "store_unavailable",
+                "the store cannot do this at the moment; try again, with the same id or idempotency key",
+                {"jobIds": ids} if ids else {},
+                {"Retry-After": RETRY_AFTER_SECONDS},
+            )
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return ApiError(
+                500, "internal", "something unforeseen happened; the server's log has more about it"
+            )

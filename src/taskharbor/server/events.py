@@ -1,0 +1,163 @@
+"""Server-sent events: what happens to jobs in this process, and how the counts of the store change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from taskharbor.client.events import EVENT_NAMES, Event
+from taskharbor.errors import StoreError
+from taskharbor.server.errors import ApiError, logger
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+STREAMS_MAX = 100
+BEHIND_MAX = 500  # events that a slow reader may be behind; more are dropped, and it is told how many
+HEARTBEAT_SECONDS = 15.0
+COUNTS_SECONDS = 1.0  # at most so often
+
+_END = None
+
+
+class Listener:
+    """One reader's queue."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND_MAX + 1)  # and the end
+        self._dropped = 0
+
+    def put(self, message: bytes) -> None:
+        if self.queue.qsize() >= BEHIND_MAX:
+            self._dropped += 1
+            return
+        self.queue.put_nowait(message)
+
+    def end(self) -> None:
+        while self.queue.full():
+            self.queue.get_nowait()
+        self.queue.put_nowait(_END)
+
+    def take_dropped(self) -> int:
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+
+class Feed:
+    """Everybody who listens. It watches the harbor and its store only while somebody does."""
+
+    def __init__(self, harbor: Harbor) -> None:
+        self._harbor = harbor
+        self._listeners: set[Listener] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def listen(self) -> Listener:
+        """A place in the feed, to be given to `stream`."""
+        if self._stopped:
+            raise ApiError(503, "stopping", "the server is stopping", headers={"Retry-After": "5"})
+        if len(self._listeners) >= STREAMS_MAX:
+            raise ApiError(429, "too_many_streams", f"{STREAMS_MAX} streams are open already")
+        listener = Listener()
+        if not self._listeners:
+            self._begin()
+        self._listeners.add(listener)
+        return listener
+
+    async def stream(self, listener: Listener, names: frozenset[str]) -> AsyncIterator[bytes]:
+        """The events of these names as they come, until the reader goes or the server stops."""
+        try:
+            yield b": connected\n\n"
+            if "counts" in names:
+                yield _message("counts", await self._harbor.jobs.acounts())
+            while True:
+                try:
+                    message = await asyncio.wait_for(listener.queue.get(), HEARTBEAT_SECONDS)
+                except TimeoutError:
+                    yield b": heartbeat\n\n"
+                    continue
+                if message is _END:
+                    return
+                if message[7 : message.index(b"\n")].decode() in names:
+                    yield message
+                if dropped := listener.take_dropped():
+                    yield _message("dropped", {"dropped": dropped})
+        finally:
+            self._leave(listener)
+
+    def stop(self) -> None:
+        """End every stream; called from any thread."""
+        self._stopped = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_all)
+
+    def _end_all(self) -> None:
+        for listener in self._listeners:
+            listener.end()
+
+    def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for name in EVENT_NAMES:
+            self._harbor.events.subscribe(name, self._heard)
+        self._watching = self._loop.create_task(self._watch_store())
+
+    def _leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+        if self._listeners:
+            return
+        for name in EVENT_NAMES:
+            self._harbor.events.unsubscribe(name, self._heard)
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def _heard(self, event: Event) -> None:
+        """Called in the subscribers' thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._tell, _message(event.name, _event_document(event)))
+
+    def _tell(self, message: bytes) -> None:
+        for listener in self._listeners:
+            listener.put(message)
+
+    async def _watch_store(self) -> None:
+        """Whatever any process does to the store shows in its counts."""
+        driver = self._harbor.driver
+        told: dict[str, int] | None = None
+        while True:
+            try:
+                news = driver.news()
+                counts = await self._harbor.jobs.acounts()
+                if counts != told:
+                    if told is not None:
+                        self._tell(_message("counts", counts))
+                    told = counts
+                await asyncio.sleep(COUNTS_SECONDS)
+                await driver.wait(news, HEARTBEAT_SECONDS)
+            except StoreError as error:
+                logger.warning("the store cannot be watched for the event stream: %s", error)
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _event_document(event: Event) -> dict[str, Any]:
+    return {
+        "jobId": event.job_id,
+        "task": event.task,
+        "queue": event.queue,
+        "at": event.at,
+        "attempt": event.attempt,
+        "correlationId": event.correlation_id,
+        "worker": event.worker,
+        "error": event.error,
+        "reason": event.reason,
+        "retryAt": event.retry_at,
+    }
+
+
+def _message(name: str, document: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(document) + b"\n\n"

@@ -1,0 +1,96 @@
+"""The second form of `POST /jobs`: call a URL, now, at the next occurrence of a schedule, or at every one."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from taskharbor.client.handle import Job
+from taskharbor.client.options import new_id
+from taskharbor.clock import from_micros
+from taskharbor.errors import ConfigurationError, JobNotFound
+from taskharbor.http import TASK_NAME, http_payload
+from taskharbor.http.addresses import refusal
+from taskharbor.http.urls import parse as parse_url
+from taskharbor.schedule import parse
+from taskharbor.server.documents import Expression, Given, Key, Name
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+RETRIES = 3  # where maxRetryCount is not given
+
+
+class NewHttpJob(Given, kw_only=True):
+    """A URL to call. A status of 2xx is success; anything else is retried after 1 s, 2 s, 4 s and so on, to 5 min.
+
+    With a schedule it is called at every occurrence if `isRecurring`, else once, at the next one; without, at once.
+    """
+
+    api: Annotated[str, Meta(min_length=1, max_length=8_192, examples=["https://example.com/hook"])]
+    schedule: Expression | None = None
+    type: Annotated[
+        Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"], Meta(description="AT_MOST_ONCE is never retried.")
+    ] = "AT_LEAST_ONCE"
+    is_recurring: bool = False
+    max_retry_count: Annotated[int, Meta(ge=0, le=9_999)] = RETRIES
+    method: Annotated[str, Meta(max_length=16)] | None = None
+    headers: dict[str, str] | None = None
+    body: Any = None
+    timezone: Annotated[str, Meta(max_length=64)] = "UTC"
+    timeout: Annotated[float, Meta(gt=0, le=3_600, description="Seconds an attempt may take.")] = 30.0
+    name: Annotated[str, Meta(min_length=1, max_length=200, description="Of the schedule.")] | None = None
+    queue: Name | UnsetType = UNSET
+    idempotency_key: Key | None = None
+
+
+async def enqueue_http_job(harbor: Harbor, given: NewHttpJob) -> Job[Any]:
+    """The job that now stands for what was given."""
+    _refuse_closed(harbor, given.api)
+    payload = http_payload(
+        given.api, method=given.method, headers=given.headers, body=given.body, timeout=given.timeout
+    )
+    options: dict[str, Any] = {"delivery": given.type.lower(), "max_retries": given.max_retry_count}
+    if given.queue is not UNSET:
+        options["queue"] = given.queue
+    if given.is_recurring:
+        return await _recurring(harbor, given, payload, options)
+    if given.name is not None:
+        raise ConfigurationError("name is a schedule's; give isRecurring as well, or leave it out")
+    if given.schedule is not None:
+        now = from_micros(await harbor.driver.now())
+        options["run_at"] = parse(given.schedule, given.timezone).next_after(now)
+    return await harbor.aenqueue(TASK_NAME, payload, idempotency_key=given.idempotency_key, **options)
+
+
+async def _recurring(
+    harbor: Harbor, given: NewHttpJob, payload: dict[str, Any], options: dict[str, Any]
+) -> Job[Any]:
+    if given.schedule is None:
+        raise ConfigurationError("isRecurring needs a schedule, such as */10 * * * * *")
+    if given.idempotency_key is not None:
+        raise ConfigurationError("a recurring job is one by its name: give name instead of idempotencyKey")
+    name = given.name or f"{TASK_NAME}-{new_id()}"
+    try:
+        existing = await harbor.schedules.aget(name)
+        return await harbor.jobs.aget(existing.id)  # of which nothing changes; it answers as existed
+    except JobNotFound:
+        pass
+    added = await harbor.schedules.aadd(
+        name, TASK_NAME, payload, schedule=given.schedule, timezone=given.timezone, **options
+    )
+    return Job((await harbor.jobs.aget(added.id)).record, harbor, existed=False)
+
+
+def _refuse_closed(harbor: Harbor, url: str) -> None:
+    """An address that a worker would refuse, where the URL says it outright; names are looked up by the worker."""
+    target = parse_url(url)
+    try:
+        address = ipaddress.ip_address(target.host)
+    except ValueError:
+        return
+    why = refusal(target.host, address, target.port, harbor.http_allow)
+    if why is not None:
+        raise ConfigurationError(f"{why}, and not open to HTTP jobs; --http-allow opens it")

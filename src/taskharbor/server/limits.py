@@ -1,0 +1,183 @@
+"""What a request may cost: the size and shape of its body, and how often a caller may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import time
+from collections import OrderedDict
+from typing import Any, NoReturn
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from taskharbor.codec import reason_of
+from taskharbor.server.errors import ApiError, malformed
+
+# A payload of the greatest size, in JSON that writes every letter as an escape, with room for the rest.
+BODY_BYTES_MAX = 4 * 2**20
+BODY_SECONDS_MAX = 60.0
+QUERY_FIELDS_MAX = 50
+FAILURES_MAX = 10
+FAILURES_SECONDS = 60.0
+ADDRESSES_MAX = 10_000
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, however it is sent, and no more of it than is allowed."""
+    length = request.headers.get("content-length")
+    if length is not None and length.isdecimal() and int(length) > BODY_BYTES_MAX:
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > BODY_BYTES_MAX:
+                    raise _too_large()
+                chunks.append(chunk)
+    except TimeoutError:
+        raise ApiError(408, "too_slow", "the body did not arrive in time", headers=_CLOSE) from None
+    except ClientDisconnect:
+        raise malformed("the connection was closed before the body was whole") from None
+    return b"".join(chunks)
+
+
+_CLOSE = {"Connection": "close"}  # whatever of the body is still to come is not read
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, "too_large", f"a body takes at most {BODY_BYTES_MAX:,} bytes", headers=_CLOSE)
+
+
+def refuse_other_types(request: Request, *, has_body: bool) -> None:
+    """A form of another site can send what it likes, but not JSON by its name."""
+    kind = request.headers.get("content-type")
+    if kind is None and not has_body:
+        return
+    if kind is None or kind.partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(
+            415, "not_json", "the body has to be JSON: send it with Content-Type: application/json"
+        )
+
+
+def parsed_json(body: bytes) -> Any:
+    """JSON as everybody reads it: no NaN, no key twice, no text that is none."""
+    try:
+        value = msgspec.json.decode(body)
+        json.loads(body, object_pairs_hook=_refuse_duplicates)
+    except _DuplicateKey as error:
+        raise malformed(f"the key {error.args[0]!r} is given twice in one object; give it once") from None
+    except (ValueError, RecursionError) as error:
+        raise malformed(f"the body is not valid JSON: {reason_of(error)}") from None
+    return value
+
+
+class _DuplicateKey(Exception):
+    pass
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise _DuplicateKey(key[:100])
+        seen.add(key)
+
+
+def converted(value: Any, kind: type[Any]) -> Any:
+    """The document that was sent, or what is wrong with it and where."""
+    try:
+        return msgspec.convert(_whole_numbers(value), kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise malformed(f"the body is not as described: {reason_of(error)}") from None
+
+
+_INTEGERS = ("priority", "maxAttempts", "maxRetries", "maxRetryCount")
+
+
+def _whole_numbers(value: Any) -> Any:
+    """In JSON 3.0 is an integer, and some languages write no other."""
+    if isinstance(value, dict):
+        for name in _INTEGERS:
+            number = value.get(name)
+            if isinstance(number, float) and number.is_integer():
+                value[name] = int(number)
+    return value
+
+
+def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
+    """The parameters of the query. One that nobody knows is refused: a filter mistyped would mean every job."""
+    try:
+        pairs = parse_qsl(
+            text.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=bool(text),
+            errors="strict",
+            max_num_fields=QUERY_FIELDS_MAX,
+        )
+    except ValueError as error:
+        raise malformed(f"the query cannot be read: {reason_of(error)}") from None
+    given = dict(pairs)
+    if len(given) != len(pairs):
+        raise malformed("a parameter of the query is given twice; give it once")
+    if kind is None:
+        if given:
+            raise malformed(f"no parameters are known here, but {', '.join(sorted(given))[:200]} was given")
+        return None
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise malformed(f"the query is not as described: {reason_of(error)}") from None
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+class Failures:
+    """How often each address has shown a wrong token lately. Only so many are remembered, the latest ones."""
+
+    def __init__(self) -> None:
+        self._counted: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def count(self, address: str) -> None:
+        """One more; too many of them are an error of their own.
+
+        A right token is never refused for the wrong ones of others at the same address: nobody can guess 256 bits,
+        and whoever shares an address with somebody careless, or hostile, would be locked out.
+        """
+        key, now = _network(address), time.monotonic()
+        since, failures = self._counted.pop(key, (now, 0))
+        if now - since >= FAILURES_SECONDS:
+            since, failures = now, 0
+        self._counted[key] = (since, failures + 1)
+        while len(self._counted) > ADDRESSES_MAX:
+            self._counted.popitem(last=False)
+        if failures >= FAILURES_MAX:
+            _refuse(since + FAILURES_SECONDS - now)
+
+
+def _refuse(seconds: float) -> NoReturn:
+    raise ApiError(
+        429,
+        "too_many_failures",
+        "too many wrong tokens came from this address; try again later",
+        headers={"Retry-After": str(max(1, round(seconds)))},
+    )
+
+
+def _network(address: str) -> str:
+    """Whoever has one address of IPv6 has all of its network."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return address

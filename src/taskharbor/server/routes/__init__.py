@@ -1,0 +1,18 @@
+"""Every operation of the interface, one module a resource."""
+
+from __future__ import annotations
+
+from taskharbor.server.operation import Operation
+from taskharbor.server.routes import dlq, events, health, jobs, queues, schedules, stats, workflows
+
+PREFIX = "/api/v1"
+OPERATIONS: tuple[Operation, ...] = (
+    *jobs.routes,
+    *dlq.routes,
+    *queues.routes,
+    *schedules.routes,
+    *workflows.routes,
+    *stats.routes,
+    *events.routes,
+)
+ROOT_OPERATIONS: tuple[Operation, ...] = tuple(health.routes)

@@ -1,0 +1,40 @@
+"""`/events`: a stream of what happens."""
+
+from __future__ import annotations
+
+from starlette.responses import Response, StreamingResponse
+
+from taskharbor.client.events import EVENT_NAMES
+from taskharbor.errors import ConfigurationError
+from taskharbor.server import documents
+from taskharbor.server.operation import Call, Routes
+from taskharbor.tokens import Role
+
+routes = Routes("events")
+
+STREAMED = frozenset({*EVENT_NAMES, "counts"})
+
+
+@routes.on(
+    "GET",
+    "/events",
+    Role.READ,
+    query=documents.EventsQuery,
+    answers={200: str},
+    errors=(422, 429),
+    media_type="text/event-stream",
+)
+async def stream_events(call: Call) -> Response:
+    """What happens to jobs in this process, and `counts` whenever those of the store change, as server-sent events."""
+    names = _names(call.query.names)
+    listener = call.feed.listen()
+    return StreamingResponse(call.feed.stream(listener, names), media_type="text/event-stream")
+
+
+def _names(given: str | None) -> frozenset[str]:
+    if given is None:
+        return STREAMED
+    names = frozenset(name.strip() for name in given.split(","))
+    if not names <= STREAMED:
+        raise ConfigurationError(f"the events are {', '.join(sorted(STREAMED))}; names holds others")
+    return names

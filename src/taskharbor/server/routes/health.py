@@ -1,0 +1,47 @@
+"""At the root, and for everybody: is the server alive, and can it do its work?"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from taskharbor.errors import SchemaError, StoreError
+from taskharbor.server import documents
+from taskharbor.server.errors import ApiError, logger
+from taskharbor.server.operation import Call, Routes, answer
+
+routes = Routes("health")
+
+READY_SECONDS_MAX = 5.0
+
+
+@routes.on("GET", "/healthz", None, answers={200: documents.Health})
+async def healthz(call: Call) -> Response:
+    """The server answers, whatever the store does."""
+    return answer({"status": "ok"})
+
+
+@routes.on("GET", "/readyz", None, answers={200: documents.Ready})
+async def readyz(call: Call) -> Response:
+    """The store can be reached, and its schema is the one that this version works with."""
+    driver = call.harbor.driver
+    try:
+        async with asyncio.timeout(READY_SECONDS_MAX):
+            await driver.open()
+            await (
+                driver.tokens()
+            )  # a read of the store's own tables: its clock alone would not show that they are gone
+    except TimeoutError:
+        raise _not_ready(f"the store did not answer within {READY_SECONDS_MAX:g} s") from None
+    except SchemaError as error:
+        logger.warning("not ready: %s", error)
+        raise _not_ready("the store's schema is not the one that this version works with") from None
+    except StoreError as error:
+        logger.warning("not ready: %s", error)
+        raise _not_ready("the store cannot be reached") from None
+    return answer({"status": "ready"})
+
+
+def _not_ready(message: str) -> ApiError:
+    return ApiError(503, "not_ready", message, headers={"Retry-After": "5"})

@@ -1,0 +1,158 @@
+"""`/jobs`: enqueueing, looking at jobs, and changing their fate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from taskharbor.cli import documents as told
+from taskharbor.client.handle import Attempt, Job
+from taskharbor.job import AttemptStatus
+from taskharbor.server import documents
+from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job
+from taskharbor.server.operation import Call, Routes, answer, no_content
+from taskharbor.server.options import given, instant
+from taskharbor.tokens import Role
+
+routes = Routes("jobs")
+
+EXAMPLE_TASK = {"task": "email:send", "payload": {"to": "a@b.c", "subject": "hi"}, "queue": "mail"}
+EXAMPLE_HTTP = {
+    "schedule": "*/10 * * * * *",
+    "api": "https://example.com/hook",
+    "type": "AT_LEAST_ONCE",
+    "isRecurring": True,
+    "maxRetryCount": 3,
+}
+_WORDS = {AttemptStatus.SUCCEEDED: "SUCCESS"}
+
+
+@routes.on(
+    "POST",
+    "/jobs",
+    Role.WRITE,
+    body=(documents.NewTaskJob, NewHttpJob),
+    choose=lambda sent: NewHttpJob if isinstance(sent, dict) and "api" in sent else documents.NewTaskJob,
+    answers={201: documents.JobDocument, 200: documents.JobDocument},
+    errors=(422,),
+    examples={"task": EXAMPLE_TASK, "HTTP": EXAMPLE_HTTP},
+)
+async def create_job(call: Call) -> Response:
+    """Enqueue a job. 201: it was created; 200: it existed already, by its id or its idempotency key."""
+    if isinstance(call.body, NewHttpJob):
+        job = await enqueue_http_job(call.harbor, call.body)
+        return _told(job, 200 if job.existed else 201)
+    options = given(call.body, without=("task", "payload"))
+    payload = call.body.payload
+    job = await call.harbor.aenqueue(
+        call.body.task, payload if isinstance(payload, dict) else None, **options
+    )
+    return _told(job, 200 if job.existed else 201)
+
+
+@routes.on(
+    "GET",
+    "/jobs",
+    Role.READ,
+    query=documents.JobQuery,
+    answers={200: documents.JobPage},
+    errors=(422,),
+)
+async def list_jobs(call: Call) -> Response:
+    """Jobs that match, newest first."""
+    page = await call.harbor.jobs.alist(**given(call.query))
+    return answer(told.of_list([told.of_job(job) for job in page], page.next_cursor))
+
+
+@routes.on("GET", "/jobs/{id}", Role.READ, answers={200: documents.JobDocument}, errors=(404, 422))
+async def get_job(call: Call) -> Response:
+    """A job as it stands."""
+    return _told(await call.harbor.jobs.aget(call.params["id"]))
+
+
+@routes.on(
+    "PATCH",
+    "/jobs/{id}",
+    Role.WRITE,
+    body=(documents.JobChanges,),
+    answers={200: documents.JobDocument},
+    errors=(404, 409, 422),
+    examples={"sooner": {"priority": 9}},
+)
+async def update_job(call: Call) -> Response:
+    """Change a job that is neither running nor finished."""
+    return _told(await call.harbor.jobs.aupdate(call.params["id"], **given(call.body)))
+
+
+@routes.on("DELETE", "/jobs/{id}", Role.WRITE, answers={204: None}, errors=(404, 409, 422))
+async def delete_job(call: Call) -> Response:
+    """Remove a job that is not running, with its history."""
+    await call.harbor.jobs.adelete(call.params["id"])
+    return no_content()
+
+
+@routes.on(
+    "GET",
+    "/jobs/{id}/history",
+    Role.READ,
+    query=documents.HistoryQuery,
+    answers={200: documents.History},
+    errors=(404, 422),
+)
+async def get_history(call: Call) -> Response:
+    """A job's attempts, newest first."""
+    attempts = await call.harbor.jobs.ahistory(call.params["id"], call.query.limit)
+    return answer(told.of_list([_execution(attempt) for attempt in attempts]))
+
+
+@routes.on(
+    "POST", "/jobs/{id}/cancel", Role.WRITE, answers={200: documents.JobDocument}, errors=(404, 409, 422)
+)
+async def cancel_job(call: Call) -> Response:
+    """End a job that has not begun; ask a running one to end. Of a recurring one, that ends the occurrence."""
+    return _told(await call.harbor.jobs.acancel(call.params["id"]))
+
+
+@routes.on(
+    "POST",
+    "/jobs/{id}/retry",
+    Role.WRITE,
+    body=(documents.RetryRequest,),
+    body_required=False,
+    answers={200: documents.JobDocument},
+    errors=(404, 409, 422),
+)
+async def retry_job(call: Call) -> Response:
+    """Begin a new run of a dead or cancelled job."""
+    run_at = instant(call.body.run_at, "runAt")
+    return _told(await call.harbor.jobs.aretry(call.params["id"], run_at=run_at, force=call.body.force))
+
+
+@routes.on("POST", "/jobs/{id}/run", Role.WRITE, answers={200: documents.JobDocument}, errors=(404, 409, 422))
+async def run_job(call: Call) -> Response:
+    """Make a scheduled job ready. Of a recurring one, that is an extra run."""
+    return _told(await call.harbor.jobs.arun_now(call.params["id"]))
+
+
+def _told(job: Job[Any], status: int = 200) -> Response:
+    return answer(told.of_job(job), status)
+
+
+def _execution(attempt: Attempt) -> dict[str, Any]:
+    began = attempt.started_at
+    return {
+        "jobId": attempt.job_id,
+        "number": attempt.number,
+        "status": _WORDS.get(attempt.status, attempt.status.upper()),
+        "retryCount": attempt.retry_count,
+        "executionTime": began or attempt.finished_at,
+        "executionDuration": None if began is None else (attempt.finished_at - began).total_seconds(),
+        "errorMessage": attempt.error,
+        "worker": attempt.worker,
+        "startedAt": began,
+        "finishedAt": attempt.finished_at,
+        "traceback": attempt.traceback,
+        "detail": attempt.detail,
+        "outlived": attempt.outlived,
+    }

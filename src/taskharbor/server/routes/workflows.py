@@ -1,0 +1,42 @@
+"""`/workflows/{id}`: jobs that depend on each other, as a whole."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from taskharbor.cli import documents as told
+from taskharbor.server import documents
+from taskharbor.server.operation import Call, Routes, answer
+from taskharbor.tokens import Role
+
+routes = Routes("workflows")
+
+
+@routes.on("GET", "/workflows/{id}", Role.READ, answers={200: documents.WorkflowDocument}, errors=(404, 422))
+async def get_workflow(call: Call) -> Response:
+    """A workflow as it stands."""
+    return answer(told.of_workflow(await call.harbor.workflows.aget(call.params["id"])))
+
+
+@routes.on(
+    "POST",
+    "/workflows/{id}/cancel",
+    Role.WRITE,
+    answers={200: documents.WorkflowDocument},
+    errors=(404, 409, 422),
+)
+async def cancel_workflow(call: Call) -> Response:
+    """End all that has not begun, and ask what is running to end."""
+    return answer(told.of_workflow(await call.harbor.workflows.acancel(call.params["id"])))
+
+
+@routes.on(
+    "POST",
+    "/workflows/{id}/retry",
+    Role.WRITE,
+    answers={200: documents.WorkflowDocument},
+    errors=(404, 409, 422),
+)
+async def retry_workflow(call: Call) -> Response:
+    """Begin again what is dead or cancelled."""
+    return answer(told.of_workflow(await call.harbor.workflows.aretry(call.params["id"])))

@@ -1,0 +1,178 @@
+"""Who may do what: by the table of operations, so that none can be forgotten."""
+
+from __future__ import annotations
+
+import logging
+
+import httpx
+import pytest
+
+from taskharbor import Harbor
+from taskharbor.clock import ManualClock
+from taskharbor.server import application
+from taskharbor.server.auth import Auth
+from taskharbor.server.limits import FAILURES_MAX, Failures
+from taskharbor.server.operation import Operation
+from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
+from taskharbor.tokens import Role, create_token
+from tests.server.conftest import client_of
+from tests.server.test_resources import API, error_of
+
+UUID = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
+
+
+def path_of(operation: Operation) -> str:
+    return PREFIX + operation.shown_path.replace("{id}", UUID).replace("{name}", "n")
+
+
+async def asked(app, operation: Operation, headers: dict[str, str]) -> httpx.Response:
+    async with client_of(app, headers=headers) as client:
+        return await client.request(operation.method, path_of(operation))
+
+
+def test_only_health_is_for_everybody():
+    assert [operation.path for operation in ROOT_OPERATIONS] == ["/healthz", "/readyz"]
+    assert all(operation.role is not None for operation in OPERATIONS)
+    assert all((operation.role is Role.READ) == (operation.method == "GET") for operation in OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
+async def test_every_operation_needs_a_token_of_its_role(harbor: Harbor, bearer, operation: Operation):
+    app = harbor.asgi()
+    needed = operation.role
+    assert needed is not None
+    for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Basic eDp5"}):
+        response = await asked(app, operation, headers)
+        assert (response.status_code, error_of(response)["code"]) == (401, "unauthorized")
+        assert response.headers["www-authenticate"].startswith("Bearer")
+    right = await bearer("admin")
+    wrong = {
+        "Authorization": right["Authorization"][:-1] + ("A" if right["Authorization"][-1] != "A" else "B")
+    }
+    assert (await asked(harbor.asgi(), operation, wrong)).status_code == 401
+    for role in Role:
+        headers = await bearer(role)
+        if role.allows(needed) and operation.id == "stream_events":
+            continue  # it does not end; the tests of events ask it
+        response = await asked(harbor.asgi(), operation, headers)
+        assert (response.status_code == 403) is not role.allows(needed), (role, response.text)
+        assert response.status_code not in (401, 500)
+
+
+async def test_a_revoked_or_expired_token_is_good_for_nothing(
+    harbor: Harbor, clock: ManualClock, bearer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.server.auth.TOKENS_SECONDS", 0.0)
+    kept, short = await bearer("read"), await bearer("read", expires_in=60)
+    async with client_of(harbor.asgi()) as client:
+        assert (await client.get(f"{API}/jobs", headers=short)).status_code == 200
+        clock.advance(60)
+        assert (await client.get(f"{API}/jobs", headers=short)).status_code == 401
+        assert (await client.get(f"{API}/jobs", headers=kept)).status_code == 200
+        for record in await harbor.driver.tokens():
+            await harbor.driver.remove_token(record.id)
+        assert (await client.get(f"{API}/jobs", headers=kept)).status_code == 401
+
+
+async def test_the_store_keeps_no_token(harbor: Harbor):
+    token, record = await create_token(harbor.driver, "n", "read")
+    assert token.rpartition("_")[2] not in repr(await harbor.driver.tokens())
+    assert len(token) > 43
+    assert record.id in token
+
+
+async def test_wrong_tokens_are_limited_by_address_and_right_ones_are_not(harbor: Harbor, bearer, caplog):
+    caplog.set_level(logging.DEBUG)
+    right = await bearer("read")
+    async with client_of(harbor.asgi()) as client:
+        for _ in range(FAILURES_MAX):
+            assert (
+                await client.get(f"{API}/jobs", headers={"Authorization": "Bearer nope-nope"})
+            ).status_code == 401
+        limited = await client.get(f"{API}/jobs", headers={"Authorization": "Bearer nope-nope"})
+        assert (limited.status_code, error_of(limited)["code"]) == (429, "too_many_failures")
+        assert int(limited.headers["retry-after"]) >= 1
+        assert (await client.get(f"{API}/jobs", headers=right)).status_code == 200
+    assert "nope-nope" not in caplog.text
+    assert right["Authorization"] not in caplog.text
+
+
+def test_the_memory_of_failures_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("taskharbor.server.limits.ADDRESSES_MAX", 3)
+    failures = Failures()
+    for n in range(10):
+        failures.count(f"10.0.0.{n}")
+    assert len(failures._counted) == 3
+    for n in range(FAILURES_MAX):
+        failures.count(f"2001:db8::{n:x}")  # one network of IPv6 is one caller
+    with pytest.raises(Exception, match="too many"):
+        failures.count("2001:db8::ffff")
+
+
+async def test_without_tokens_only_loopback_names_are_served(client: httpx.AsyncClient):
+    for host in ("localhost", "localhost:8400", "127.0.0.1:8400", "[::1]:8400"):
+        assert (await client.get(f"{API}/jobs", headers={"Host": host})).status_code == 200, host
+    for host in ("evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example:80", ""):
+        response = await client.get(f"{API}/jobs", headers={"Host": host})
+        assert (response.status_code, error_of(response)["code"]) == (403, "host_refused"), host
+
+
+async def test_without_tokens_pages_of_other_sites_are_refused(harbor: Harbor, client: httpx.AsyncClient):
+    for origin in ("https://evil.example", "null", "http://localhost:3000"):
+        response = await client.post(f"{API}/jobs", json={"task": "t"}, headers={"Origin": origin})
+        assert (response.status_code, error_of(response)["code"]) == (403, "origin_refused"), origin
+    assert (await harbor.jobs.acounts())["ready"] == 0
+    own = await client.post(f"{API}/jobs", json={"task": "t"}, headers={"Origin": "http://localhost"})
+    assert own.status_code == 201
+
+
+async def test_an_open_server_closes_with_the_first_token(
+    harbor: Harbor, bearer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.server.auth.TOKENS_SECONDS", 0.0)
+    async with client_of(application(harbor, open_on_loopback=True)) as client:
+        assert (await client.get(f"{API}/jobs")).status_code == 200
+        headers = await bearer("read")
+        assert (await client.get(f"{API}/jobs")).status_code == 401
+        assert (await client.get(f"{API}/jobs", headers=headers)).status_code == 200
+
+
+async def test_a_mounted_application_is_closed_without_tokens(harbor: Harbor):
+    async with client_of(harbor.asgi()) as client:
+        assert (await client.get(f"{API}/jobs")).status_code == 401
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_an_application_may_decide_itself(harbor: Harbor, asynchronous: bool):
+    def decide(request):
+        return request.headers.get("x-role")
+
+    async def later(request):
+        return decide(request)
+
+    async with client_of(harbor.asgi(authorize=later if asynchronous else decide)) as client:
+        assert (await client.get(f"{API}/jobs")).status_code == 401
+        assert (await client.get(f"{API}/jobs", headers={"X-Role": "read"})).status_code == 200
+        refused = await client.post(f"{API}/jobs", json={"task": "t"}, headers={"X-Role": "read"})
+        assert refused.status_code == 403
+
+
+async def test_it_can_be_mounted_below_a_path(harbor: Harbor):
+    from fastapi import FastAPI
+
+    outer = FastAPI()
+    outer.mount("/tasks", harbor.asgi(authorize=lambda request: "admin"))
+    async with client_of(outer) as client:
+        assert (await client.post(f"/tasks{API}/jobs", json={"task": "t"})).status_code == 201
+        assert (await client.get("/tasks/openapi.json")).json()["servers"] == [{"url": "/tasks"}]
+        assert (await client.get(f"/tasks{API}/nope")).json()["error"]["code"] == "not_found"
+
+
+async def test_a_store_that_fails_lets_nobody_in(tmp_path):
+    async with Harbor(f"sqlite:///{tmp_path}/missing/harbor.db") as harbor:
+        auth = Auth(harbor.driver, open_on_loopback=True)
+        with pytest.raises(Exception, match="missing"):
+            await auth._current_tokens()
+        async with client_of(application(harbor, open_on_loopback=True)) as client:
+            response = await client.get(f"{API}/jobs")
+            assert (response.status_code, error_of(response)["code"]) == (503, "store_unavailable")

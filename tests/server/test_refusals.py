@@ -1,0 +1,153 @@
+"""Whatever is sent: an answer in the one error shape, never a 5xx, and nothing stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from taskharbor import Harbor
+from taskharbor.server.limits import BODY_BYTES_MAX
+from tests.server.test_resources import API, created, error_of
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"null", 400),
+        (b"[]", 400),
+        (b"{}", 400),
+        (b'{"task": 1}', 400),
+        (b'{"task": ""}', 400),
+        (b'{"task": "t", "priority": "high"}', 400),
+        (b'{"task": "t", "priority": 101}', 400),
+        (b'{"task": "t", "priority": true}', 400),
+        (b'{"task": "t", "prioritty": 1}', 400),
+        (b'{"task": "t", "payload": []}', 400),
+        (b'{"task": "t", "payload": {"x": NaN}}', 400),
+        (b'{"task": "t", "payload": {"x": Infinity}}', 400),
+        (b'{"task": "t", "payload": {"x": 1e999}}', 400),
+        (b'{"task": "t", "payload": {"x": 1, "x": 2}}', 400),
+        (b'{"task": "t", "task": "u"}', 400),
+        (b'{"task": "t", "payload": {"x": "\\ud800"}}', 400),
+        (b'{"task": "t", "payload": {"x": "\xff"}}', 400),
+        (b'{"task": "t", "payload": {"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}", 400),
+        (b'{"task": "t", "payload": {"x": ' + b"[" * 500 + b"]" * 500 + b"}}", 422),
+        (b'{"task": "t", "payload": {"x": "\\u0000"}}', 422),
+        (b'{"task": "a\\u0000b"}', 422),
+        (b'{"task": "t", "runAt": "tomorrow"}', 422),
+        (b'{"task": "t", "runAt": "2026-01-01T00:00:00"}', 422),
+        (b'{"task": "t", "runAt": "2026-01-01T00:00:00Z", "delay": 5}', 422),
+        (b'{"task": "t", "maxAttempts": 1, "maxRetries": 1}', 422),
+        (b'{"task": "t", "timeout": 1e308}', 400),
+        (b'{"task": "t", "priority": ' + b"9" * 5000 + b"}", 400),
+        (b'{"task": "t", "id": "no uuid"}', 422),
+        (b'{"task": "t", "payload": {"x": "' + b"x" * 2**20 + b'"}}', 413),
+    ],
+)
+async def test_a_bad_body_is_refused_and_nothing_stored(
+    harbor: Harbor, client: httpx.AsyncClient, body: bytes, status: int
+):
+    response = await client.post(f"{API}/jobs", content=body, headers=JSON)
+    assert response.status_code == status, response.text[:300]
+    error_of(response)
+    assert len(response.content) < 3_000
+    assert sum((await harbor.jobs.acounts()).values()) == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "limit=1&limit=2",
+        "stat=dead",
+        "state=alive",
+        "state=null",
+        "queue=",
+        "queue=%ff",
+        "=",
+        "&&",
+    ],
+)
+async def test_a_bad_query_is_refused(client: httpx.AsyncClient, query: str):
+    response = await client.get(f"{API}/jobs?{query}")
+    assert response.status_code == 400, response.text
+    error_of(response)
+
+
+async def test_a_cursor_of_nobody_is_refused(client: httpx.AsyncClient):
+    assert (await client.get(f"{API}/jobs?cursor=x")).status_code == 422
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: httpx.AsyncClient):
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 2**16
+            yield b" " * 2**16
+
+    told = {**JSON, "Content-Length": str(100 * 2**20)}
+    response = await client.post(f"{API}/jobs", content=endless(), headers=told)
+    assert (response.status_code, error_of(response)["code"]) == (413, "too_large")
+    assert read <= 2**17
+    read = 0
+    response = await client.post(
+        f"{API}/jobs", content=endless(), headers=JSON
+    )  # in chunks, without a length
+    assert (response.status_code, error_of(response)["code"]) == (413, "too_large")
+    assert read <= BODY_BYTES_MAX + 2**18
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+async def test_only_json_is_taken_by_its_name(harbor: Harbor, client: httpx.AsyncClient, kind: str):
+    response = await client.post(f"{API}/jobs", content=b'{"task": "t"}', headers={"Content-Type": kind})
+    assert (response.status_code, error_of(response)["code"]) == (415, "not_json")
+    job = await created(client, delay=60)
+    form = await client.post(f"{API}/jobs/{job['id']}/run", headers={"Content-Type": "text/plain"})
+    assert form.status_code == 415
+    assert (await harbor.jobs.aget(job["id"])).state == "scheduled"
+
+
+async def test_unknown_paths_and_methods_have_the_same_shape(client: httpx.AsyncClient):
+    missing = await client.get("/nowhere")
+    assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
+    wrong = await client.put(f"{API}/jobs")
+    assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "GET, HEAD, POST"
+
+
+async def test_a_payload_that_does_not_fit_its_task_is_refused(harbor: Harbor, client: httpx.AsyncClient):
+    @harbor.task(name="add")
+    def add(x: int) -> int:
+        return x
+
+    response = await client.post(f"{API}/jobs", json={"task": "add", "payload": {"x": "one"}})
+    assert response.status_code == 422
+    assert "x" in error_of(response)["message"]
+
+
+async def test_every_answer_carries_the_security_headers(client: httpx.AsyncClient):
+    for path in (f"{API}/jobs", "/nowhere", "/docs", "/healthz"):
+        headers = (await client.get(path)).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "default-src 'none'" in headers["content-security-policy"]
+
+
+async def test_the_docs_page_needs_nothing_from_elsewhere(client: httpx.AsyncClient):
+    page = (await client.get("/docs")).text
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://json-schema", "")
+    assert "https://" not in page
+    assert "/api/v1/jobs/{id}/history" in page

@@ -1,0 +1,225 @@
+"""Each resource does what the harbor does, in the documents of the interface."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from taskharbor import Harbor, Worker
+from taskharbor.clock import ManualClock
+
+API = "/api/v1"
+
+
+async def created(client: httpx.AsyncClient, **document: Any) -> Any:
+    response = await client.post(f"{API}/jobs", json={"task": "t", **document})
+    assert response.status_code == 201, response.text
+    return response.json()
+
+
+async def dead_job(harbor: Harbor, client: httpx.AsyncClient, **document: Any) -> Any:
+    if "broken" not in harbor.tasks:
+
+        @harbor.task(name="broken")
+        def broken() -> None:
+            raise RuntimeError("no luck")
+
+    job = await created(client, **{"task": "broken", "maxAttempts": 1, **document})
+    await Worker(harbor).drain()
+    return job
+
+
+def error_of(response: httpx.Response) -> Any:
+    error = response.json()["error"]
+    assert set(error) == {"code", "message", "details"}
+    return error
+
+
+async def test_a_created_job_answers_201_and_one_that_existed_200(harbor: Harbor, client: httpx.AsyncClient):
+    document = {
+        "task": "email:send",
+        "payload": {"to": "a@b.c"},
+        "queue": "mail",
+        "priority": 9,
+        "maxAttempts": 5,
+        "timeout": 30,
+        "idempotencyKey": "order-42",
+        "delivery": "at_most_once",
+        "runAt": "2100-01-01T00:00:00Z",
+        "tags": ["x"],
+        "correlationId": "c",
+    }
+    first = await client.post(f"{API}/jobs", json=document)
+    assert first.status_code == 201
+    assert document.items() <= first.json().items()
+    again = await client.post(f"{API}/jobs", json={**document, "payload": {"to": "else"}})
+    assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+    assert again.json()["payload"] == {"to": "a@b.c"}
+    assert (await harbor.jobs.aget(first.json()["id"])).timeout == 30
+
+
+async def test_jobs_are_listed_page_by_page_and_by_filter(client: httpx.AsyncClient):
+    ids = [(await created(client, queue="a" if n % 2 else "b"))["id"] for n in range(5)]
+    seen, cursor = [], ""
+    while cursor is not None:
+        page = (await client.get(f"{API}/jobs?limit=2{cursor and f'&cursor={cursor}'}")).json()
+        seen += [job["id"] for job in page["items"]]
+        cursor = page["nextCursor"]
+    assert seen == ids[::-1]
+    found = (await client.get(f"{API}/jobs", params={"queue": "a", "state": "ready"})).json()
+    assert {job["id"] for job in found["items"]} == {ids[1], ids[3]}
+    assert found["nextCursor"] is None
+
+
+async def test_a_job_is_changed_run_cancelled_retried_and_deleted(client: httpx.AsyncClient):
+    job = f"{API}/jobs/{(await created(client, delay=3600))['id']}"
+    changed = await client.patch(job, json={"priority": 7, "payload": {"x": 1}, "tags": ["t"]})
+    assert (changed.json()["priority"], changed.json()["payload"], changed.json()["tags"]) == (
+        7,
+        {"x": 1},
+        ["t"],
+    )
+    assert (await client.post(f"{job}/run")).json()["state"] == "ready"
+    again = await client.post(f"{job}/run")
+    assert (again.status_code, error_of(again)["code"]) == (409, "conflict")
+    assert (await client.post(f"{job}/cancel")).json()["state"] == "cancelled"
+    assert (await client.post(f"{job}/retry", json={"runAt": "2100-01-01T00:00:00Z"})).json()[
+        "state"
+    ] == "scheduled"
+    assert (await client.delete(job)).status_code == 204
+    gone = await client.get(job)
+    assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found")
+
+
+async def test_history_tells_of_each_attempt_newest_first(
+    harbor: Harbor, clock: ManualClock, client: httpx.AsyncClient
+):
+    attempts: list[int] = []
+
+    @harbor.task(name="flaky", max_attempts=3)
+    def flaky() -> None:
+        attempts.append(1)
+        clock.advance(2)
+        if len(attempts) < 2:
+            raise RuntimeError("not yet")
+
+    job = await created(client, task="flaky")
+    worker = Worker(harbor)
+    await worker.drain()
+    clock.advance(60)
+    await Worker(harbor).drain()
+    history = (await client.get(f"{API}/jobs/{job['id']}/history?limit=10")).json()["items"]
+    assert [(h["status"], h["retryCount"], h["number"]) for h in history] == [
+        ("SUCCESS", 1, 2),
+        ("FAILED", 0, 1),
+    ]
+    assert {h["jobId"] for h in history} == {job["id"]}
+    assert [h["executionDuration"] for h in history] == [2.0, 2.0]
+    assert history[1]["errorMessage"] == "RuntimeError: not yet"
+    assert all(h["executionTime"].endswith("Z") for h in history)
+    latest = (await client.get(f"{API}/jobs/{job['id']}/history?limit=1")).json()["items"]
+    assert [h["number"] for h in latest] == [2]
+
+
+async def test_dead_jobs_are_listed_requeued_and_discarded(harbor: Harbor, client: httpx.AsyncClient):
+    one, two, three = [await dead_job(harbor, client, queue=queue) for queue in ("a", "a", "b")]
+    listed = (await client.get(f"{API}/dlq", params={"queue": "a"})).json()["items"]
+    assert {job["id"] for job in listed} == {one["id"], two["id"]}
+    assert {job["reason"] for job in listed} == {"exhausted"}
+    assert (await client.post(f"{API}/dlq/{one['id']}/requeue")).json()["state"] == "ready"
+    assert (await client.post(f"{API}/dlq/{two['id']}/discard")).json()["reason"] == "discarded"
+    assert (await client.post(f"{API}/dlq/requeue-all", json={"queue": "a"})).json() == {"requeued": 0}
+    assert (await client.post(f"{API}/dlq/requeue-all")).json() == {"requeued": 1}
+    assert (await client.get(f"{API}/jobs/{three['id']}")).json()["state"] == "ready"
+
+
+async def test_queues_are_paused_and_resumed_whatever_their_name(client: httpx.AsyncClient):
+    await created(client, queue="a/b")
+    assert (await client.post(f"{API}/queues/a%2Fb/pause")).json() == {"name": "a/b", "paused": True}
+    [queue] = (await client.get(f"{API}/queues")).json()["items"]
+    assert (queue["name"], queue["paused"], queue["ready"]) == ("a/b", True, 1)
+    assert (await client.post(f"{API}/queues/a%2Fb/resume")).json()["paused"] is False
+
+
+async def test_schedules_are_made_changed_paused_run_and_deleted(client: httpx.AsyncClient):
+    document = {
+        "name": "tick",
+        "task": "t",
+        "schedule": "0 0 12 * * *",
+        "timezone": "Europe/Berlin",
+        "payload": {"x": 1},
+    }
+    made = await client.post(f"{API}/schedules", json=document)
+    assert made.status_code == 201
+    assert document.items() <= made.json().items()
+    taken = await client.post(f"{API}/schedules", json=document)
+    assert (taken.status_code, error_of(taken)["code"]) == (409, "conflict")
+    tick = f"{API}/schedules/tick"
+    assert (await client.patch(tick, json={"schedule": "*/5 * * * *"})).json()["schedule"] == "*/5 * * * *"
+    assert (await client.get(tick)).json()["timezone"] == "Europe/Berlin"
+    assert (await client.post(f"{tick}/pause")).json()["paused"] is True
+    assert (await client.post(f"{tick}/resume")).json()["paused"] is False
+    assert (await client.post(f"{tick}/run")).json()["state"] == "ready"
+    assert [s["name"] for s in (await client.get(f"{API}/schedules")).json()["items"]] == ["tick"]
+    assert (await client.get(f"{API}/jobs/{made.json()['id']}/history")).json()["items"] == []
+    assert (await client.delete(tick)).status_code == 204
+    assert (await client.get(tick)).status_code == 404
+
+
+async def test_stats_count_what_there_is(client: httpx.AsyncClient):
+    await created(client)
+    stats = (await client.get(f"{API}/stats")).json()
+    assert stats["counts"]["ready"] == 1
+    assert [queue["name"] for queue in stats["queues"]] == ["default"]
+    assert stats["workers"] == []
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_health_is_for_everybody(harbor: Harbor, path: str):
+    from tests.server.conftest import client_of
+
+    async with client_of(harbor.asgi()) as client:
+        assert (await client.get(path)).status_code == 200
+
+
+async def test_a_store_that_cannot_be_reached_is_not_ready(tmp_path):
+    from tests.server.conftest import client_of
+
+    async with (
+        Harbor(f"sqlite:///{tmp_path}/missing/harbor.db") as harbor,
+        client_of(harbor.asgi()) as client,
+    ):
+        assert (await client.get("/healthz")).status_code == 200
+        response = await client.get("/readyz")
+        assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+        assert str(tmp_path) not in response.text
+
+
+async def test_unknown_job_is_a_404_everywhere(client: httpx.AsyncClient):
+    nobody = uuid.uuid4()
+    for method, path in [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/history"),
+        ("POST", "/cancel"),
+        ("POST", "/run"),
+    ]:
+        assert (await client.request(method, f"{API}/jobs/{nobody}{path}")).status_code == 404, path
+
+
+async def test_a_workflow_is_shown_cancelled_and_retried(harbor: Harbor, client: httpx.AsyncClient):
+    from taskharbor import chain
+
+    @harbor.task(name="step")
+    def step() -> None: ...
+
+    workflow = await chain(step.si(), step.si()).aenqueue()
+    path = f"{API}/workflows/{workflow.id}"
+    shown = (await client.get(path)).json()
+    assert (shown["state"], shown["total"], shown["waiting"], shown["active"]) == ("running", 2, 1, 1)
+    assert (await client.post(f"{path}/cancel")).json()["cancelled"] == 2
+    assert (await client.post(f"{path}/retry")).json()["state"] == "running"
+    assert (await client.get(f"{API}/workflows/{uuid.uuid4()}")).status_code == 404

@@ -1,0 +1,129 @@
+"""`taskharbor serve` as a process, and the stream of events."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from taskharbor import Harbor
+
+API = "/api/v1"
+LIMIT = 60.0
+
+
+@contextlib.contextmanager
+def serving(url: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-P", "-m", "taskharbor.cli", "serve", "--url", url, "--port", "0", *options]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"http://[0-9.:]+", line):
+                yield process, found[0]
+                break
+        else:
+            pytest.fail(f"it never served: {process.wait(LIMIT)}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(LIMIT)
+        process.stderr.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/harbor.db"
+
+
+def test_a_stop_ends_streams_and_the_process(url: str):
+    with (
+        serving(url) as (process, base),
+        httpx.Client(base_url=base, timeout=LIMIT) as client,
+        client.stream("GET", f"{API}/events") as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines) == ": connected"
+        job = client.post(f"{API}/jobs", json={"task": "t"})
+        assert job.status_code == 201
+        told = list(_until(lines, "event: enqueued"))
+        assert told[-1] == "event: enqueued"
+        assert job.json()["id"] in next(lines)
+        process.send_signal(signal.SIGTERM)
+        for _ in lines:
+            pass  # to its end
+        assert process.wait(LIMIT) in (0, -signal.SIGTERM)
+
+
+def test_what_other_processes_do_shows_in_the_counts(url: str):
+    with (
+        serving(url) as (_, base),
+        httpx.Client(base_url=base, timeout=LIMIT) as client,
+        client.stream("GET", f"{API}/events?names=counts") as stream,
+    ):
+        lines = stream.iter_lines()
+        list(_until(lines, "event: counts"))
+        with Harbor(url) as harbor:
+            harbor.enqueue("t")
+        list(_until(lines, "event: counts"))
+        assert '"ready":1' in next(lines)
+
+
+def _until(lines: Iterator[str], wanted: str) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if line == wanted:
+            return
+
+
+def test_a_public_bind_without_a_token_is_refused(url: str):
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "taskharbor.cli",
+        "serve",
+        "--url",
+        url,
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 1
+    assert "Error: the store has no token" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tokens_are_made_listed_and_revoked(url: str):
+    from click.testing import CliRunner
+
+    from taskharbor.cli import cli
+
+    run = CliRunner()
+    made = run.invoke(cli, ["token", "create", "ci", "--role", "write", "--url", url])
+    token = made.output.strip()
+    assert token.startswith("thb_")
+    listed = run.invoke(cli, ["token", "list", "--url", url]).output
+    assert "ci" in listed
+    assert token not in listed
+    with serving(url) as (_, base), httpx.Client(base_url=base, timeout=LIMIT) as client:
+        assert client.get(f"{API}/jobs").status_code == 401
+        headers = {"Authorization": f"Bearer {token}"}
+        assert client.post(f"{API}/jobs", json={"task": "t"}, headers=headers).status_code == 201
+    assert run.invoke(cli, ["token", "revoke", token.split("_")[1], "--url", url]).output.endswith(
+        "revoked\n"
+    )
+    gone = run.invoke(cli, ["token", "revoke", "nobody", "--url", url])
+    assert gone.exit_code == 1
