@@ -362,27 +362,6 @@ class WorkflowDocument(Shown):
     shape: Any
 
 
-class RunningJob(Shown):
-    """A job that has run for longer than a heartbeat."""
-
-    id: Uuid
-    task: str
-    started_at: datetime
-    seconds: float
-    overdue_seconds: float | None
-    cancel_requested: bool
-
-
-class WorkerDocument(Shown):
-    """A worker that holds jobs."""
-
-    worker: str
-    open: int
-    expires_at: datetime | None
-    expired: bool
-    running: list[RunningJob]
-
-
 class Stats(Shown):
     """Counts, queues and what the workers do."""
 
