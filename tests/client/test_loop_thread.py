@@ -167,9 +167,15 @@ def test_the_callers_context_is_carried_over(suspending: Harbor, driver: Suspend
 
 
 def test_an_interrupted_call_is_cancelled(suspending: Harbor, driver: SuspendingDriver):
+    over = threading.Event()
+
     def interrupt() -> None:
         driver.entered.wait(30)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not over.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            over.wait(
+                1
+            )  # one that comes just before a thread begins to wait for a lock is noticed with the next
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
@@ -178,6 +184,7 @@ def test_an_interrupted_call_is_cancelled(suspending: Harbor, driver: Suspending
         with pytest.raises(KeyboardInterrupt):
             suspending.enqueue("forever")
     finally:
+        over.set()
         signal.signal(signal.SIGINT, before)
         thread.join()
     assert driver.cancelled.wait(30)

@@ -121,7 +121,7 @@ def _maker(signature: Signature[Any], takes: Takes | None, workflow_id: str, who
     def make(job_id: str, payload: str, depends_on: tuple[str, ...], ends: bool) -> NewJob:
         return NewJob(
             job_id, task, payload, queue, priority, run_at, delay, expires_at, None, delivery, options, depends_on,
-            ends and bool(depends_on),
+            ends_with_members=ends and bool(depends_on),
         )  # fmt: skip
 
     return make

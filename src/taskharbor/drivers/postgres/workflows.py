@@ -32,7 +32,9 @@ async def enqueue_workflow(
         assert known is not None, "it was met in the same transaction"
         return WorkflowEnqueued(known["id"], True, known["enqueued_at"])
     ids = {job.id: position for position, job in enumerate(jobs, 1)}
-    if len(ids) == len(jobs) and all(member in ids for job in jobs for member in job.depends_on):
+    if len(ids) == len(jobs) and all(
+        job.due_at is None and all(member in ids for member in job.depends_on) for job in jobs
+    ):
         await _insert_members(session, jobs, ids, now)
     else:
         for answer in await enqueue(Session(session.connection, session.sql, now), jobs):
