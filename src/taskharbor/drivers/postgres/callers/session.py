@@ -70,7 +70,7 @@ class CallersSession(Session):
         """Store them in the caller's transaction, if that is in the database with this identity."""
         self.given_now = now
         await self._caller.ensure_transaction()
-        if any(job.depends_on for job in jobs):
+        if any(job.depends_on or job.due_at is not None for job in jobs):
             return await self._enqueue_dependants(jobs, identity)
         answers: dict[int, Enqueued] = {}
         for _ in range(enqueue.RACES_MAX):
