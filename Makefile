@@ -22,7 +22,7 @@ TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench bench-peers clean venv
+.PHONY: help demo test faults check format bench bench-peers clean venv
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,16 @@ demo: $(VENV)/.ready-run  ## a self-contained show on SQLite
 
 test: $(VENV)/.ready-dev  ## the whole test suite
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+
+# The same tests as in `make test`, in their long form: more kills, more runs, more seeds. One at a time, since each
+# keeps the machine busy by itself.
+faults: export TASKHARBOR_FAULT_RUNS ?= 10
+faults: export TASKHARBOR_FAULT_SECONDS ?= 60
+faults: export TASKHARBOR_FAULT_SCHEDULES ?= 10000
+faults: export TASKHARBOR_FAULT_RESTARTS ?= 50
+faults: export TASKHARBOR_SIMULATION_SECONDS ?= 120
+faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
+	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation $(ARGS)
 
 check: $(VENV)/.ready-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .
