@@ -126,6 +126,10 @@ class Contestant(ABC):
         """How often it was asked so far, or None where nobody can tell."""
         return None
 
+    def store_url(self) -> str | None:
+        """The store's URL, for TaskHarbor's own commands; None for whom they are not."""
+        return None
+
     def store_chord(self, count: int) -> float | None:
         """Store a chord of `count` no-op members; None where there is no such thing in the store."""
         return None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.commands import rest, supervised
 from benchmarks.contestant import Contestant
 from benchmarks.processes import memory_megabytes, processor_seconds
 from benchmarks.settings import Settings
@@ -131,6 +132,8 @@ MEASURES: Mapping[str, Callable[[Arena], Figures]] = {
     "idle": idle,
     "drain_memory": drain_memory,
     "chord": chord,
+    "supervised": supervised,
+    "rest": rest,
 }
 
 

@@ -44,6 +44,11 @@ FIGURES = {
     "idle_queries": Figure("queries of an idle worker", "queries/s", False, ()),
     "chord_enqueue": Figure("chord, storing", "jobs/s", True, (ANY,)),
     "chord_drain": Figure("chord, drain", "jobs/s", True, (ANY,)),
+    "command_drain": Figure("drain by `taskharbor worker`", "jobs/s", True, ()),
+    "supervised_drain": Figure("drain by `taskharbor worker --processes 1`", "jobs/s", True, ()),
+    "supervised_drain_2": Figure("drain by `taskharbor worker --processes 2`", "jobs/s", True, ()),
+    "rest_one": Figure("REST enqueue, one connection", "jobs/s", True, ()),
+    "rest_concurrent": Figure("REST enqueue, many connections", "jobs/s", True, ()),
     "drain_memory": Figure("peak memory of a draining worker", "MB", False, (ANY, WORKER)),
 }
 

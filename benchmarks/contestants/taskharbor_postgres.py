@@ -36,6 +36,9 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
         self.declare(Harbor(self.database_url))
         await self.harbor.driver.open()
 
+    def store_url(self) -> str | None:
+        return self.database_url
+
     async def shut(self) -> None:
         await self.harbor.aclose()
 
@@ -73,6 +76,9 @@ class TaskHarborPostgresSync(TaskHarborPostgres):
     name = "taskharbor postgres (sync)"
     durability_note = "as taskharbor postgres, enqueued by the synchronous form"
     separate_worker = False  # its worker would be the same
+
+    def store_url(self) -> None:
+        return None
 
     def enqueue(self) -> None:
         self.noop.enqueue()

@@ -14,6 +14,13 @@ class TaskHarborSqlite(TaskHarbor):
         "WAL, synchronous=FULL; kill -9 reruns the job after its lease, finished jobs and history are kept"
     )
 
+    def setup(self, directory: Path) -> None:
+        self.address = self.url(directory)
+        super().setup(directory)
+
+    def store_url(self) -> str:
+        return self.address
+
     def url(self, directory: Path) -> str:
         return f"sqlite:///{directory / 'harbor.db'}"
 

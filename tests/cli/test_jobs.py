@@ -6,7 +6,7 @@ import json
 import uuid
 
 from taskharbor import Context
-from taskharbor.cli.documents import of_job
+from taskharbor.views.documents import of_job
 
 JOB_KEYS = {
     *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),

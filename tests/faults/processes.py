@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +38,21 @@ def wait_until(condition: Callable[[], Any], seconds: float = 25.0, what: str = 
 def called(harbor: Harbor, coroutine: Coroutine[Any, Any, T]) -> T:
     """What a coroutine on this store gives, for a test that is not asynchronous."""
     return (step_to_end if harbor.driver.inline else run_on_loop_thread)(coroutine)
+
+
+def pause(process: subprocess.Popen[bytes], url: str) -> None:
+    """SIGSTOP, but not in the middle of a write to a SQLite file: nobody else could write before it goes on."""
+    with ExitStack() as stack:
+        if url.startswith("sqlite:///"):
+            holder = sqlite3.connect(url.removeprefix("sqlite:///"), timeout=20, isolation_level=None)
+            stack.callback(holder.close)
+            holder.execute("BEGIN IMMEDIATE")  # while we have the lock, it does not
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: _state_of(process.pid) == "T", what="the pause")
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Crew:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from taskharbor.job import State
-from tests.faults.processes import Crew, wait_until
+from tests.faults.processes import Crew, pause, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
@@ -22,7 +22,7 @@ def test_a_worker_paused_past_its_lease_commits_nothing(crew: Crew, handler_ends
     job = crew.harbor.enqueue("until_released")
     paused = crew.worker(lease_seconds=0.6, name="paused")
     wait_until(lambda: crew.executed_by(paused))
-    paused.send_signal(signal.SIGSTOP)
+    pause(paused, crew.url)
     other = crew.worker(lease_seconds=5, name="other")
     wait_until(lambda: crew.executed_by(other), what="the other's execution")
     if handler_ends:  # the first thing it does when it wakes up is to succeed

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor import Worker
-from taskharbor.cli import documents
 from taskharbor.client.display import shown_payload
 from taskharbor.errors import PayloadError
 from taskharbor.http import http_payload
@@ -18,6 +17,7 @@ from taskharbor.http.answers import ERROR_BODY_MAX, Answer, failure_of
 from taskharbor.http.secrets import scrubbed, secrets_in
 from taskharbor.job import State
 from taskharbor.telemetry.logs import JsonFormatter, KeyValueFormatter
+from taskharbor.views import documents
 from tests.http.stage import Request, reply
 from tests.worker.stage import attempts_of
 

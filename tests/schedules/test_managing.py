@@ -91,6 +91,17 @@ async def test_ten_at_once_add_one(harbor: Harbor, ran):
     assert await harbor.jobs.acounts() == dict.fromkeys(State, 0) | {"scheduled": 1}
 
 
+async def test_of_ten_at_once_that_must_not_replace_one_adds(harbor: Harbor, ran):
+    adding = [
+        harbor.schedules.aadd("tick", "note", {"n": n}, schedule="* * * * *", replace=False)
+        for n in range(10)
+    ]
+    answers = await asyncio.gather(*adding, return_exceptions=True)
+    [added] = [answer for answer in answers if not isinstance(answer, BaseException)]
+    assert [type(answer) for answer in answers if answer is not added] == [JobConflict] * 9
+    assert (await harbor.schedules.aget("tick")).payload == added.payload
+
+
 async def test_a_change_keeps_what_is_not_given(harbor: Harbor, clock: ManualClock, ran):
     await harbor.schedules.aadd("tick", "note", {"n": 1}, schedule="@hourly", priority=3, tags=["t"])
     changed = await harbor.schedules.aupdate("tick", payload={"n": 2})

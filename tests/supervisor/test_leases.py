@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from taskharbor.job import State
+from tests.faults.processes import pause
 from tests.supervisor.conftest import Shop
 
 pytestmark = [
@@ -40,7 +41,7 @@ def test_a_process_whose_supervisor_hangs_extends_for_itself(small: Shop):
         return expires_at.timestamp()
 
     first = expiry()
-    os.kill(parent.pid, signal.SIGSTOP)
+    pause(parent, small.url)
     small.wait(lambda: expiry() - first > 3 * LEASE, "the lease to be extended")
     os.kill(parent.pid, signal.SIGCONT)
     (small.folder / "release").touch()

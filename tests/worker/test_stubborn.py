@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from taskharbor import RetryPolicy, StubbornHandler, Worker
-from taskharbor.cli.stats import doing, workers_of
+from taskharbor.cli.stats import doing
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State
+from taskharbor.views.workers import workers_of
 from taskharbor.worker.threads import Interruption
 from tests.worker.stage import soon, statuses, the_job, until, until_state, working
 

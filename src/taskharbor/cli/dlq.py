@@ -39,7 +39,7 @@ def list_dead(session: Session, /, limit: int, cursor: str | None, **where: str 
     jobs, next_cursor = session.run(lambda harbor: page_of(harbor, limit, cursor, {**where, "state": "dead"}))
     screen = session.screen
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document(documents.of_list([documents.of_job(job) for job in jobs], next_cursor))
         return

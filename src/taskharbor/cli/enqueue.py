@@ -109,7 +109,7 @@ def _warn(session: Session, harbor: Harbor, task: str) -> None:
 def _tell(session: Session, job: Job[Any]) -> None:
     screen = session.screen
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document({**documents.of_job(job), "existed": job.existed})
     elif screen.is_terminal:
@@ -128,7 +128,7 @@ async def _tell_result(session: Session, job: Job[Any], wait: float) -> None:
     except TimeoutError as error:
         told = (await job.arefresh()).error
         raise TimeoutError(f"{error}: {told}" if told else f"{error}; is a worker running?") from None
-    from taskharbor.cli import documents
+    from taskharbor.views import documents
 
     document = documents.of_job(await job.arefresh())
     if screen.as_json:

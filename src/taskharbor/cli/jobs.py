@@ -57,7 +57,7 @@ async def page_of(
 
 def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document(documents.of_list([documents.of_job(job) for job in jobs], next_cursor))
         return
@@ -107,7 +107,7 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
         jobs = harbor.jobs
         return await jobs.aget(job_id), await jobs.asteps(job_id), await jobs.ahistory(job_id, limit)
 
-    from taskharbor.cli import documents
+    from taskharbor.views import documents
 
     found, steps, history = session.run(work)
     document = documents.of_job(found)
@@ -219,7 +219,7 @@ def cancel(session: Session, job_id: str) -> None:
 def tell_job(screen: Screen, job: Job[Any], what: str) -> None:
     """What has become of one job."""
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document(documents.of_job(job))
     else:

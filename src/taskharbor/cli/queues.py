@@ -34,7 +34,7 @@ def list_queues(session: Session) -> None:
     """
     queues = session.run(lambda harbor: harbor.queues.alist())
     if session.screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         session.screen.document(documents.of_list([documents.of_queue(queue) for queue in queues]))
     else:

@@ -45,7 +45,7 @@ def list_schedules(session: Session, application: str | None) -> None:
     """
     schedules = session.run(lambda harbor: harbor.schedules.alist(application))
     if session.screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         session.screen.document(documents.of_list([documents.of_schedule(each) for each in schedules]))
         return
@@ -207,7 +207,7 @@ def _do(session: Session, work: Callable[[Harbor], Awaitable[Schedule]], done: s
 
 def _tell(screen: Screen, schedule: Schedule, done: str) -> None:
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document(documents.of_schedule(schedule))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -129,13 +130,13 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
         lifespan="off",
         timeout_graceful_shutdown=max(1, round(grace_seconds)),
     )
+    # uvicorn raises the signal again once it has stopped, for whoever listened before. To us it is the end that
+    # was asked for: the store is closed then, and the status is 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     server = Server(config)
     try:
         await server.serve()
-    except (
-        KeyboardInterrupt
-    ):  # what uvicorn raises again once it has stopped: that is the end that was asked for
-        pass
     except SystemExit as error:
         raise click.ClickException(f"{host}:{port} cannot be listened on") from error
     if not server.started:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.documents import instant, of_list
 from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
+from taskharbor.views.documents import instant, of_list
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor

@@ -42,7 +42,7 @@ def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
     page = session.run(lambda harbor: harbor.workflows.alist(limit=limit, cursor=cursor))
     screen = session.screen
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document(documents.of_list([documents.of_workflow(each) for each in page], page.next_cursor))
         return
@@ -81,7 +81,7 @@ def show(session: Session, workflow_id: str) -> None:
     """
     found, jobs, attempts = session.run(lambda harbor: _read(harbor, workflow_id))
     if session.screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         session.screen.document(
             {**documents.of_workflow(found), "jobs": [documents.of_job(job) for job in jobs.values()]}
@@ -171,7 +171,7 @@ def retry(session: Session, workflow_id: str, force: bool) -> None:
 
 def _tell(screen: Screen, found: Workflow) -> None:
     if screen.as_json:
-        from taskharbor.cli import documents
+        from taskharbor.views import documents
 
         screen.document(documents.of_workflow(found))
     else:

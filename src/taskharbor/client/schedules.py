@@ -78,9 +78,11 @@ class Schedules(Operator):
         *,
         schedule: Any,
         application: str | None = None,
+        replace: bool = True,
         **options: Any,
     ) -> Schedule:
-        """Let a job of this task recur. A schedule of the same name is changed; there never are two.
+        """Let a job of this task recur. A schedule of the same name is changed, or, with `replace=False`, left
+        alone and refused by JobConflict; there never are two.
 
         Further options: timezone, misfire, misfire_grace, dead_letter, and those of the jobs: queue, priority,
         max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags.
@@ -97,7 +99,7 @@ class Schedules(Operator):
         job = recurring_job(
             task if known is None else known.name, text, checked, recurrence, await self._driver.now()
         )
-        await self._ensure([job])
+        await self._ensure([job], replace=replace)
         return await self.aget(name, application=application)
 
     add = synced(aadd)
@@ -200,12 +202,13 @@ class Schedules(Operator):
     def _declared(self) -> dict[str, Task[Any, Any, Any, Any]]:
         return {task.name: task for task in self._harbor.tasks.values() if task.recurrence is not None}
 
-    async def _ensure(self, jobs: builtins.list[NewJob]) -> None:
+    async def _ensure(self, jobs: builtins.list[NewJob], *, replace: bool = True) -> None:
         """Each of these schedules is there as it is given: new, or changed where it differs."""
+        settled = self._adapt if replace else self._refuse
         for _ in range(ROUNDS_MAX):
             answers = await self._driver.enqueue(jobs)
             existing = [job for job, answer in zip(jobs, answers, strict=True) if answer.existed]
-            ended = [job for job in existing if not await self._adapt(job)]
+            ended = [job for job in existing if not await settled(job)]
             for job in ended:  # what a deleted schedule left behind: the last run, which has ended
                 await self._driver.operate(Delete(), [job.id])
             if not ended:
@@ -227,6 +230,15 @@ class Schedules(Operator):
                 logger.info("schedule changed", extra={"fields": {"schedule": _name_of(job), "job": job.id}})
                 return True
         raise _too_quick(_name_of(job))
+
+    async def _refuse(self, job: NewJob) -> bool:
+        """Raise for the schedule that is there already; False if it is not there after all."""
+        [record] = await self._driver.get([job.id])
+        if record is None or record.state in TERMINAL:
+            return False
+        raise JobConflict(
+            job.id, f"a schedule called {_name_of(job)!r} exists already; change that one instead"
+        )
 
     # -- what harbor.jobs hands over --
 

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from taskharbor.client.handle import Job
 from taskharbor.client.options import new_id
 from taskharbor.clock import from_micros
-from taskharbor.errors import ConfigurationError, JobNotFound
+from taskharbor.errors import ConfigurationError, JobConflict
 from taskharbor.http import TASK_NAME, http_payload
 from taskharbor.http.addresses import refusal
 from taskharbor.http.urls import parse as parse_url
@@ -74,13 +74,17 @@ async def _recurring(
         raise ConfigurationError("a recurring job is one by its name: give name instead of idempotencyKey")
     name = given.name or f"{TASK_NAME}-{new_id()}"
     try:
-        existing = await harbor.schedules.aget(name)
-        return await harbor.jobs.aget(existing.id)  # of which nothing changes; it answers as existed
-    except JobNotFound:
-        pass
-    added = await harbor.schedules.aadd(
-        name, TASK_NAME, payload, schedule=given.schedule, timezone=given.timezone, **options
-    )
+        added = await harbor.schedules.aadd(
+            name,
+            TASK_NAME,
+            payload,
+            schedule=given.schedule,
+            timezone=given.timezone,
+            replace=False,
+            **options,
+        )
+    except JobConflict as taken:
+        return await harbor.jobs.aget(taken.job_id)  # of which nothing changes; it answers as existed
     return Job((await harbor.jobs.aget(added.id)).record, harbor, existed=False)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from taskharbor.cli import documents
 from taskharbor.cli.demo.crew import LEASE_SECONDS, Crew, CrewMember
 from taskharbor.cli.demo.stage import Stage
 from taskharbor.cli.screen import span
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.client.harbor import Harbor
 from taskharbor.job import AttemptStatus, JobRecord, State
+from taskharbor.views import documents
 
 QUEUE = "demo"
 LOOK_SECONDS = 0.05

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from taskharbor.cli.screen import Cell
-from taskharbor.cli.stats import doing, told_to_end, workers_of
+from taskharbor.cli.stats import doing, told_to_end
 from taskharbor.client.handle import Job
 from taskharbor.client.queues import Queue
+from taskharbor.views.workers import workers_of
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -139,7 +140,7 @@ def tables(frame: Frame, rows_max: int) -> list[Table]:
 
 
 def document(frame: Frame, rates: Rates | None) -> dict[str, Any]:
-    from taskharbor.cli import documents
+    from taskharbor.views import documents
 
     return {
         "counts": frame.counts,

@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from taskharbor.cli import documents as told
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.job import AttemptStatus
 from taskharbor.server import documents
@@ -14,6 +13,7 @@ from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, instant
 from taskharbor.tokens import Role
+from taskharbor.views import documents as told
 
 routes = Routes("jobs")
 

@@ -6,14 +6,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from taskharbor.cli import documents as told
 from taskharbor.client.schedule import Schedule
-from taskharbor.errors import JobNotFound
 from taskharbor.server import documents
-from taskharbor.server.errors import ApiError
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given
 from taskharbor.tokens import Role
+from taskharbor.views import documents as told
 
 routes = Routes("schedules")
 
@@ -51,20 +49,14 @@ async def list_schedules(call: Call) -> Response:
 )
 async def create_schedule(call: Call) -> Response:
     """Let a job recur. A name that is taken is a conflict."""
-    name, application = call.body.name, call.query.application
-    await refuse_taken(call, name, application)
     schedule = await call.harbor.schedules.aadd(
-        name, call.body.task, application=application, **given(call.body, without=("name", "task"))
+        call.body.name,
+        call.body.task,
+        application=call.query.application,
+        replace=False,
+        **given(call.body, without=("name", "task")),
     )
     return _told(schedule, 201)
-
-
-async def refuse_taken(call: Call, name: str, application: str | None) -> None:
-    try:
-        await call.harbor.schedules.aget(name, application=application)
-    except JobNotFound:
-        return
-    raise ApiError(409, "conflict", f"a schedule called {name!r} exists already; PATCH changes it")
 
 
 @routes.on("POST", f"{_NAMED}/pause", Role.WRITE, **_ONE)

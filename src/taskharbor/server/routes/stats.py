@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from taskharbor.cli import documents as told
-from taskharbor.cli.stats import workers_of
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
 from taskharbor.tokens import Role
+from taskharbor.views import documents as told
+from taskharbor.views.workers import workers_of
 
 routes = Routes("stats")
 

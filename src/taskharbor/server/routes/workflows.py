@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from taskharbor.cli import documents as told
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
 from taskharbor.tokens import Role
+from taskharbor.views import documents as told
 
 routes = Routes("workflows")
 

@@ -1,0 +1,143 @@
+"""TaskHarbor's commands as an operator starts them: the worker with and without a supervisor, and the REST server.
+
+Other libraries have no such commands, and the report shows a dash for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.contestant import check_all_ran
+
+if TYPE_CHECKING:
+    from benchmarks.measures import Arena, Figures
+
+APPLICATION = "benchmarks.application"
+SERVING = re.compile(r"serving on http://([\d.]+):(\d+)")
+WARM_UP_REQUESTS = 20
+BODY = json.dumps({"task": "noop", "payload": {}}).encode()
+REQUEST = (
+    b"POST /api/v1/jobs HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n" % len(BODY)
+) + BODY
+
+
+def supervised(arena: Arena) -> Figures:
+    """The same drain by `taskharbor worker`: alone, and with a supervisor over one process and over two."""
+    ways = {
+        "command_drain": (),
+        "supervised_drain": ("--processes", "1"),
+        "supervised_drain_2": ("--processes", "2"),
+    }
+    url = arena.contestant.store_url()
+    if url is None:
+        return dict.fromkeys(ways)
+    figures: Figures = {}
+    for figure, options in ways.items():
+        arena.contestant.fill(arena.settings.jobs)
+        report = arena.directory / f"{figure}.jsonl"
+        with command(
+            url, "worker", "-A", f"{APPLICATION}:harbor", "--drain", *options, report=report
+        ) as worker:
+            if worker.wait(arena.settings.timeout_seconds):
+                raise RuntimeError(f"`taskharbor worker` ended with {worker.returncode}")
+        figures[figure] = reported_rate(report, arena.settings.jobs)
+    return figures
+
+
+def reported_rate(report: Path, expected: int) -> float:
+    """Handlers a second between the first and the last: how long interpreters take to start is not measured."""
+    lines: list[tuple[int, float, float]] = [
+        json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()
+    ]
+    check_all_ran(sum(ran for ran, _, _ in lines), expected)
+    return (expected - 1) / (max(last for _, _, last in lines) - min(first for _, first, _ in lines))
+
+
+def rest(arena: Arena) -> Figures:
+    """Jobs enqueued by `POST /jobs`: over one connection that is kept alive, and over many at once."""
+    url = arena.contestant.store_url()
+    if url is None:
+        return {"rest_one": None, "rest_concurrent": None}
+    count = arena.settings.single_jobs
+    with command(url, "serve", "-A", f"{APPLICATION}:harbor", "--port", "0") as server:
+        host, port = address_told_by(server)
+        one = asyncio.run(post_by_connections(host, port, count, 1))
+        many = asyncio.run(post_by_connections(host, port, count, arena.settings.callers))
+    return {"rest_one": count / one, "rest_concurrent": count / many}
+
+
+async def post_by_connections(host: str, port: int, count: int, connections: int) -> float:
+    """Seconds for `count` requests, shared evenly. The client is a bare socket: it is the server that is measured."""
+    streams = [await asyncio.open_connection(host, port) for _ in range(connections)]
+    for _ in range(WARM_UP_REQUESTS):
+        await post(*streams[0])
+    shares = [count // connections + (index < count % connections) for index in range(connections)]
+
+    async def caller(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, share: int) -> None:
+        for _ in range(share):
+            await post(reader, writer)
+
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as callers:
+        for stream, share in zip(streams, shares, strict=True):
+            callers.create_task(caller(*stream, share))
+    seconds = time.perf_counter() - begun
+    for _, writer in streams:
+        writer.close()
+    return seconds
+
+
+async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(REQUEST)
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 201"):
+        raise RuntimeError(f"the server answered {head.partition(bytes((13, 10)))[0].decode()}")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    await reader.readexactly(int(length[1]) if length else 0)
+
+
+def address_told_by(server: subprocess.Popen[str]) -> tuple[str, int]:
+    assert server.stderr is not None
+    for line in server.stderr:
+        if (told := SERVING.search(line)) is not None:
+            return told[1], int(told[2])
+    raise RuntimeError(f"`taskharbor serve` ended with {server.wait()} and told no address")
+
+
+@contextmanager
+def command(url: str, *arguments: str, report: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """One of TaskHarbor's commands on this store, ended at the end."""
+    environment = os.environ | {"TASKHARBOR_URL": url}
+    if report is not None:
+        environment["BENCH_REPORT"] = str(report)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "taskharbor.cli",
+            *arguments,
+            "--log-level",
+            "info" if report is None else "warning",
+        ],
+        env=environment,
+        stderr=subprocess.PIPE if report is None else None,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
