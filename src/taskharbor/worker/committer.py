@@ -31,7 +31,7 @@ logger = logging.getLogger("taskharbor.worker")
 
 T = TypeVar("T")
 
-BATCH_MAX = 500
+BATCH_MAX = 1_000
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
 RETRY_SECONDS_MAX = 2.0
 UNFIT_ROWS_MORE = 50

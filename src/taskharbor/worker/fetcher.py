@@ -22,8 +22,8 @@ from taskharbor.worker.oversight import Oversight
 
 logger = logging.getLogger("taskharbor.worker")
 
-BATCH_MAX = 500
-AHEAD_MAX = 1_500  # jobs claimed but not begun, at most
+BATCH_MAX = 1_000
+AHEAD_MAX = 3_000  # jobs claimed but not begun, at most
 AHEAD_SECONDS = 0.2  # … and no more than will begin within this time
 SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be idle by itself
 STANDSTILL_SECONDS = 5.0  # how long the rest is held up for suspects; doubled while that is not enough
@@ -98,8 +98,8 @@ class Fetcher:
         claim = await self._claim(wanted)
         self._notice_suspects(claim)
         if len(claim.jobs) == wanted:
-            await asyncio.sleep(0)
-        elif until_drained and not claim.jobs:
+            return False  # at once, before these are executed: the store leases the next ones meanwhile
+        if until_drained and not claim.jobs:
             if self._all_done() and not self._suspects_elsewhere:
                 return was_done and self._suspects_since is None
             await self._wait_for_room_or_news(news, self._until_next(claim))

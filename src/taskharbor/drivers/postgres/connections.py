@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from enum import Enum
+from enum import IntEnum
 from typing import Any, TypeVar
 
 import asyncpg
@@ -50,7 +50,7 @@ _UNANSWERED = (OSError, asyncpg.CannotConnectNowError)  # (a timeout is an OSErr
 _INHERITED: list[object] = []  # connections of a parent process: never used, never closed
 
 
-class Lane(Enum):
+class Lane(IntEnum):
     """A kind of work, and how many connections of a loop may do it at the same time."""
 
     CLAIM = 1

@@ -51,7 +51,7 @@ from taskharbor.drivers.postgres import (
     workflows,
 )
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
-from taskharbor.drivers.postgres.connections import Connections, Lane, Work
+from taskharbor.drivers.postgres.connections import Connections, Lane, Session, Work
 from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
@@ -148,7 +148,12 @@ class PostgresDriver(Driver):
 
     async def open_for_work(self) -> None:
         await self.open()
-        await self._connections.run(Lane.REST, lambda s: roles.ensure_worker(s, self.dsn, self.schema))
+        await asyncio.gather(
+            self._connections.run(Lane.REST, lambda s: roles.ensure_worker(s, self.dsn, self.schema)),
+            # The connections that the first job would otherwise wait for.
+            self._connections.run(Lane.CLAIM, _nothing),
+            self._connections.run(Lane.SETTLE, _nothing),
+        )
 
     async def close(self) -> None:
         await self._news.close()
@@ -407,3 +412,7 @@ class PostgresDriver(Driver):
         self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None
     ) -> Page:
         return await self._run(Lane.REST, lambda s: reads.list_jobs(s, where, cursor, limit), now)
+
+
+async def _nothing(session: Session) -> None:
+    """What needs a connection, and nothing of it."""

@@ -30,6 +30,7 @@ logger = logging.getLogger("taskharbor.postgres")
 
 URGENT_SECONDS = 0.005  # new work is announced at most so often …
 USUAL_SECONDS = 0.05  # … and everything else so often
+TICK_SECONDS = 0.001
 NET_SECONDS = 5.0  # who listens looks by itself at least so often, in case a notification was lost
 POLL_SECONDS = 2.0  # who does not listen, so often
 PROBE_SECONDS = 5.0  # a listener asks so often whether its connection still leads anywhere …
@@ -188,7 +189,8 @@ class _OfLoop:
         while self._announce_at is not None:
             pause = self._announce_at - loop.time()
             if pause > 0:
-                await asyncio.sleep(pause)
+                # Not less than a timer's resolution: a loop that rounds down would come back at once, again and again.
+                await asyncio.sleep(max(pause, TICK_SECONDS))
             else:
                 await self._notify()
 
