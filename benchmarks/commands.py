@@ -27,7 +27,7 @@ SERVING = re.compile(r"serving on http://([\d.]+):(\d+)")
 WARM_UP_REQUESTS = 20
 BODY = json.dumps({"task": "noop", "payload": {}}).encode()
 REQUEST = (
-    b"POST /api/v1/jobs HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+    b"POST /api/v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n" % len(BODY)
 ) + BODY
 

@@ -56,6 +56,18 @@ def run_on_loop_thread(coroutine: Coroutine[Any, Any, T]) -> T:
     return _loop_thread.run(coroutine)
 
 
+def fastest_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where it is installed."""
+    import asyncio
+
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class _LoopThread:
     """A loop in a daemon thread, started on first use; it lives as long as the process."""
 
@@ -94,11 +106,9 @@ class _LoopThread:
         return here or (self._inner is not None and self._inner.is_current())
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        import asyncio
-
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                self._loop = fastest_loop()
                 self._thread = threading.Thread(
                     target=self._loop.run_forever, name="taskharbor-loop", daemon=True
                 )

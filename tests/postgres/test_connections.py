@@ -120,7 +120,7 @@ async def test_slow_server_is_given_more_time_after_every_timeout(
     await driver.migrate()
 
     async def slow(session: connections.Session) -> object:
-        return await session.connection.fetchval("SELECT 7 FROM pg_sleep(1)")
+        return await session.connection.fetchval("SELECT 7 FROM pg_sleep(1)", timeout=session.seconds)
 
     answers: list[object] = []
     async with asyncio.timeout(30):

@@ -57,11 +57,14 @@ class Session:
         """Do the work with the harbor, and let go of it."""
         import asyncio
 
+        from taskharbor.calling import fastest_loop
+
         async def whole() -> T:
             async with self.open(create=create) as harbor:
                 return await work(harbor)
 
-        return asyncio.run(whole())
+        with asyncio.Runner(loop_factory=fastest_loop) as runner:
+            return runner.run(whole())
 
     def _open_app(self, app: str) -> Harbor:
         if self.url is not None:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from taskharbor import presets
+from taskharbor.calling import fastest_loop
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.options import checked_timeout
 from taskharbor.clock import MICROS_PER_SECOND, check_seconds, seconds_to_micros, wait_for
@@ -509,16 +510,6 @@ def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Work
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
         loop.close()
-
-
-def fastest_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's, where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 async def _call_hook(hook: Callable[[], Any]) -> None:

@@ -30,14 +30,14 @@ Value = (
 Shape = Any  # JSON: how it was put together, for whoever draws it or asks for its result
 
 
-class Point(Struct, frozen=True):
+class Point(Struct, frozen=True, gc=False):
     """A place in a workflow: what is handed on there, and the members to wait for."""
 
     value: Value
     after: tuple[int, ...]
 
 
-class Member(Struct, frozen=True):
+class Member(Struct, frozen=True, gc=False):
     signature: Any  # Signature
     after: tuple[int, ...]
     takes: Takes | None
@@ -97,6 +97,9 @@ class _Placing:
             raise ConfigurationError(
                 f"a workflow is nested deeper than {NESTING_MAX} levels; put steps of a chain side by side instead"
             )
+        if hasattr(part, "takes_result"):  # first, since most are: a signature
+            index = self._member(part, before)
+            return index, Point(index, (index,))
         match part:
             case Sequential(parts):
                 return self._sequential(parts, before, depth)
@@ -108,9 +111,9 @@ class _Placing:
                 return {"chord": [group_shape, body_shape]}, end
             case Woven():
                 return self._woven(part, before, depth)
-            case _:
-                index = self._member(part, before)
-                return index, Point(index, (index,))
+        raise ConfigurationError(
+            f"a workflow is made of signatures such as task.s(1), and of chain, group and chord, not of {shorten(part)}"
+        )
 
     def _sequential(self, parts: Sequence[Part], before: Point | None, depth: int) -> tuple[Shape, Point]:
         shapes = []
@@ -167,11 +170,6 @@ class _Placing:
         return shape, Point([point.value for point in end_points], _all_of(end_points))
 
     def _member(self, signature: Signature[Any], before: Point | None) -> int:
-        if not hasattr(signature, "takes_result"):
-            raise ConfigurationError(
-                f"a workflow is made of signatures such as task.s(1), and of chain, group and chord, "
-                f"not of {shorten(signature)}"
-            )
         if len(self.members) == MEMBERS_MAX:
             raise ConfigurationError(
                 f"a workflow takes at most {MEMBERS_MAX:,} jobs; give each more to do, or split the workflow"

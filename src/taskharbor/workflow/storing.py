@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.task import Signature
 
+NODE_BITS = 48  # the last group of a UUID's digits
+NODE_MAX = (1 << NODE_BITS) - 1
 INDEX_BITS = 20  # at the end of a workflow's id, left for its jobs
 assert MEMBERS_MAX < 1 << INDEX_BITS, "every job of a workflow has an id after its own"
 
@@ -82,7 +83,7 @@ def _refuse_strangers(harbor: Harbor, part: Part, options: WorkflowOptions) -> N
 
 def jobs_of(graph: Graph, workflow_id: str, options: WorkflowOptions) -> list[NewJob]:
     """The jobs to store, their arguments validated; what members share is worked out once."""
-    ids = _Ids(workflow_id)
+    ids = _ids_after(workflow_id, len(graph.members))
     makers: dict[tuple[int, int, str | None, str], Any] = {}
     jobs: list[NewJob] = []
     ends = options.on_failure == "cancel"
@@ -95,7 +96,7 @@ def jobs_of(graph: Graph, workflow_id: str, options: WorkflowOptions) -> list[Ne
         if make is None:
             make = makers[shared] = _maker(signature, takes, workflow_id, options)
         payload = signature.task.plan.encode((), signature.arguments, partial=takes is not None)
-        jobs.append(make(ids[index], payload, tuple(ids[other] for other in after) if after else (), ends))
+        jobs.append(make(ids[index], payload, tuple([ids[other] for other in after]), ends))
     return jobs
 
 
@@ -127,23 +128,13 @@ def _maker(signature: Signature[Any], takes: Takes | None, workflow_id: str, who
     return make
 
 
-class _Ids(Sequence[str]):
-    """The ids after a workflow's own, as text; made once each."""
-
-    def __init__(self, workflow_id: str) -> None:
-        self._number = uuid.UUID(workflow_id).int + 1
-        self._made: list[str] = []
-        if self._number + MEMBERS_MAX >= 1 << 128:
-            raise ConfigurationError(
-                f"{workflow_id} cannot be a workflow's id: no ids follow it for its jobs"
-            )
-
-    def __len__(self) -> int:
-        return MEMBERS_MAX
-
-    def __getitem__(self, index: Any) -> Any:
-        made = self._made
-        while len(made) <= index:
-            digits = f"{self._number + len(made):032x}"
-            made.append(f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")
-        return made[index]
+def _ids_after(workflow_id: str, count: int) -> list[str]:
+    """The ids that follow a workflow's own, as text."""
+    first = uuid.UUID(workflow_id).int + 1
+    if first + count > 1 << 128:
+        raise ConfigurationError(f"{workflow_id} cannot be a workflow's id: no ids follow it for its jobs")
+    high, low = first >> NODE_BITS, first & NODE_MAX
+    if low + count > NODE_MAX:  # a carry into the digits before: rare, and slow
+        return [str(uuid.UUID(int=first + index)) for index in range(count)]
+    before = str(uuid.UUID(int=high << NODE_BITS))[: -(NODE_BITS // 4)]
+    return [f"{before}{number:012x}" for number in range(low, low + count)]

@@ -61,37 +61,42 @@ class Lane(IntEnum):
 class Session:
     """One operation's view of the database: a connection, the statements, and the time if it was given."""
 
-    __slots__ = ("connection", "given_now", "limit", "sql")
+    __slots__ = ("connection", "given_now", "limit", "seconds", "sql")
 
     def __init__(
         self,
         connection: asyncpg.Connection,
         sql: dict[str, str],
         now: int | None,
+        *,
         limit: asyncio.Timeout | None = None,
+        seconds: float | None = None,
     ) -> None:
         self.connection = connection
         self.sql = sql
         self.given_now = now
-        self.limit = limit  # on the time that the whole operation may take
+        self.limit = limit  # on the time that the whole operation may take …
+        self.seconds = seconds  # … or each statement
 
     def expect(self, jobs: int) -> None:
         """So many jobs at once may take longer than usual."""
+        seconds = COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST
         if self.limit is not None:
-            seconds = COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST
             self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
+        else:
+            self.seconds = seconds
 
     async def rows(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
-        return await self.connection.fetch(self.sql[name], *arguments)
+        return await self.connection.fetch(self.sql[name], *arguments, timeout=self.seconds)
 
     async def row(self, name: str, *arguments: Any) -> asyncpg.Record | None:
-        return await self.connection.fetchrow(self.sql[name], *arguments)
+        return await self.connection.fetchrow(self.sql[name], *arguments, timeout=self.seconds)
 
     async def value(self, name: str, *arguments: Any) -> Any:
-        return await self.connection.fetchval(self.sql[name], *arguments)
+        return await self.connection.fetchval(self.sql[name], *arguments, timeout=self.seconds)
 
     async def do(self, name: str, *arguments: Any) -> None:
-        await self.connection.execute(self.sql[name], *arguments)
+        await self.connection.execute(self.sql[name], *arguments, timeout=self.seconds)
 
     def savepoint(self) -> asyncpg.transaction.Transaction:
         """A part of the transaction that can be undone by itself: `start`, then `commit` or `rollback`."""
@@ -181,9 +186,11 @@ class Connections:
             whole = False
             try:
                 seconds = (PROMPT_SECONDS if prompt else COMMAND_SECONDS) * pool.patience[lane]
-                async with asyncio.timeout(seconds) as limit:
-                    session = Session(connection, self._sql, now, limit)
-                    answer = await (_transaction(session, work) if transaction else work(session))
+                if transaction:
+                    async with asyncio.timeout(seconds) as limit:
+                        answer = await _transaction(Session(connection, self._sql, now, limit=limit), work)
+                else:  # asyncpg's own timer is the cheaper one
+                    answer = await work(Session(connection, self._sql, now, seconds=seconds))
                 pool.patience[lane] = 1
                 whole = True
                 return answer

@@ -31,7 +31,7 @@ async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueu
         if len(jobs) == 1:
             now = await _insert_one(session, jobs[0])
         elif _are_alike(jobs):
-            now = await _insert_alike(session, jobs)
+            now = await insert_alike(session, jobs)
         else:
             now = await _insert_all(session, jobs)
     except asyncpg.UniqueViolationError:
@@ -58,7 +58,8 @@ def _are_alike(jobs: Sequence[NewJob]) -> bool:
     return jobs[0].idempotency_key is None and all(_shared(job) == wanted for job in jobs)
 
 
-async def _insert_alike(session: Session, jobs: Sequence[NewJob]) -> int:
+async def insert_alike(session: Session, jobs: Sequence[NewJob]) -> int:
+    """Jobs that differ in their ids and payloads only."""
     session.expect(len(jobs))
     one = jobs[0]
     now: int = await session.value(

@@ -355,7 +355,9 @@ class _Settling:
         await self._close_leases()
         await add_tallies(session, self._tally)
         if self._inserts:
-            await enqueue(Session(session.connection, session.sql, self._now, session.limit), self._inserts)
+            await enqueue(
+                Session(session.connection, session.sql, self._now, limit=session.limit), self._inserts
+            )
         return released
 
     async def _leave_dead_letters(self) -> None:

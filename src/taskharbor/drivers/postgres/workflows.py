@@ -8,11 +8,12 @@ import asyncpg
 
 from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import columns, enqueue
+from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_alike
 from taskharbor.drivers.postgres.places import encoded_options, is_id
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
 
 FORGOTTEN_AT_ONCE = 500
+MANY = 100  # alike: worth a statement of their own
 
 
 # -- storing ---------------------------------------------------------------------------------------
@@ -44,41 +45,78 @@ async def enqueue_workflow(
 
 
 async def _insert_members(session: Session, jobs: Sequence[NewJob], ids: dict[str, int], now: int) -> None:
-    if not jobs:
-        return
-    waits = [bool(job.depends_on) for job in jobs]
-    given_ids = list(ids)
-    options = _encoded(jobs)
+    session = Session(session.connection, session.sql, now, limit=session.limit)
+    different, alike = _apart(jobs)
     try:
-        await session.do(
-            "insert_members",
-            given_ids,
-            [job.queue for job in jobs],
-            [job.task for job in jobs],
-            [job.payload for job in jobs],
-            [job.priority for job in jobs],
-            [job.run_at for job in jobs],
-            [job.delay for job in jobs],
-            [job.expires_at for job in jobs],
-            [job.delivery for job in jobs],
-            options,
-            waits,
-            any(waits),
-            now,
-        )
+        for group in alike:
+            await insert_alike(session, group)
+        if different:
+            await _insert_each(session, different, now)
     except asyncpg.UniqueViolationError as error:
         raise member_exists(jobs[0].id) from error
-    dependencies = [
-        (ids[job.id], position, ids[member], job.ends_with_members)
-        for job in jobs
-        if job.depends_on
-        for position, member in enumerate(job.depends_on)
-    ]
-    if dependencies:
-        await session.do("insert_member_dependencies", given_ids, *columns(dependencies))
+    few: list[tuple[int, int, int, bool]] = []
+    for job in jobs:
+        if len(job.depends_on) >= MANY:
+            await session.do("insert_many_dependencies", job.id, list(job.depends_on), job.ends_with_members)
+        elif job.depends_on:
+            few += [
+                (ids[job.id], position, ids[member], job.ends_with_members)
+                for position, member in enumerate(job.depends_on)
+            ]
+    if few:
+        await session.do("insert_member_dependencies", list(ids), *columns(few))
     tags = sorted({(tag, job.id) for job in jobs if job.options.tags for tag in job.options.tags})
     if tags:
         await session.do("insert_tags", *columns(tags))
+
+
+def _apart(jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[list[NewJob]]]:
+    """Many that wait for nobody and differ in their ids and payloads only, as a chord's members do, are stored at
+    half the cost; all the others, and groups of those."""
+    groups: dict[tuple[object, ...], list[NewJob]] = {}
+    different: list[NewJob] = []
+    for job in jobs:
+        if job.depends_on:
+            different.append(job)
+            continue
+        key = (
+            job.queue,
+            job.task,
+            job.priority,
+            job.run_at,
+            job.delay,
+            job.expires_at,
+            job.delivery,
+            id(job.options),
+        )
+        groups.setdefault(key, []).append(job)
+    alike = []
+    for group in groups.values():
+        if len(group) >= MANY:
+            alike.append(group)
+        else:
+            different += group
+    return different, alike
+
+
+async def _insert_each(session: Session, jobs: Sequence[NewJob], now: int) -> None:
+    waits = [bool(job.depends_on) for job in jobs]
+    await session.do(
+        "insert_members",
+        [job.id for job in jobs],
+        [job.queue for job in jobs],
+        [job.task for job in jobs],
+        [job.payload for job in jobs],
+        [job.priority for job in jobs],
+        [job.run_at for job in jobs],
+        [job.delay for job in jobs],
+        [job.expires_at for job in jobs],
+        [job.delivery for job in jobs],
+        _encoded(jobs),
+        waits,
+        any(waits),
+        now,
+    )
 
 
 def _encoded(jobs: Sequence[NewJob]) -> list[str | None]:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from taskharbor.calling import fastest_loop
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
 from taskharbor.clock import SystemClock
@@ -101,7 +102,7 @@ class HandlerProcess:
         self._link = link
         self._welcome = welcome
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self._loop = _new_loop()
+        self._loop = fastest_loop()
         self._tasks: dict[tuple[Address, str], Task[Any, Any, Any, Any]] = {}
         self._harbor: Harbor | None = None  # for functions that importing declares as no task
         self._import_errors: list[str] = []
@@ -277,12 +278,6 @@ class HandlerProcess:
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    from taskharbor.worker.worker import fastest_loop
-
-    return fastest_loop()
 
 
 def _flush() -> None:

@@ -31,6 +31,12 @@ SELECT ids.ids[d.job], d.position, ids.ids[d.member], false, d.fatal
 FROM ids CROSS JOIN unnest($2::integer[], $3::integer[], $4::integer[], $5::boolean[])
     AS d (job, position, member, fatal)
 
+-- name: insert_many_dependencies
+-- Of one that waits for many, in their order.
+INSERT INTO {schema}.dependencies (job_id, position, member_id, done, fatal)
+SELECT $1::text::uuid, (m.position - 1)::integer, m.id, false, $3
+FROM unnest($2::text[]::uuid[]) WITH ORDINALITY AS m (id, position)
+
 -- name: workflows_by_id
 SELECT w.id::text AS id, w.last_id::text AS last_id, w.total, w.enqueued_at, w.idempotency_key, w.about
 FROM {schema}.workflows AS w WHERE w.id = ANY ($1::text[]::uuid[])
