@@ -16,7 +16,7 @@ from benchmarks import postgres
 from benchmarks.contestant import Contestant, Role, Started, run_in_threads
 from benchmarks.contestants._postgres import PostgresContestant
 from benchmarks.contestants._taskharbor import CONCURRENCY, TaskHarbor
-from taskharbor import Harbor, Worker
+from taskharbor import Harbor, Worker, chord
 
 
 class TaskHarborPostgres(PostgresContestant, TaskHarbor):
@@ -62,6 +62,14 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
     def fill(self, count: int) -> None:
         TaskHarbor.fill(self, count)  # in chunks
 
+    def store_chord(self, count: int) -> float:
+        return self.run(self.timed_store_chord(count))  # as bulk is: by a connection that is open
+
+    async def timed_store_chord(self, count: int) -> float:
+        begun = time.perf_counter()
+        self.workflow = await chord([self.noop.s() for _ in range(count)], self.finalizer.s()).aenqueue()
+        return time.perf_counter() - begun
+
     def drain(self, count: int) -> float:
         return TaskHarbor.drain(self, count)  # until the last one is settled, not only run
 
@@ -96,6 +104,9 @@ class TaskHarborPostgresSync(TaskHarborPostgres):
         begun = time.perf_counter()
         self.noop.enqueue_many([{}] * count)
         return time.perf_counter() - begun
+
+    def store_chord(self, count: int) -> None:  # type: ignore[override]
+        return None
 
     def fill(self, count: int) -> None:
         return None

@@ -150,9 +150,9 @@ class PostgresDriver(Driver):
         await self.open()
         await asyncio.gather(
             self._connections.run(Lane.REST, lambda s: roles.ensure_worker(s, self.dsn, self.schema)),
-            # The connections that the first job would otherwise wait for.
+            # What the first job would otherwise wait for: connections, and the types that a settle's arrays are of.
             self._connections.run(Lane.CLAIM, _nothing),
-            self._connections.run(Lane.SETTLE, _nothing),
+            self._connections.run(Lane.SETTLE, _learn_types if self._listen else _nothing),
         )
 
     async def close(self) -> None:
@@ -416,3 +416,8 @@ class PostgresDriver(Driver):
 
 async def _nothing(session: Session) -> None:
     """What needs a connection, and nothing of it."""
+
+
+async def _learn_types(session: Session) -> None:
+    """asyncpg asks the server, in a slow query, for arrays whose elements have a codec of ours."""
+    await session.connection.prepare(session.sql["settle_and_release"])
