@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("taskharbor.sqlite")
 
-ROWS_PER_STEP = 32
+ROWS_PER_STEP = (256, 32)  # as many as there are enough for
 BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
 LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
 LOCK_WARNING_SECONDS = 5.0
@@ -73,33 +73,27 @@ class Session:
         Python's sqlite3 lets go of the interpreter's lock around every step. With one step for each row,
         a thread that computes would take it each time, and keep it for milliseconds.
         """
-        inserted = 0
-        whole = len(rows) - len(rows) % ROWS_PER_STEP
-        for start in range(0, whole, ROWS_PER_STEP):
-            values = tuple(chain.from_iterable(rows[start : start + ROWS_PER_STEP]))
-            inserted += self.execute(_many_rows(statement), values).rowcount
-        if whole < len(rows):
-            inserted += self.executemany(statement, rows[whole:]).rowcount
-        return inserted
+        return self.insert_alike(statement, (), rows)
 
     def insert_alike(self, statement: str, shared: tuple[Any, ...], rows: Sequence[tuple[Any, ...]]) -> int:
         """`insert` for rows that share values: binding a value costs as much as storing it."""
-        inserted = 0
-        whole = len(rows) - len(rows) % ROWS_PER_STEP
-        for start in range(0, whole, ROWS_PER_STEP):
-            values = (*shared, *chain.from_iterable(rows[start : start + ROWS_PER_STEP]))
-            inserted += self.execute(_many_rows(statement), values).rowcount
-        if whole < len(rows):
-            inserted += self.executemany(statement, [shared + row for row in rows[whole:]]).rowcount
+        inserted = start = 0
+        for size in ROWS_PER_STEP:
+            while len(rows) - start >= size:
+                values = (*shared, *chain.from_iterable(rows[start : start + size]))
+                inserted += self.execute(_many_rows(statement, size), values).rowcount
+                start += size
+        if start < len(rows):
+            inserted += self.executemany(statement, [shared + row for row in rows[start:]]).rowcount
         return inserted
 
 
 @cache
-def _many_rows(statement: str) -> str:
-    """The same INSERT for ROWS_PER_STEP rows."""
+def _many_rows(statement: str, rows: int) -> str:
+    """The same INSERT for so many rows."""
     head, _, rest = statement.partition("VALUES (")
     placeholders, _, tail = rest.partition(")")
-    return head + "VALUES " + ", ".join([f"({placeholders})"] * ROWS_PER_STEP) + tail
+    return head + "VALUES " + ", ".join([f"({placeholders})"] * rows) + tail
 
 
 class _Write(Generic[T]):
