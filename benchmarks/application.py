@@ -6,6 +6,7 @@ many handlers it ran, and when the first and the last of them began, by the cloc
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -21,6 +22,18 @@ began: list[float] = []
 @harbor.task(name="noop")
 async def noop() -> None:
     began.append(time.monotonic())
+
+
+@harbor.task(name="hold")
+async def hold(file: str) -> None:
+    """Note every begin in the file. The first one holds on until its process is killed."""
+    with open(file, "a+", encoding="utf-8") as begins:  # noqa: ASYNC230 - one line, to be there before the kill
+        begins.write(json.dumps([os.getpid(), time.monotonic()]) + "\n")
+        begins.flush()
+        begins.seek(0)
+        is_first = len(begins.readlines()) == 1
+    if is_first:
+        await asyncio.sleep(3600)
 
 
 @harbor.on_worker_stop

@@ -9,15 +9,17 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.contestant import check_all_ran
+from taskharbor import Harbor
 
 if TYPE_CHECKING:
     from benchmarks.measures import Arena, Figures
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 APPLICATION = "benchmarks.application"
 SERVING = re.compile(r"serving on http://([\d.]+):(\d+)")
 WARM_UP_REQUESTS = 20
+RECOVERY_LEASE_SECONDS = 5
+RECOVERY_SECONDS_MAX = 60.0
 BODY = json.dumps({"task": "noop", "payload": {}}).encode()
 REQUEST = (
     b"POST /api/v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -46,11 +50,9 @@ def supervised(arena: Arena) -> Figures:
     for figure, options in ways.items():
         arena.contestant.fill(arena.settings.jobs)
         report = arena.directory / f"{figure}.jsonl"
-        with command(
-            url, "worker", "-A", f"{APPLICATION}:harbor", "--drain", *options, report=report
-        ) as worker:
-            if worker.wait(arena.settings.timeout_seconds):
-                raise RuntimeError(f"`taskharbor worker` ended with {worker.returncode}")
+        with worker(url, "--drain", *options, report=report) as process:
+            if process.wait(arena.settings.timeout_seconds):
+                raise RuntimeError(f"`taskharbor worker` ended with {process.returncode}")
         figures[figure] = reported_rate(report, arena.settings.jobs)
     return figures
 
@@ -64,13 +66,46 @@ def reported_rate(report: Path, expected: int) -> float:
     return (expected - 1) / (max(last for _, _, last in lines) - min(first for _, first, _ in lines))
 
 
+def recovery(arena: Arena) -> Figures:
+    """A worker process is killed in the middle of a job: seconds until that job begins again."""
+    url = arena.contestant.store_url()
+    if url is None:
+        return {"recovery_supervised": None, "recovery_lease": None}
+    lease = ("--lease-seconds", str(RECOVERY_LEASE_SECONDS))
+    with worker(url, "--processes", "2"):
+        supervised = killed_and_begun_again(url, arena.directory / "supervised.jsonl")
+    with worker(url, *lease), worker(url, *lease):
+        unsupervised = killed_and_begun_again(url, arena.directory / "unsupervised.jsonl")
+    return {"recovery_supervised": supervised, "recovery_lease": unsupervised}
+
+
+def killed_and_begun_again(url: str, begins: Path) -> float:
+    with Harbor(url) as harbor:
+        harbor.enqueue("hold", {"file": str(begins)})
+        [[pid, _]] = wait_for_lines(begins, 1)
+        os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        _, [_, begun_at] = wait_for_lines(begins, 2)
+        return begun_at - killed_at
+
+
+def wait_for_lines(file: Path, count: int) -> list[tuple[int, float]]:
+    give_up_at = time.monotonic() + RECOVERY_SECONDS_MAX
+    while time.monotonic() < give_up_at:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+        if len(lines) >= count:
+            return [json.loads(line) for line in lines]
+        time.sleep(0.002)
+    raise TimeoutError(f"the job did not begin within {RECOVERY_SECONDS_MAX:.0f} s")
+
+
 def rest(arena: Arena) -> Figures:
     """Jobs enqueued by `POST /jobs`: over one connection that is kept alive, and over many at once."""
     url = arena.contestant.store_url()
     if url is None:
         return {"rest_one": None, "rest_concurrent": None}
     count = arena.settings.single_jobs
-    with command(url, "serve", "-A", f"{APPLICATION}:harbor", "--port", "0") as server:
+    with command(url, "serve", "--port", "0", heard=True) as server:
         host, port = address_told_by(server)
         one = asyncio.run(post_by_connections(host, port, count, 1))
         many = asyncio.run(post_by_connections(host, port, count, arena.settings.callers))
@@ -115,23 +150,22 @@ def address_told_by(server: subprocess.Popen[str]) -> tuple[str, int]:
     raise RuntimeError(f"`taskharbor serve` ended with {server.wait()} and told no address")
 
 
+def worker(
+    url: str, *options: str, report: Path | None = None
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    environment = {} if report is None else {"BENCH_REPORT": str(report)}
+    return command(url, "worker", *options, "--log-level", "error", environment=environment)
+
+
 @contextmanager
-def command(url: str, *arguments: str, report: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """One of TaskHarbor's commands on this store, ended at the end."""
-    environment = os.environ | {"TASKHARBOR_URL": url}
-    if report is not None:
-        environment["BENCH_REPORT"] = str(report)
+def command(
+    url: str, name: str, *options: str, environment: Mapping[str, str] | None = None, heard: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """One of TaskHarbor's commands on this store, ended at the end; `heard`: what it tells can be read."""
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "taskharbor.cli",
-            *arguments,
-            "--log-level",
-            "info" if report is None else "warning",
-        ],
-        env=environment,
-        stderr=subprocess.PIPE if report is None else None,
+        [sys.executable, "-m", "taskharbor.cli", name, "-A", f"{APPLICATION}:harbor", *options],
+        env={**os.environ, "TASKHARBOR_URL": url, **(environment or {})},
+        stderr=subprocess.PIPE if heard else None,
         text=True,
     )
     try:

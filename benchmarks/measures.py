@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.commands import rest, supervised
+from benchmarks.commands import recovery, rest, supervised
 from benchmarks.contestant import Contestant
 from benchmarks.processes import memory_megabytes, processor_seconds
 from benchmarks.settings import Settings
@@ -133,6 +133,7 @@ MEASURES: Mapping[str, Callable[[Arena], Figures]] = {
     "drain_memory": drain_memory,
     "chord": chord,
     "supervised": supervised,
+    "recovery": recovery,
     "rest": rest,
 }
 

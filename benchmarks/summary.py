@@ -47,6 +47,8 @@ FIGURES = {
     "command_drain": Figure("drain by `taskharbor worker`", "jobs/s", True, ()),
     "supervised_drain": Figure("drain by `taskharbor worker --processes 1`", "jobs/s", True, ()),
     "supervised_drain_2": Figure("drain by `taskharbor worker --processes 2`", "jobs/s", True, ()),
+    "recovery_supervised": Figure("job of a killed process begins again, supervised", "s", False, ()),
+    "recovery_lease": Figure("job of a killed worker begins again, lease of 5 s", "s", False, ()),
     "rest_one": Figure("REST enqueue, one connection", "jobs/s", True, ()),
     "rest_concurrent": Figure("REST enqueue, many connections", "jobs/s", True, ()),
     "drain_memory": Figure("peak memory of a draining worker", "MB", False, (ANY, WORKER)),
