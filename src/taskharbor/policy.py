@@ -11,7 +11,6 @@ from random import random as uniform
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
@@ -185,7 +184,7 @@ class Loss(Struct, frozen=True):
     """How an execution was lost: its lease expired, or a supervisor saw its worker die."""
 
     token: str  # that settles it
-    worker: str
+    worker: str | None  # whose attempt it was, when not the token's
     kind: str  # LOST_…
     error: str
     alone: bool = False  # it was executed as a suspect
@@ -307,13 +306,8 @@ def settle_crash(
 
     It is no suspect afterwards: each of its executions is alone already.
     """
-    running = {} if started_at is None else {job.id: started_at}
-    lease = ExpiredLease(
-        token, now=0, expires_at=0, worker="", alone=True, supervised=False, outlived=False,
-        jobs=[job], running=running, expired_at=0,
-    )  # fmt: skip
-    loss = settle_loss(lease, job, history, last_step=last_step, max_losses=max_losses)
-    return replace(loss, error=outcome.error, worker=None, suspect=False)
+    loss = Loss(token, None, LOST_ALONE, outcome.error, started_at=started_at)
+    return weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
 
 
 def _micros(seconds: float) -> int:
