@@ -67,14 +67,26 @@ def test_after_the_grace_a_job_is_released_uncounted(started, harbor, url):
     assert [attempt.status for attempt in job.history()] == ["released"]
 
 
-def test_a_second_signal_ends_at_once(started, harbor, url):
-    job = harbor.enqueue("sleep", {"seconds": 60})
-    process = started("worker", "--url", url)
+def test_a_second_signal_ends_at_once(started, harbor, url, tmp_path):
+    (tmp_path / "heedless.py").write_text(
+        "import asyncio\n"
+        "from pathlib import Path\n"
+        "from taskharbor import Context, Harbor\n"
+        "harbor = Harbor()\n"
+        "@harbor.task(name='heedless')\n"
+        "async def heedless(ctx: Context) -> None:\n"
+        "    while not ctx.cancelled:\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    Path('told').touch()\n"
+        "    await asyncio.sleep(3600)\n"
+    )
+    job = harbor.enqueue("heedless")
+    process = started("worker", "-A", "heedless:harbor", "--url", url, "--grace-seconds", "3600")
     wait_for(lambda: job.refresh().state is State.RUNNING)
     process.terminate()
-    time.sleep(0.2)
+    wait_for((tmp_path / "told").exists)  # the first signal has arrived, and the grace period has begun
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert process.returncode == 0
     assert job.refresh().state is State.RUNNING  # until its lease runs out
 
