@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StubbornHandler
+
+if TYPE_CHECKING:
+    from taskharbor.worker.supervisor.channel import Orders
 
 logger = logging.getLogger("taskharbor.cli")
 
@@ -138,41 +141,51 @@ def worker(
       taskharbor worker -A app:harbor --drain
     """
     from taskharbor.telemetry import logs
+    from taskharbor.worker.supervisor.channel import Orders
 
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
     open_to_http_jobs(http_allow)
-    served = None if queues is None else [name.strip() for name in queues.split(",")]
+    orders = Orders(
+        app=session.app,
+        url=session.url,
+        queues=None if queues is None else [name.strip() for name in queues.split(",")],
+        concurrency=concurrency,
+        lease_seconds=lease_seconds,
+        grace_seconds=grace_seconds,
+        log_format=chosen,
+        log_level=log_level,
+        drain=drain,
+        max_jobs=max_jobs,
+        max_memory_mib=max_memory,
+        stubborn_seconds=stubborn_seconds,
+        handler_max_jobs=handler_max_jobs,
+    )
     if processes is not None:
         from taskharbor.cli.supervise import supervise
-        from taskharbor.worker.supervisor.channel import Orders
 
-        orders = Orders(
-            app=session.app,
-            url=session.url,
-            queues=served,
-            concurrency=concurrency,
-            lease_seconds=lease_seconds,
-            grace_seconds=grace_seconds,
-            log_format=chosen,
-            log_level=log_level,
-            drain=drain,
-            max_jobs=max_jobs,
-            max_memory_mib=max_memory,
-            stubborn_seconds=stubborn_seconds,
-            handler_max_jobs=handler_max_jobs,
-        )
         supervise(session.screen, orders, processes, stuck_seconds, health_file, health_port)
         return
-    for name, value in (
-        ("--stuck-seconds", stuck_seconds),
-        ("--max-jobs", max_jobs),
-        ("--max-memory", max_memory),
-        ("--health-file", health_file),
-        ("--health-port", health_port),
-    ):
+    refuse_without_supervisor(
+        {
+            "--stuck-seconds": stuck_seconds,
+            "--max-jobs": max_jobs,
+            "--max-memory": max_memory,
+            "--health-file": health_file,
+            "--health-port": health_port,
+        }
+    )
+    work_here(session, orders)
+
+
+def refuse_without_supervisor(options: dict[str, object]) -> None:
+    for name, value in options.items():
         if value is not None:
             raise click.UsageError(f"{name} is for a supervisor: add --processes")
+
+
+def work_here(session: Session, orders: Orders) -> None:
+    """The worker is this process."""
     with session.open(create=True) as harbor:
         from taskharbor.worker import Worker
 
@@ -180,15 +193,15 @@ def worker(
             offer_builtin(harbor)
         works = Worker(
             harbor,
-            queues=served,
-            concurrency=concurrency,
-            lease_seconds=lease_seconds,
-            grace_seconds=grace_seconds,
-            stubborn_seconds=stubborn_seconds,
-            handler_max_jobs=handler_max_jobs,
+            queues=orders.queues,
+            concurrency=orders.concurrency,
+            lease_seconds=orders.lease_seconds,
+            grace_seconds=orders.grace_seconds,
+            stubborn_seconds=orders.stubborn_seconds,
+            handler_max_jobs=orders.handler_max_jobs,
         )
         try:
-            if drain:
+            if orders.drain:
                 works.drain_sync()
             else:
                 works.run_sync()
