@@ -127,9 +127,7 @@ async def test_expired_lease_cannot_commit(faulty, store, clock):
 
 
 async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, monkeypatch):
-    monkeypatch.setattr(
-        "taskharbor.worker.worker.STALLED_SECONDS", 3600
-    )  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
     calls = []
 
@@ -161,9 +159,7 @@ async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, 
 async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_under_the_extended_one(
     memory, clock, monkeypatch
 ):
-    monkeypatch.setattr(
-        "taskharbor.worker.worker.STALLED_SECONDS", 3600
-    )  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
 
     @memory.task
@@ -189,9 +185,7 @@ async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_un
 
 
 async def test_a_paused_queues_unbegun_jobs_are_handed_back_at_the_next_heartbeat(memory, clock, monkeypatch):
-    monkeypatch.setattr(
-        "taskharbor.worker.worker.STALLED_SECONDS", 3600
-    )  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
 
     @memory.task
@@ -393,7 +387,7 @@ async def test_what_was_claimed_ahead_and_cannot_begin_is_handed_back_to_others(
 
 async def test_jobs_that_had_not_begun_are_outlived_with_the_others(faulty, store, clock, monkeypatch):
     """An outage counts for nobody, begun or not: none of them becomes a suspect."""
-    monkeypatch.setattr("taskharbor.worker.worker.STALLED_SECONDS", 3600)
+    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)
     begun, release = asyncio.Event(), asyncio.Event()
 
     @faulty.task

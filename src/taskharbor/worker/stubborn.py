@@ -13,6 +13,7 @@ logger = logging.getLogger("taskharbor.worker")
 LOOK_SECONDS = 1.0
 FIRST_WARNING_SECONDS = 5.0  # after it was told to end; each next one after twice as long
 WARNING_SECONDS_MAX = 600.0
+UNWIND_SECONDS = 1.0  # how long a handler may take to end once it was interrupted at shutdown
 
 
 class StubbornWatch:

@@ -120,7 +120,7 @@ class Child:
 
     def run(self) -> int:
         """Work until there is a reason not to; the status to exit with."""
-        from taskharbor.worker.worker import run_with_signals
+        from taskharbor.worker.signals import run_with_signals
 
         try:
             run_with_signals(self._work, self._worker)

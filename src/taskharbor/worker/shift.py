@@ -1,0 +1,346 @@
+"""One run of a worker: fetcher → executor → committer, with a heartbeat, from the first claim to the last settle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Set
+from typing import TYPE_CHECKING, Any
+
+from taskharbor.clock import MICROS_PER_SECOND, wait_for
+from taskharbor.drivers.base import Claimed, WorkerRecord
+from taskharbor.errors import StubbornHandler, TaskHarborError
+from taskharbor.job import Progress
+from taskharbor.outcome import HandedBack
+from taskharbor.worker.committer import Committer
+from taskharbor.worker.endings import of_abandoned
+from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.executor import Executor
+from taskharbor.worker.fetcher import Fetcher
+from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.isolation.pool import ProcessPool
+from taskharbor.worker.isolation.running import ProcessRunner
+from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+from taskharbor.worker.maintenance import Maintenance
+from taskharbor.worker.presence import Presence
+from taskharbor.worker.report import Reporter
+from taskharbor.worker.results import Results
+from taskharbor.worker.stubborn import UNWIND_SECONDS, StubbornWatch
+
+if TYPE_CHECKING:
+    from taskharbor.worker.worker import Worker
+
+logger = logging.getLogger("taskharbor.worker")
+
+RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
+STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
+
+
+class Shift:
+    """One run of a worker: its parts, wired up, from the first claim to the last settle."""
+
+    def __init__(self, worker: Worker) -> None:
+        driver = worker.harbor.driver
+        self._worker = worker
+        self._clock = driver.clock
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._ending_now = asyncio.Event()
+        self._ended = asyncio.Event()  # set whenever an execution has ended
+        self._given_up: set[Execution] = set()  # handlers that this worker ends for
+        self._leases = LiveLeases(worker.name, worker._oversight)
+        self._time = StoreTime(self._clock)
+        self._started_at = self._time.now()
+        reporter = Reporter(worker.name, worker.harbor.events, self._time)
+        self._committer = self._make_committer(reporter)
+        self._heart = self._make_heart()
+        self._executor = self._make_executor(reporter)
+        self._fetcher = self._make_fetcher()
+        self._stubborn = StubbornWatch(
+            self._may_be_stubborn,
+            limit_seconds=worker.stubborn_seconds,
+            clock=self._clock,
+            give_up=self._give_up,
+        )
+        self._maintenance = Maintenance(
+            worker.harbor,
+            worker=worker.name,
+            max_losses=worker.max_losses,
+            clock=self._clock,
+            reporter=reporter,
+            before_collecting=self._heart.outlive_expired,
+        )
+        self._presence = Presence(driver, self._clock, self._who)
+
+    # -- its parts --
+
+    def _make_committer(self, reporter: Reporter) -> Committer:
+        worker = self._worker
+        return Committer(
+            worker.harbor.driver,
+            worker_policy=worker.retry,
+            unfit_grace_seconds=worker.unfit_grace_seconds,
+            max_losses=worker.max_losses,
+            leases=self._leases,
+            time=self._time,
+            clock=self._clock,
+            reporter=reporter,
+            is_busy=lambda: bool(self._executor.buffer),
+            on_quiet=self._nudge_fetcher,
+        )
+
+    def _make_heart(self) -> Heart:
+        worker = self._worker
+        return Heart(
+            worker.harbor.driver,
+            lease=worker.lease,
+            leases=self._leases,
+            committer=self._committer,
+            time=self._time,
+            clock=self._clock,
+            hand_back=self._hand_back,
+            extended_outside=worker._oversight is not None,
+        )
+
+    def _make_executor(self, reporter: Reporter) -> Executor:
+        worker, harbor, clock = self._worker, self._worker.harbor, self._clock
+        return Executor(
+            worker.concurrency,
+            clock=clock,
+            time=self._time,
+            middlewares=harbor.middlewares,
+            processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
+            begin=reporter.began if reporter.wants_begins else None,
+            mark_at_most_once=self._heart.mark_at_most_once,
+            has_begun=self._committer.has_begun,
+            results=Results(harbor.driver, clock),
+            finish=self._finish,
+            drop=self._drop,
+            low=self._low,
+            is_over=self._leases.is_over,
+            cells=None if worker._oversight is None else worker._oversight.cells,
+        )
+
+    def _make_fetcher(self) -> Fetcher:
+        worker = self._worker
+        return Fetcher(
+            worker.harbor.driver,
+            queues=worker.queues,
+            lease=worker.lease,
+            poll_seconds=worker.poll_seconds,
+            leases=self._leases,
+            executor=self._executor,
+            committer=self._committer,
+            time=self._time,
+            clock=self._clock,
+            make=self._make_execution,
+            oversight=worker._oversight,
+        )
+
+    # -- the life of a shift --
+
+    @property
+    def begun(self) -> int:
+        return self._executor.begun
+
+    async def heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        await self._heart.heard(cancel_requested, paused, refused)
+
+    def stop(self) -> None:
+        if self._stopping.is_set():
+            self._ending_now.set()
+        self._stopping.set()
+
+    async def work(self, until_drained: bool) -> None:
+        await self._maintenance.collect()
+        await self._maintenance.expire()
+        logger.info("worker started", extra={"fields": self._about()})
+        try:
+            await self._work_together(until_drained)
+        except BaseException:  # cancelled from outside, or a part of it failed
+            await self._leave_nothing_behind()
+            raise
+        finally:
+            await self._executor.close()
+            if not self._ending_now.is_set():
+                await self._presence.sign_off()
+        logger.info("worker stopped", extra={"fields": self._about()})
+
+    async def _work_together(self, until_drained: bool) -> None:
+        async with asyncio.TaskGroup() as group:
+            fetching = group.create_task(self._fetcher.run(until_drained=until_drained))
+            others = [
+                group.create_task(part)
+                for part in (
+                    self._committer.run(),
+                    self._heart.run(),
+                    self._maintenance.run(),
+                    self._stubborn.run(),
+                    self._presence.run(),
+                    self._hand_back_the_stalled(),
+                )
+            ]
+            stopping = group.create_task(self._stopping.wait())
+            await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            fetching.cancel()
+            await self._unless_ended_now(_ended(fetching))
+            fetching.cancel()  # no longer waiting for the store's answer, if an end is wanted now
+            await self._shut_down()
+            for part in (stopping, *others):
+                part.cancel()
+
+    async def _leave_nothing_behind(self) -> None:
+        """Shut down without grace and without the parts: what was claimed is released, for a moment's patience."""
+        for execution in self._executor.begin_no_more():
+            self._committer.put(execution, HandedBack())
+        for execution in list(self._executor.running):
+            execution.interrupt(Interrupt.SHUTDOWN)
+        await self._all_ended(UNWIND_SECONDS)
+        self._abandon_the_stubborn()
+        try:
+            await asyncio.wait_for(self._committer.flush(), RELEASE_SECONDS)
+        except (TimeoutError, TaskHarborError) as error:
+            logger.warning("jobs are left to their leases", extra={"fields": {"error": repr(error)}})
+
+    async def _hand_back_the_stalled(self) -> None:
+        """Jobs were claimed ahead because handlers were quick. When they are not any more, others may have them."""
+        while True:
+            begun = self._executor.begun
+            await self._clock.sleep(STALLED_SECONDS)
+            if self._executor.buffer and self._executor.begun == begun:
+                self._fetcher.slow_down()
+                self._hand_back(lambda execution: True)
+
+    async def _shut_down(self) -> None:
+        """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
+        for execution in self._executor.begin_no_more():
+            self._committer.put(execution, HandedBack())
+        for execution in self._executor.running:
+            execution.mark_cancelled()
+        if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
+            await self._settled_as_far_as_can_be()
+            return
+        if not self._ending_now.is_set():
+            for execution in list(self._executor.running):
+                execution.interrupt(Interrupt.SHUTDOWN)
+            await self._all_ended(UNWIND_SECONDS)
+            self._abandon_the_stubborn()
+            await self._settled_as_far_as_can_be()
+
+    async def _settled_as_far_as_can_be(self) -> None:
+        """While the store is away there is no use in waiting for longer than the leases last."""
+        expiries = [lease.expires_at for lease in self._leases.all()]
+        seconds = max([0.0, *((expiry - self._time.now()) / MICROS_PER_SECOND for expiry in expiries)])
+        try:
+            await wait_for(
+                self._clock, self._unless_ended_now(self._committer.quiet()), seconds + RELEASE_SECONDS
+            )
+        except TimeoutError:
+            logger.warning(
+                "the store is away: jobs are left to their leases", extra={"fields": self._about()}
+            )
+
+    def _abandon_the_stubborn(self) -> None:
+        """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
+        for execution in list(self._executor.running):
+            logger.warning("a handler did not end and is left behind", extra={"fields": execution.fields()})
+            outcome = of_abandoned(execution)
+            execution.interrupted = Interrupt.LEASE_LOST
+            self._committer.put(execution, outcome)
+
+    async def _all_ended(self, seconds: float, but_for: Set[Execution] = frozenset()) -> bool:
+        async def ended() -> None:
+            while not self._executor.is_idle and not self._executor.is_idle_but_for(but_for):
+                self._ended.clear()
+                await self._ended.wait()
+
+        try:
+            await wait_for(self._clock, self._unless_ended_now(ended()), seconds)
+        except TimeoutError:
+            return False
+        return self._executor.is_idle
+
+    async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
+        """Wait for a step, but not once somebody wants an end now."""
+        steps = [asyncio.ensure_future(step), asyncio.ensure_future(self._ending_now.wait())]
+        try:
+            await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in steps:
+                each.cancel()
+
+    def _may_be_stubborn(self) -> Iterable[Execution]:
+        return () if self._stopping.is_set() else self._executor.running  # a shutdown has its own limits
+
+    def _give_up(self, execution: Execution) -> None:
+        """Its thread cannot be ended without the process: shut down, so that the process can end."""
+        if execution in self._given_up:
+            return
+        self._given_up.add(execution)
+        limit = {"stubborn_seconds": self._worker.stubborn_seconds}
+        logger.error(
+            "a handler does not end; this worker shuts down so that its process can be replaced",
+            extra={"fields": execution.fields() | limit},
+        )
+        self._stopping.set()
+        self._ended.set()
+
+    def raise_if_given_up(self) -> None:
+        if self._given_up:
+            names = ", ".join(sorted({execution.claimed.task for execution in self._given_up}))
+            raise StubbornHandler(
+                f"a handler of {names} did not end within {self._worker.stubborn_seconds:g} s of being told to; "
+                "this worker has shut down, and its process should end and be started again"
+            )
+
+    # -- what passes between the parts --
+
+    def _make_execution(self, claimed: Claimed, lease: LiveLease) -> Execution:
+        return Execution(claimed, lease, self._worker.harbor, self._report_progress, self._time)
+
+    def _finish(self, execution: Execution, outcome: Any) -> None:
+        self._committer.put(execution, outcome)
+        self._ended.set()
+
+    def _drop(self, execution: Execution) -> None:
+        """Its lease is lost: nothing to settle."""
+        self._leases.settled(execution)
+        self._low()
+
+    def _nudge_fetcher(self) -> None:
+        self._fetcher.nudge()
+
+    def _low(self) -> None:
+        self._fetcher.nudge()
+        self._ended.set()
+
+    def _hand_back(self, unwanted: Callable[[Execution], bool]) -> None:
+        for execution in self._executor.take_back(unwanted):
+            self._committer.put(execution, HandedBack())
+
+    def _report_progress(self, execution: Execution, progress: Progress) -> None:
+        # Handlers in threads report as well.
+        self.loop.call_soon_threadsafe(self._committer.note, execution, progress)
+
+    def _who(self) -> list[WorkerRecord]:
+        worker = self._worker
+        if worker._oversight is not None:
+            return []  # the supervisor tells of all its workers at once
+        host, pid = socket.gethostname(), os.getpid()
+        return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
+
+    def _about(self) -> dict[str, Any]:
+        queues = self._worker.queues
+        return {
+            "worker": self._worker.name,
+            "queues": "all" if queues is None else ",".join(queues),
+            "concurrency": self._worker.concurrency,
+        }
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
