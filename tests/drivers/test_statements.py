@@ -18,7 +18,7 @@ from taskharbor import Harbor, State, Worker
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres import sql as postgres
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.sqlite import engine
+from taskharbor.drivers.sqlite import engine, session
 from taskharbor.drivers.sqlite import sql as sqlite
 from tests.postgres import store
 
@@ -179,7 +179,7 @@ async def test_sqlite_is_sent_nothing_but_what_stands_in_the_files(
 ) -> None:
     sent: set[str] = set()
 
-    class Noting(engine.Session):
+    class Noting(session.Session):
         """A session that remembers what it was asked to execute."""
 
         def __init__(
@@ -203,7 +203,10 @@ async def test_sqlite_is_sent_nothing_but_what_stands_in_the_files(
     rooms = [file.stem for file in (SOURCE / "drivers/sqlite/queries").glob("*.sql")]
     known = {text for room in rooms for text in sqlite.statements(room).values()}
     known |= {
-        engine._many_rows(text, rows) for text in known if "VALUES (" in text for rows in engine.ROWS_PER_STEP
+        session.many_rows(text, rows)
+        for text in known
+        if "VALUES (" in text
+        for rows in session.ROWS_PER_STEP
     }
     assert len(sent & known) > 20
     assert {

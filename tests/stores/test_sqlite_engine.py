@@ -17,7 +17,8 @@ from taskharbor import Harbor, StoreError
 from taskharbor.calling import step_to_end
 from taskharbor.drivers.base import ClaimRequest, Transition
 from taskharbor.drivers.sqlite import SQLiteDriver, leases
-from taskharbor.drivers.sqlite.engine import Session, _Write
+from taskharbor.drivers.sqlite.engine import _Write
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.job import AttemptStatus, JobFilter, NewJob, State
 
 MINUTE = 60_000_000

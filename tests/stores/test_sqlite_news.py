@@ -15,7 +15,7 @@ import pytest
 
 from taskharbor.calling import step_to_end
 from taskharbor.drivers.sqlite import SQLiteDriver, watch
-from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.job import NewJob
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from taskharbor.drivers.sqlite import schema
-from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import ConfigurationError, SchemaError
 
 T = TypeVar("T")

@@ -15,27 +15,24 @@ import random
 import sqlite3
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache
-from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock
-from taskharbor.drivers.sqlite import schema
+from taskharbor.drivers.sqlite import forking, schema
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import StoreError, StoreUnavailable, TaskHarborError
 
 T = TypeVar("T")
 
 logger = logging.getLogger("taskharbor.sqlite")
 
-ROWS_PER_STEP = (256, 32)  # as many as there are enough for
 BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
 LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
 LOCK_WARNING_SECONDS = 5.0
@@ -47,53 +44,6 @@ _INHERITED: list[object] = []
 # Re-entrant, so that a thread that comes again, in a signal handler or a finalizer that runs in the middle of
 # its turn, can be told so instead of waiting for itself for ever.
 _Lock: TypeAlias = threading.RLock
-
-
-class Session:
-    """One operation's view of the database: a connection inside a transaction, and its time.
-
-    `found` is there for a session that only reads: what it has worked out stays true for as long as it lasts.
-    """
-
-    __slots__ = ("connection", "execute", "executemany", "found", "now")
-
-    def __init__(self, connection: sqlite3.Connection, now: int, found: dict[str, Any] | None = None) -> None:
-        self.connection = connection
-        self.execute = connection.execute
-        self.executemany = connection.executemany
-        self.now = now
-        self.found = found
-
-    def one(self, statement: str, parameters: tuple[Any, ...] = ()) -> Any:
-        return self.execute(statement, parameters).fetchone()
-
-    def insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Insert many rows, many at a time; how many were inserted.
-
-        Python's sqlite3 lets go of the interpreter's lock around every step. With one step for each row,
-        a thread that computes would take it each time, and keep it for milliseconds.
-        """
-        return self.insert_alike(statement, (), rows)
-
-    def insert_alike(self, statement: str, shared: tuple[Any, ...], rows: Sequence[tuple[Any, ...]]) -> int:
-        """`insert` for rows that share values: binding a value costs as much as storing it."""
-        inserted = start = 0
-        for size in ROWS_PER_STEP:
-            while len(rows) - start >= size:
-                values = (*shared, *chain.from_iterable(rows[start : start + size]))
-                inserted += self.execute(_many_rows(statement, size), values).rowcount
-                start += size
-        if start < len(rows):
-            inserted += self.executemany(statement, [shared + row for row in rows[start:]]).rowcount
-        return inserted
-
-
-@cache
-def _many_rows(statement: str, rows: int) -> str:
-    """The same INSERT for so many rows."""
-    head, _, rest = statement.partition("VALUES (")
-    placeholders, _, tail = rest.partition(")")
-    return head + "VALUES " + ", ".join([f"({placeholders})"] * rows) + tail
 
 
 class _Write(Generic[T]):
@@ -125,7 +75,7 @@ class Engine:
         self._synchronous = synchronous
         self._pid = os.getpid()
         self._reset()
-        _engines.add(self)
+        forking.tell(self)
 
     def _reset(self) -> None:
         self._closing = False  # then nobody waits for other processes for long
@@ -544,36 +494,3 @@ def _inode(path: str) -> int | None:
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-# -- forking -------------------------------------------------------------------------------------
-
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_forking = threading.RLock()  # one fork at a time
-_held: list[Engine] = []
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    for engine in list(_engines):
-        _held.append(engine)
-        engine.hold_for_fork()
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().release_after_fork()
-    _forking.release()
-
-
-def _after_fork_in_child() -> None:
-    _held.clear()
-    _forking.release()  # the thread that forked holds it, and is the one that goes on here
-    for engine in list(_engines):
-        engine.forget_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )

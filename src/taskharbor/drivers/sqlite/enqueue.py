@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.base import Enqueued
 from taskharbor.drivers.sqlite import places
-from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import NO_OPTIONS, NewJob, Options, State

@@ -20,7 +20,7 @@ from taskharbor.drivers.base import (
     Heartbeat,
     worker_of,
 )
-from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.job import Delivery
 

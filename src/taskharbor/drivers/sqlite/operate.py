@@ -23,10 +23,10 @@ from taskharbor.drivers.base import (
     Verdict,
 )
 from taskharbor.drivers.sqlite import leases, places, workflows
-from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, encoded_options
 from taskharbor.drivers.sqlite.leases import SETTLE
 from taskharbor.drivers.sqlite.places import Place, Stored
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready, rearm
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from taskharbor.drivers.sqlite import leases
-from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import StoreError
 from taskharbor.job import AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State, read_options

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import WorkerRecord
-from taskharbor.drivers.sqlite.engine import Session
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 
 PRESENCE = statements("presence")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from taskharbor.drivers.base import LeaseRecord, Page, worker_of
 from taskharbor.drivers.sqlite import leases, places, workflows
-from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.places import READS
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.job import (
     AttemptRecord,
     AttemptStatus,

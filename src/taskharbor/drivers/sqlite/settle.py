@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from taskharbor.drivers.base import Answer, Note, Occurrence, ProgressNote, Settled, Transition
 from taskharbor.drivers.sqlite import leases, workflows
-from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.job import AttemptStatus, NewJob, Reason, State
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
 from taskharbor.drivers.sqlite import places
-from taskharbor.drivers.sqlite.engine import Session
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue
 from taskharbor.drivers.sqlite.leases import SETTLE
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
 
