@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from taskharbor.drivers.base import Cancel, Delete, Discard, Operation, Requeue, RunNow, Update
+from taskharbor.errors import ConfigurationError
 from taskharbor.job import AttemptStatus, State
 
 TERMINAL = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
@@ -53,3 +54,11 @@ def allows(state: State, operation: Operation) -> bool:
     if state is State.RUNNING and isinstance(operation, Update):
         return operation.while_running
     return state in _ALLOWED_IN[type(operation)]
+
+
+def check_prunable(before: dict[State, int]) -> None:
+    """Pruning never touches what is not terminal; every driver asks here."""
+    if unfinished := before.keys() - TERMINAL:
+        raise ConfigurationError(
+            f"only succeeded, dead and cancelled jobs can be pruned, not {', '.join(sorted(unfinished))}"
+        )

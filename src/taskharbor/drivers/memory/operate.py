@@ -26,9 +26,8 @@ from taskharbor.drivers.base import (
 from taskharbor.drivers.memory.enqueue import options_json
 from taskharbor.drivers.memory.settle import rearm
 from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, begin_new_run, must_begin
-from taskharbor.errors import ConfigurationError
 from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
-from taskharbor.lifecycle import TERMINAL, allows
+from taskharbor.lifecycle import TERMINAL, allows, check_prunable
 
 # -- operators -----------------------------------------------------------------------------------
 
@@ -194,11 +193,7 @@ def expire(store: Store, limit: int, now: int) -> list[str]:
 
 
 def prune(store: Store, before: dict[State, int], limit: int) -> int:
-    if not before.keys() <= TERMINAL:
-        raise ConfigurationError(
-            f"only {', '.join(sorted(TERMINAL))} jobs can be pruned, "
-            f"not {', '.join(sorted(before.keys() - TERMINAL))} ones"
-        )
+    check_prunable(before)
     _forget_workflows(store, before)
     prunable = list(islice(_prunable(store, before), max(limit, 0)))
     for job in prunable:

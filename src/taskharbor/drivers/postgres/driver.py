@@ -69,6 +69,7 @@ from taskharbor.job import (
     TokenRecord,
     WorkflowRecord,
 )
+from taskharbor.lifecycle import check_prunable
 
 T = TypeVar("T")
 
@@ -360,7 +361,7 @@ class PostgresDriver(Driver):
         return expired
 
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
-        operate.check_prunable(before)
+        check_prunable(before)
         return await self._transact(Lane.REST, lambda s: operate.prune(s, before, limit), now)
 
     async def prune_history(

@@ -30,7 +30,6 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.places import Found, Place, encoded_options
 from taskharbor.drivers.postgres.settle import add_tallies
-from taskharbor.errors import ConfigurationError
 from taskharbor.job import State
 from taskharbor.lifecycle import TERMINAL, allows
 
@@ -344,13 +343,6 @@ async def expire(session: Session, ids: Sequence[str], at: int) -> list[str]:
     expired = {row["id"] for row in await session.rows("expire", ids, at)}
     await workflows.cancel_dependants(session, sorted(expired), at)
     return [job_id for job_id in ids if job_id in expired]
-
-
-def check_prunable(before: dict[State, int]) -> None:
-    if not before.keys() <= TERMINAL:
-        raise ConfigurationError(
-            f"only succeeded, dead and cancelled jobs can be pruned, not {', '.join(sorted(before.keys() - TERMINAL))}"
-        )
 
 
 async def prune(session: Session, before: dict[State, int], limit: int) -> int:

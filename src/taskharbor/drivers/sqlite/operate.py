@@ -29,9 +29,8 @@ from taskharbor.drivers.sqlite.places import Place, Stored
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready, rearm
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.errors import ConfigurationError
 from taskharbor.job import Reason, State, TokenRecord
-from taskharbor.lifecycle import TERMINAL, allows
+from taskharbor.lifecycle import TERMINAL, allows, check_prunable
 
 OPERATE = statements("operate")
 
@@ -319,10 +318,7 @@ def expire(session: Session, limit: int) -> list[str]:
 
 
 def prune(session: Session, before: dict[State, int], limit: int) -> int:
-    if not before.keys() <= TERMINAL:
-        raise ConfigurationError(
-            f"only succeeded, dead and cancelled jobs can be pruned, not {', '.join(sorted(before.keys() - TERMINAL))}"
-        )
+    check_prunable(before)
     workflows.forget(session, before)
     doomed = list(islice(_prunable(session, before), max(limit, 0)))
     _erase(session, [job for job, _ in doomed], {job.id: state for job, state in doomed})

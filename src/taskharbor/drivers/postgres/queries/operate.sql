@@ -196,25 +196,19 @@ SELECT * FROM (
                            WHERE o.job_id = d.job_id AND o.status = 'succeeded' AND o.next_at IS NULL))
      ORDER BY a.finished_at, a.job_id LIMIT $4)
     UNION ALL
-    (SELECT x.finished_at, x.job_id::text FROM {schema}.ended AS x
-     WHERE x.state = 'dead' AND x.finished_at < $2::timestamptz
-       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < x.job_id
-                     ORDER BY w.id DESC LIMIT 1) < x.job_id, true)
-       AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = x.job_id
-           AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
-           AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
-                           WHERE o.job_id = d.job_id AND o.status = 'succeeded' AND o.next_at IS NULL))
-     ORDER BY x.finished_at, x.job_id LIMIT $4)
-    UNION ALL
-    (SELECT x.finished_at, x.job_id::text FROM {schema}.ended AS x
-     WHERE x.state = 'cancelled' AND x.finished_at < $3::timestamptz
-       AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < x.job_id
-                     ORDER BY w.id DESC LIMIT 1) < x.job_id, true)
-       AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = x.job_id
-           AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
-           AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
-                           WHERE o.job_id = d.job_id AND o.status = 'succeeded' AND o.next_at IS NULL))
-     ORDER BY x.finished_at, x.job_id LIMIT $4)
+    SELECT x.finished_at, x.job_id::text
+    FROM (VALUES ('dead', $2::timestamptz), ('cancelled', $3::timestamptz)) AS retention (state, before)
+    CROSS JOIN LATERAL (
+        SELECT e.finished_at, e.job_id FROM {schema}.ended AS e
+        WHERE e.state = retention.state AND e.finished_at < retention.before
+          AND coalesce((SELECT w.last_id FROM {schema}.workflows AS w WHERE w.id < e.job_id
+                        ORDER BY w.id DESC LIMIT 1) < e.job_id, true)
+          AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = e.job_id
+              AND NOT EXISTS (SELECT FROM {schema}.ended AS o WHERE o.job_id = d.job_id)
+              AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
+                              WHERE o.job_id = d.job_id AND o.status = 'succeeded' AND o.next_at IS NULL))
+        ORDER BY e.finished_at, e.job_id LIMIT $4
+    ) AS x
 ) AS p ORDER BY p.finished_at, p.id::uuid LIMIT $4
 
 -- name: try_lock_jobs
