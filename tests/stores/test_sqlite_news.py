@@ -15,6 +15,7 @@ import pytest
 
 from taskharbor.calling import step_to_end
 from taskharbor.drivers.sqlite import SQLiteDriver, watch
+from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.job import NewJob
 
@@ -63,6 +64,24 @@ async def waiting(
     waiters = [asyncio.create_task(driver.wait(news, seconds)) for _ in range(count)]
     await asyncio.sleep(0)
     return waiters
+
+
+@pytest.fixture
+def arrivals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released by every other thread that waits for news, at its first look."""
+    arrivals, test_thread = threading.Semaphore(0), threading.get_ident()
+    arrived: set[int] = set()
+    data_version = Engine.data_version
+
+    def look(engine: Engine) -> int:
+        version, thread = data_version(engine), threading.get_ident()
+        if thread != test_thread and thread not in arrived:
+            arrived.add(thread)
+            arrivals.release()
+        return version
+
+    monkeypatch.setattr(Engine, "data_version", look)
+    return arrivals
 
 
 async def test_long_read_does_not_hold_up_the_news(driver: SQLiteDriver):
@@ -127,12 +146,11 @@ async def test_cancelled_wait_disturbs_nobody_and_leaves_nothing_behind(driver: 
     assert (loop_watch._waiting, loop_watch._next_look, loop_watch._log) == ({}, None, None)
 
 
-async def test_closing_leaves_nobody_waiting(driver: SQLiteDriver):
+async def test_closing_leaves_nobody_waiting(driver: SQLiteDriver, arrivals: threading.Semaphore):
     waiters = await waiting(driver, 3)
-    in_thread = asyncio.create_task(
-        asyncio.to_thread(lambda: step_to_end(driver.wait(driver.news(), LONG_SECONDS)))
-    )
-    await asyncio.sleep(0.1)
+    news = driver.news()
+    in_thread = asyncio.create_task(asyncio.to_thread(lambda: step_to_end(driver.wait(news, LONG_SECONDS))))
+    assert await asyncio.to_thread(arrivals.acquire, timeout=30)
     before = inotify_descriptors() if sys.platform.startswith("linux") else 0
     await driver.close()
     await asyncio.wait_for(asyncio.gather(*waiters, in_thread), 5)
@@ -162,7 +180,7 @@ def test_loop_that_was_closed_under_its_waiters_is_forgotten(file: Path):
 
 
 @linux
-def test_synchronous_waits_hold_few_descriptors(file: Path):
+def test_synchronous_waits_hold_few_descriptors(file: Path, arrivals: threading.Semaphore):
     driver = SQLiteDriver(str(file))
     before = inotify_descriptors()
     news = driver.news()
@@ -171,13 +189,13 @@ def test_synchronous_waits_hold_few_descriptors(file: Path):
     ]
     for thread in threads:
         thread.start()
-    time.sleep(0.1)
+    assert all(arrivals.acquire(timeout=30) for _ in threads)
     held = inotify_descriptors() - before
     step_to_end(driver.enqueue([job(1)]))
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
-    assert held <= watch.DESCRIPTORS_MAX
+    assert 1 <= held <= watch.DESCRIPTORS_MAX
     step_to_end(driver.close())
     assert inotify_descriptors() == before
 
