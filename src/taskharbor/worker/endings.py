@@ -9,6 +9,7 @@ from typing import Any
 
 from taskharbor.codec import clean_text, encode_result
 from taskharbor.errors import AttemptTimedOut, PayloadError, RemoteError, Unrecoverable
+from taskharbor.job import Reason
 from taskharbor.outcome import (
     CancelledOnRequest,
     Crashed,
@@ -114,6 +115,10 @@ def of_failure(error: BaseException) -> Failed:
         traceback_of(error),
         timed_out=isinstance(error, AttemptTimedOut),
     )
+
+
+def of_unfit(reason: Reason, why: str) -> Unfit:
+    return Unfit(reason, clean_text(why, ERROR_MAX))
 
 
 def of_timeout(execution: Execution, trace: str | None = None) -> Failed:

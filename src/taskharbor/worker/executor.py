@@ -15,7 +15,6 @@ from typing import Any
 
 from taskharbor.client.everywhere import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND, Clock
-from taskharbor.codec import clean_text
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError, Unrecoverable
 from taskharbor.job import Reason, Takes
@@ -27,7 +26,6 @@ from taskharbor.outcome import (
     Outcome,
     Slept,
     Succeeded,
-    Unfit,
 )
 from taskharbor.recurring import is_missed
 from taskharbor.worker import endings
@@ -200,15 +198,13 @@ class Executor:
             return
         task = execution.task
         if task is None:
-            self._finish(execution, Unfit(Reason.UNKNOWN_TASK, why_unknown(claimed.task)))
+            self._finish(execution, endings.of_unfit(Reason.UNKNOWN_TASK, why_unknown(claimed.task)))
             return
         if claimed.expires_at is not None and now >= claimed.expires_at:
             self._finish(execution, Expired())
             return
         if execution.unreadable is not None:
-            self._finish(
-                execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(execution.unreadable, endings.ERROR_MAX))
-            )
+            self._finish(execution, endings.of_unfit(Reason.INVALID_PAYLOAD, execution.unreadable))
             return
         payload = claimed.payload
         if execution.options.takes is not None:
@@ -220,24 +216,14 @@ class Executor:
         try:
             arguments = task.plan.decode(payload)
         except PayloadError as error:
-            self._finish(execution, Unfit(Reason.INVALID_PAYLOAD, clean_text(str(error), endings.ERROR_MAX)))
+            self._finish(execution, endings.of_unfit(Reason.INVALID_PAYLOAD, str(error)))
             return
         if execution.options.recurrence is not None and await self._is_missed(execution, now):
             return
         if execution.needs_mark or task.is_isolated:
-            unready = await self._make_ready(execution)
-            now = self._time.now()  # that took its time, which is not the handler's
-            if unready is None and claimed.expires_at is not None and now >= claimed.expires_at:
-                unready = Expired()
-            if unready is None and execution.cancelled:
-                unready = CancelledOnRequest()
-            if execution.lease.lost or unready is not None:
-                self._processes.give_back(execution)
-                if unready is None:
-                    self._drop(execution)
-                else:
-                    self._finish(execution, unready)
+            if not await self._is_ready(execution):
                 return
+            now = self._time.now()  # that took its time, which is not the handler's
         elif execution.cancelled:  # asked for while it waited here for its turn
             self._finish(execution, CancelledOnRequest())
             return
@@ -276,6 +262,23 @@ class Executor:
         self._finish(execution, HandedBack() if has_begun else missed)
         return True
 
+    async def _is_ready(self, execution: Execution) -> bool:
+        """Make it ready to begin; if it cannot, or may not any more, that is told."""
+        expires_at = execution.claimed.expires_at
+        unready = await self._make_ready(execution)
+        if unready is None and expires_at is not None and self._time.now() >= expires_at:
+            unready = Expired()
+        if unready is None and execution.cancelled:
+            unready = CancelledOnRequest()
+        if unready is None and not execution.lease.lost:
+            return True
+        self._processes.give_back(execution)
+        if unready is None:
+            self._drop(execution)
+        else:
+            self._finish(execution, unready)
+        return False
+
     async def _make_ready(self, execution: Execution) -> Outcome | None:
         """What has to be there before some handlers may begin; otherwise what becomes of the job."""
         assert execution.task is not None, "only known tasks are executed"
@@ -287,7 +290,7 @@ class Executor:
                     return HandedBack()
             marked = not execution.needs_mark or await self._mark_at_most_once(execution)
         except CannotBegin as error:
-            return Unfit(Reason.UNKNOWN_TASK, clean_text(str(error), endings.ERROR_MAX))
+            return endings.of_unfit(Reason.UNKNOWN_TASK, str(error))
         finally:
             self._starting -= 1
         # Not begun, and it shall not be: it is not ours, or the worker is about to end.
