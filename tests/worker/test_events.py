@@ -77,6 +77,21 @@ async def test_a_failure_is_failed_then_retried_and_in_the_end_dead(harbor, cloc
     assert (dead.reason, dead.error, dead.attempt) == ("exhausted", "ValueError: broken", 2)
 
 
+async def test_a_job_that_was_not_begun_in_time_is_told_cancelled(harbor, clock, drained):
+    heard = Heard(harbor)
+
+    @harbor.task
+    async def work() -> None: ...
+
+    soon_over = from_micros(clock.now()) + timedelta(seconds=1)
+    job = await work.using(expires_at=soon_over, correlation_id="c").aenqueue()
+    clock.advance(1)
+    await drained(harbor)
+    assert heard.names(job) == ["enqueued", "cancelled"]
+    cancelled = heard.of("cancelled")
+    assert (cancelled.reason, cancelled.correlation_id) == ("expired", "c")
+
+
 async def test_a_cancelled_running_job_is_told_cancelled(memory, clock):
     heard = Heard(memory)
     begun = asyncio.Event()
