@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -126,3 +128,16 @@ def test_threads_that_race_for_a_key_get_one_job(harbor: Harbor):
     assert len({job.id for job in got}) == 1
     assert sum(not job.existed for job in got) == 1
     assert sum(harbor.jobs.counts().values()) == 1
+
+
+async def test_ten_thousand_callers_that_race_for_a_key_get_one_job(harbor: Harbor, url: str):
+    """Also with other payloads, and on more than one connection, where a store can have that."""
+    async with nullcontext(harbor) if url == "memory://" else Harbor(url) as other:
+        racing = [
+            (harbor, other)[n % 2].aenqueue("t", {"caller": n}, idempotency_key="k") for n in range(10_000)
+        ]
+        jobs = await asyncio.gather(*racing)
+    [first] = [job for job in jobs if not job.existed]
+    assert {job.id for job in jobs} == {first.id}
+    assert {job.payload["caller"] for job in jobs} == {first.payload["caller"]}
+    assert (await harbor.jobs.acounts())["ready"] == 1
