@@ -12,7 +12,6 @@ from typing import Any, NoReturn, cast
 import click
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # as a shell says of a process that SIGINT ended
 TRACEBACK_VARIABLE = "TASKHARBOR_TRACEBACK"  # for whoever looks for a bug in TaskHarbor itself
 
