@@ -19,7 +19,7 @@ from taskharbor.errors import StoreError
 from taskharbor.job import State
 from taskharbor.outcome import HandedBack
 from taskharbor.worker import committer as committing
-from taskharbor.worker import worker as working
+from taskharbor.worker import shift
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
@@ -272,7 +272,7 @@ def timeout_by_wall_clock() -> Any:
         def asking(self) -> int:
             return int(self._clock.now())
 
-    return mock.patch.object(working, "StoreTime", ByWallClock)
+    return mock.patch.object(shift, "StoreTime", ByWallClock)
 
 
 @plant("the heart stops after its first failure")
