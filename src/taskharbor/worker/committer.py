@@ -23,6 +23,7 @@ from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_crash, settle_outc
 from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
+from taskharbor.worker.outage import until_answered
 from taskharbor.worker.recurring import Recurring
 from taskharbor.worker.report import Reporter
 from taskharbor.workflow.failure import FailureTasks
@@ -33,7 +34,6 @@ T = TypeVar("T")
 
 BATCH_MAX = 1_000
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
-RETRY_SECONDS_MAX = 2.0
 UNFIT_ROWS_MORE = 50
 
 
@@ -206,20 +206,16 @@ class Committer:
 
     async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
-        pause = 0.05
-        while True:
-            try:
-                return await self._driver.settle(transitions)
-            except StoreError as error:
-                logger.warning(
-                    "the store cannot settle; trying again", extra={"fields": {"error": str(error)}}
-                )
-            except Exception as error:  # noqa: BLE001 - refused for its content: find whose
-                if safe:  # there is nothing in it any more: left to its lease
-                    return [Settled(Answer.NOT_RUNNING)]
-                return await self._settle_apart(transitions, error)
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, RETRY_SECONDS_MAX)
+        try:
+            return await until_answered(
+                self._clock,
+                lambda: self._driver.settle(transitions),
+                "the store cannot settle; trying again",
+            )
+        except Exception as error:  # noqa: BLE001 - refused for its content: find whose
+            if safe:  # there is nothing in it any more: left to its lease
+                return [Settled(Answer.NOT_RUNNING)]
+            return await self._settle_apart(transitions, error)
 
     async def has_begun(self, execution: Execution) -> bool:
         """Whether an earlier attempt of this run began, or may have."""
@@ -235,14 +231,7 @@ class Committer:
         return record
 
     async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        pause = 0.05
-        while True:
-            try:
-                return await read()
-            except StoreError as error:
-                logger.warning("the store cannot be read", extra={"fields": {"error": str(error)}})
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, RETRY_SECONDS_MAX)
+        return await until_answered(self._clock, read, "the store cannot be read")
 
     async def _settle_apart(self, transitions: list[Transition], error: Exception) -> list[Settled]:
         """One bad member never blocks a batch: halve it until the culprit is alone, and fail that one safely."""

@@ -6,21 +6,18 @@ It alone claims, so it also knows when there is nothing left to do.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import Claim, Claimed, ClaimRequest, Driver
-from taskharbor.errors import StoreError
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+from taskharbor.worker.outage import until_answered
 from taskharbor.worker.oversight import Oversight
-
-logger = logging.getLogger("taskharbor.worker")
 
 BATCH_MAX = 1_000
 AHEAD_MAX = 3_000  # jobs claimed but not begun, at most
@@ -28,7 +25,6 @@ AHEAD_SECONDS = 0.2  # … and no more than will begin within this time
 SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be idle by itself
 STANDSTILL_SECONDS = 5.0  # how long the rest is held up for suspects; doubled while that is not enough
 STANDSTILL_SECONDS_MAX = 30.0
-OUTAGE_SECONDS_MAX = 2.0
 LINGER_SECONDS = 5.0  # how long a process for suspects waits for more of them
 
 
@@ -72,16 +68,11 @@ class Fetcher:
 
     async def run(self, *, until_drained: bool = False) -> None:
         """Claim for ever, or until nothing is runnable now and nothing is under way."""
-        pause = 0.05
-        while True:
-            try:
-                if await self._round(until_drained):
-                    return
-                pause = 0.05
-            except StoreError as error:
-                logger.warning("the store cannot be watched", extra={"fields": {"error": str(error)}})
-                await self._clock.sleep(pause)
-                pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+        is_drained = False
+        while not is_drained:
+            is_drained = await until_answered(
+                self._clock, lambda: self._round(until_drained), "the store cannot be watched"
+            )
 
     async def _round(self, until_drained: bool) -> bool:
         """One claim, or the wait until one is due; whether all is drained that was to be."""
@@ -179,28 +170,27 @@ class Fetcher:
 
     async def _claim_surely(self, request: ClaimRequest) -> Claim:
         """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
-        pause = 0.05
-        while True:
-            asked_at = self._time.asking()
-            claiming = asyncio.ensure_future(self._driver.claim(request))
+        return await until_answered(
+            self._clock, lambda: self._claim_once(request), "the store cannot be claimed from"
+        )
+
+    async def _claim_once(self, request: ClaimRequest) -> Claim:
+        asked_at = self._time.asking()
+        claiming = asyncio.ensure_future(self._driver.claim(request))
+        try:
+            claim = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # The worker stops, but the store may be leasing jobs to it: they are handed back with the
+            # rest, not left until the lease runs out.
             try:
-                claim = await asyncio.shield(claiming)
-                self._time.learn(claim.now, asked_at)
-                return claim
-            except asyncio.CancelledError:
-                # The worker stops, but the store may be leasing jobs to it: they are handed back with the
-                # rest, not left until the lease runs out.
-                try:
-                    await asyncio.wait([claiming])
-                finally:  # cancelled again: an end is wanted now
-                    claiming.cancel()
-                if not claiming.cancelled() and claiming.exception() is None:
-                    self._executor.buffer.extend(self._accepted(request, claiming.result()))
-                raise
-            except StoreError as error:
-                logger.warning("the store cannot be claimed from", extra={"fields": {"error": str(error)}})
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+                await asyncio.wait([claiming])
+            finally:  # cancelled again: an end is wanted now
+                claiming.cancel()
+            if not claiming.cancelled() and claiming.exception() is None:
+                self._executor.buffer.extend(self._accepted(request, claiming.result()))
+            raise
+        self._time.learn(claim.now, asked_at)
+        return claim
 
     # -- waiting --
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import Driver
-from taskharbor.errors import PayloadTooLarge, StoreError, Unrecoverable
+from taskharbor.errors import PayloadTooLarge, Unrecoverable
 from taskharbor.job import MemberResult, Takes
 from taskharbor.worker.execution import Execution
+from taskharbor.worker.outage import until_answered
 from taskharbor.workflow.failure import with_argument
-
-logger = logging.getLogger("taskharbor.worker")
 
 READ_AT_ONCE = 100
 RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes
-OUTAGE_SECONDS_MAX = 2.0
 
 
 class Results:
@@ -62,16 +59,9 @@ class Results:
                     answer.set_result(members)
 
     async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
-        pause = 0.05
-        while True:
-            try:
-                return await self._driver.results(ids)
-            except StoreError as error:
-                logger.warning(
-                    "results cannot be read; trying again", extra={"fields": {"error": str(error)}}
-                )
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+        return await until_answered(
+            self._clock, lambda: self._driver.results(ids), "results cannot be read; trying again"
+        )
 
     async def close(self) -> None:
         for task in list(self._reading):

@@ -15,9 +15,10 @@ import msgspec
 from taskharbor.clock import MICROS_PER_SECOND, from_micros, seconds_to_micros, to_micros
 from taskharbor.codec import RESULT_LIMIT, checked_name, encode_result, result_decoder, shorten
 from taskharbor.drivers.base import Answer, StepNote
-from taskharbor.errors import ConfigurationError, LeaseLost, PayloadError, StoreError
+from taskharbor.errors import ConfigurationError, LeaseLost, PayloadError
 from taskharbor.job import Delivery, StepRecord
 from taskharbor.worker.live import StoreTime
+from taskharbor.worker.outage import until_answered
 
 if TYPE_CHECKING:
     from taskharbor.worker.execution import Execution
@@ -28,7 +29,6 @@ T = TypeVar("T")
 
 STEPS_MAX = 1_000  # of one job, sleeps included
 STEPS_BYTES_MAX = 16 * RESULT_LIMIT  # all of them are read at once
-OUTAGE_SECONDS_MAX = 2.0
 GLANCE_SECONDS = 0.05  # how often a waiting thread can be interrupted
 
 
@@ -221,15 +221,8 @@ class LeasedSteps:
 
     async def _surely(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Ask until the store answers: a step that was done must not be forgotten for a moment's outage."""
-        pause = 0.05
-        while True:
-            try:
-                return await ask()
-            except StoreError as error:
-                fields = self._execution.fields() | {"error": str(error)}
-                logger.warning("the store cannot keep a step; trying again", extra={"fields": fields})
-            await self._driver.clock.sleep(pause)
-            pause = min(pause * 2, OUTAGE_SECONDS_MAX)
+        complaint, fields = "the store cannot keep a step; trying again", self._execution.fields()
+        return await until_answered(self._driver.clock, ask, complaint, fields)
 
 
 def _until(name: str, stored: str) -> int:
