@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from taskharbor.client.awaiting import Unended, until_ended
 from taskharbor.client.display import shown_payload
 from taskharbor.client.facade import synced
-from taskharbor.clock import check_seconds, from_micros
+from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 R_co = TypeVar("R_co", covariant=True)
-
-RESULT_POLL_SECONDS = 1.0  # the safety net under the store's news
 
 
 class Job(Struct, Generic[R_co], eq=False, gc=False):
@@ -227,27 +226,19 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         Raises JobFailed if it is dead, JobCancelled if it was cancelled, JobNotFound if it is gone, and
         TimeoutError when `timeout` seconds have passed.
         """
-        if timeout is not None:
-            timeout = check_seconds(timeout, "timeout")
-        driver = self._driver
-        give_up_at = None if timeout is None else driver.clock.monotonic() + timeout
-        while True:
-            news = driver.news()
-            [record] = await driver.get([self.id])
-            if record is None:
-                raise JobNotFound(self.id, f"no job has the id {self.id}; it was deleted or pruned")
-            if record.state is State.SUCCEEDED:
-                return self._harbor._decode_result(record)  # type: ignore[no-any-return]
-            if record.state in (State.DEAD, State.CANCELLED):
-                raise _ending(record)
-            remaining = RESULT_POLL_SECONDS
-            if give_up_at is not None:
-                remaining = min(remaining, give_up_at - driver.clock.monotonic())
-                if remaining <= 0:
-                    raise TimeoutError(f"job {self.id} is still {record.state} after {timeout:g} s")
-            await driver.wait(news, remaining)
+        return await until_ended(self._driver, timeout, self._result)
 
     result = synced(aresult)
+
+    async def _result(self) -> R_co | Unended:
+        [record] = await self._driver.get([self.id])
+        if record is None:
+            raise JobNotFound(self.id, f"no job has the id {self.id}; it was deleted or pruned")
+        if record.state is State.SUCCEEDED:
+            return self._harbor._decode_result(record)  # type: ignore[no-any-return]
+        if record.state in (State.DEAD, State.CANCELLED):
+            raise _ending(record)
+        return Unended(f"job {self.id} is still {record.state}")
 
 
 class Step(Struct, frozen=True):

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.calling import run_on_loop_thread, step_to_end
+from taskharbor.client.awaiting import Unended, until_ended
 from taskharbor.client.facade import synced
-from taskharbor.client.handle import RESULT_POLL_SECONDS, Job
-from taskharbor.clock import check_seconds, from_micros
+from taskharbor.client.handle import Job
+from taskharbor.clock import from_micros
 from taskharbor.drivers.base import member_id
 from taskharbor.errors import (
     ConfigurationError,
@@ -244,31 +245,21 @@ class Workflow(Composition):
         Raises WorkflowStuck, which names the members, when it cannot end by itself; WorkflowCancelled,
         WorkflowNotFound, and TimeoutError when `timeout` seconds have passed.
         """
-        if timeout is not None:
-            timeout = check_seconds(timeout, "timeout")
-        driver = self._driver
-        give_up_at = None if timeout is None else driver.clock.monotonic() + timeout
-        while True:
-            news = driver.news()
-            [record] = await driver.get_workflows([self.id])
-            if record is None:
-                raise not_found(self.id)
-            state = state_of(record, self._about.on_failure)
-            if state is WorkflowState.SUCCEEDED:
-                return await self._read_result()
-            if state is not WorkflowState.RUNNING:
-                raise await self._ending(state)
-            remaining = RESULT_POLL_SECONDS
-            if give_up_at is not None:
-                remaining = min(remaining, give_up_at - driver.clock.monotonic())
-                if remaining <= 0:
-                    raise TimeoutError(
-                        f"workflow {self.id} is still running after {timeout:g} s: "
-                        f"{WorkflowProgress(record.succeeded, record.total)} jobs have succeeded"
-                    )
-            await driver.wait(news, remaining)
+        return await until_ended(self._driver, timeout, self._result)
 
     result = synced(aresult)
+
+    async def _result(self) -> Any:
+        [record] = await self._driver.get_workflows([self.id])
+        if record is None:
+            raise not_found(self.id)
+        state = state_of(record, self._about.on_failure)
+        if state is WorkflowState.SUCCEEDED:
+            return await self._read_result()
+        if state is not WorkflowState.RUNNING:
+            raise await self._ending(state)
+        progress = WorkflowProgress(record.succeeded, record.total)
+        return Unended(f"workflow {self.id} is still running", f": {progress} jobs have succeeded")
 
     async def _read_result(self) -> Any:
         value = value_of(self._about.shape)
