@@ -103,11 +103,12 @@ async def test_without_listening_polling_is_enough(dsn: str) -> None:
 async def test_closing_leaves_no_task_and_no_waiter_behind(dsn: str) -> None:
     driver = PostgresDriver(dsn)
     await driver.migrate()
+    await _listening(driver)
     waiting = asyncio.ensure_future(driver.wait(driver.news(), 3600))
-    await asyncio.sleep(0.2)
-    await driver.enqueue([job(1)])
+    await asyncio.sleep(0)
+    await driver.enqueue([job(1)])  # of which somebody is still to be told
     await driver.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await waiting
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
 
