@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from taskharbor.codec import shorten
+from taskharbor.drivers.statements import migrations_in, named_statements
 from taskharbor.errors import ConfigurationError
 
 _FOLDER = Path(__file__).parent
@@ -25,29 +26,20 @@ def quoted(schema: str) -> str:
 
 @cache
 def statements(schema: str) -> dict[str, str]:
-    """Every statement of `queries/*.sql` by the name its `-- name:` line gives."""
-    found: dict[str, list[str]] = {}
-    for file in sorted((_FOLDER / "queries").glob("*.sql")):
-        name = ""
-        for line in file.read_text("utf-8").splitlines():
-            if line.startswith("-- name: "):
-                name = line.removeprefix("-- name: ").strip()
-                assert name not in found, f"two statements are called {name}"
-                found[name] = []
-            elif name and line and not line.startswith("--"):
-                found[name].append(line)
+    """Every statement of `queries/*.sql`, by name."""
     identifier = quoted(schema)
-    return {name: "\n".join(lines).replace(_PLACEHOLDER, identifier) for name, lines in found.items()}
+    found: dict[str, str] = {}
+    for file in sorted((_FOLDER / "queries").glob("*.sql")):
+        named = named_statements(file.read_text("utf-8"))
+        assert not named.keys() & found.keys(), f"two statements are called {named.keys() & found.keys()}"
+        found |= named
+    return {name: text.replace(_PLACEHOLDER, identifier) for name, text in found.items()}
 
 
 def migrations(schema: str) -> list[tuple[int, str, str]]:
     """Every migration as (version, name, script), oldest first."""
     identifier = quoted(schema)
     return [
-        (
-            int(file.stem.split("_")[0]),
-            file.stem,
-            file.read_text("utf-8").replace(_PLACEHOLDER, identifier),
-        )
-        for file in sorted((_FOLDER / "migrations").glob("*.sql"))
+        (version, name, script.replace(_PLACEHOLDER, identifier))
+        for version, name, script in migrations_in(_FOLDER / "migrations")
     ]

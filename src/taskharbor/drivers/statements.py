@@ -1,0 +1,25 @@
+"""The `.sql` files beside a driver: statements by name, and migrations in their order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def named_statements(text: str) -> dict[str, str]:
+    """The statements of one file, by the names that their `-- name:` lines give; without the comments."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("-- name: "):
+            name = line.removeprefix("-- name: ").strip()
+            assert name not in found, f"two statements are called {name}"
+            found[name] = []
+        elif name and line and not line.startswith("--"):
+            found[name].append(line)
+    return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+def migrations_in(folder: Path) -> list[tuple[int, str, str]]:
+    """Every migration as (version, name, script), oldest first."""
+    files = sorted(folder.glob("*.sql"))
+    return [(int(file.stem.split("_")[0]), file.stem, file.read_text("utf-8")) for file in files]
