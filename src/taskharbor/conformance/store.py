@@ -56,6 +56,7 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 LEASE = 30 * SECOND
+STILL_SECONDS = 0.2  # of real time without news
 # An instant with all six digits after the second, so that a store which rounds is found out by every test.
 START = 1_767_225_600 * SECOND + 123_457
 
@@ -440,6 +441,19 @@ class Chapter:
     def store(self) -> Iterator[Store]:
         with opened(type(self).factory) as store:
             yield store
+
+
+async def waiting_for_news(driver: Driver) -> asyncio.Future[None]:
+    """Somebody who waits, and whom the driver's own affairs do not wake: that it has begun to listen, say.
+
+    A driver may have more news than there are; then it has some now and then, and that is as still as it gets.
+    """
+    for _ in range(10):
+        waiting = asyncio.ensure_future(driver.wait(driver.news(), 3600))
+        done, _ = await asyncio.wait([waiting], timeout=STILL_SECONDS)
+        if not done:
+            return waiting
+    return asyncio.ensure_future(driver.wait(driver.news(), 3600))
 
 
 def ids(held: Sequence[Held]) -> list[str]:

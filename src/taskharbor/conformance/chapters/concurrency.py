@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store
+from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store, waiting_for_news
 from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Driver, Enqueued, Transition
 from taskharbor.job import AttemptStatus, Reason, State
 
@@ -241,8 +241,7 @@ class SecondDriver(Chapter):
 
         async def story() -> None:
             async with asyncio.timeout(10):
-                waiting = asyncio.ensure_future(second.wait(second.news(), 3600))
-                await asyncio.sleep(0.2)
+                waiting = await waiting_for_news(second)
                 await store.driver.enqueue([store.new()])
                 await waiting
             await second.close()

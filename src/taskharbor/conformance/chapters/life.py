@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from taskharbor.calling import step_to_end
-from taskharbor.conformance.store import HOUR, LEASE, MINUTE, Chapter, Store
+from taskharbor.conformance.store import HOUR, LEASE, MINUTE, Chapter, Store, waiting_for_news
 from taskharbor.drivers.base import Cancel, Check, ClaimRequest, Extension
 from taskharbor.job import AttemptStatus, JobFilter, State
 
@@ -99,8 +99,7 @@ class Life(Chapter):
 
         async def story() -> None:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                waiting = asyncio.ensure_future(driver.wait(driver.news(), 3600))
-                await asyncio.sleep(0.05)
+                waiting = await waiting_for_news(driver)
                 match what:
                     case "enqueue":
                         await driver.enqueue([store.new()])
