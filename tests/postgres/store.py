@@ -13,7 +13,7 @@ from functools import cache
 import asyncpg
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres import PostgresDriver, roles
 from tests.postgres.server import Server, running
 
 _serial = itertools.count(1)
@@ -71,11 +71,61 @@ def shared_database() -> str:
 
 @contextmanager
 def fresh(clock: Clock | None = None) -> Iterator[PostgresDriver]:
-    """A driver on an empty schema, not migrated yet."""
-    schema = f"test_{next(_serial)}"
+    """A driver on an empty store, in a schema that others may have used before."""
+    schema = _unused.pop() if _unused else _made()
     yield PostgresDriver(shared_database(), schema=schema, clock=clock)
-    execute(shared_database(), f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+    if asyncio.run(_emptied(schema)):
+        _unused.append(schema)
 
 
 def another(first: PostgresDriver, clock: Clock | None = None) -> PostgresDriver:
     return PostgresDriver(first.dsn, schema=first.schema, clock=clock)
+
+
+# -- schemas that are used again: their tables are emptied in a tenth of the time that it takes to make them --
+
+_unused: list[str] = []
+_shapes: dict[str, str] = {}
+
+# Who wrote each of the catalogue's rows about a schema: whatever is done to it, but for the rows of its tables,
+# replaces some of them.
+_SHAPE = """
+SELECT string_agg(written.xmin::text, ' ' ORDER BY written.oid, written.part) FROM (
+    SELECT n.oid, 0 AS part, n.xmin FROM pg_namespace AS n WHERE n.nspname = $1
+    UNION ALL
+    SELECT c.oid, 0, c.xmin FROM pg_class AS c WHERE c.relnamespace = to_regnamespace($1)
+    UNION ALL
+    SELECT p.oid, 0, p.xmin FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace($1)
+    UNION ALL
+    SELECT c.oid, a.attnum, a.xmin FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.relnamespace = to_regnamespace($1)
+) AS written
+"""
+
+
+def _made() -> str:
+    schema = f"test_{next(_serial)}"
+    driver = PostgresDriver(shared_database(), schema=schema)
+    asyncio.run(driver.migrate())
+    _shapes[schema] = query(shared_database(), _SHAPE, schema)[0][0]
+    return schema
+
+
+async def _emptied(schema: str) -> bool:
+    """Leave the schema as a new one is; if more than rows was touched, remove it and say no."""
+    connection = await asyncpg.connect(shared_database())
+    try:
+        untouched: bool = await connection.fetchval(_SHAPE, schema) == _shapes[schema]
+        if untouched:
+            tables = [f"{schema}.{name}" for name in roles.TABLES if name not in _KEPT]
+            # The locks wait for whatever is still being written.
+            emptying = [f"LOCK TABLE {', '.join(tables)}", *(f"DELETE FROM {table}" for table in tables)]
+        else:
+            emptying = [f"DROP SCHEMA IF EXISTS {schema} CASCADE"]
+        await connection.execute("; ".join(emptying))
+        return untouched
+    finally:
+        await connection.close()
+
+
+_KEPT = ("schema_versions", "announcements")  # (the second is a sequence that goes by the clock)
