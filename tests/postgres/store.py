@@ -9,8 +9,10 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from typing import Any
 
 import asyncpg
+import psycopg
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.postgres import PostgresDriver, roles
@@ -74,7 +76,7 @@ def fresh(clock: Clock | None = None) -> Iterator[PostgresDriver]:
     """A driver on an empty store, in a schema that others may have used before."""
     schema = _unused.pop() if _unused else _made()
     yield PostgresDriver(shared_database(), schema=schema, clock=clock)
-    if asyncio.run(_emptied(schema)):
+    if _emptied(schema):
         _unused.append(schema)
 
 
@@ -91,14 +93,14 @@ _shapes: dict[str, str] = {}
 # replaces some of them.
 _SHAPE = """
 SELECT string_agg(written.xmin::text, ' ' ORDER BY written.oid, written.part) FROM (
-    SELECT n.oid, 0 AS part, n.xmin FROM pg_namespace AS n WHERE n.nspname = $1
+    SELECT n.oid, 0 AS part, n.xmin FROM pg_namespace AS n WHERE n.nspname = %(schema)s
     UNION ALL
-    SELECT c.oid, 0, c.xmin FROM pg_class AS c WHERE c.relnamespace = to_regnamespace($1)
+    SELECT c.oid, 0, c.xmin FROM pg_class AS c WHERE c.relnamespace = to_regnamespace(%(schema)s)
     UNION ALL
-    SELECT p.oid, 0, p.xmin FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace($1)
+    SELECT p.oid, 0, p.xmin FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(%(schema)s)
     UNION ALL
     SELECT c.oid, a.attnum, a.xmin FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
-    WHERE c.relnamespace = to_regnamespace($1)
+    WHERE c.relnamespace = to_regnamespace(%(schema)s)
 ) AS written
 """
 
@@ -107,25 +109,35 @@ def _made() -> str:
     schema = f"test_{next(_serial)}"
     driver = PostgresDriver(shared_database(), schema=schema)
     asyncio.run(driver.migrate())
-    _shapes[schema] = query(shared_database(), _SHAPE, schema)[0][0]
+    _shapes[schema] = _shape_of(schema)
     return schema
 
 
-async def _emptied(schema: str) -> bool:
+def _emptied(schema: str) -> bool:
     """Leave the schema as a new one is; if more than rows was touched, remove it and say no."""
-    connection = await asyncpg.connect(shared_database())
-    try:
-        untouched: bool = await connection.fetchval(_SHAPE, schema) == _shapes[schema]
-        if untouched:
-            tables = [f"{schema}.{name}" for name in roles.TABLES if name not in _KEPT]
-            # The locks wait for whatever is still being written.
-            emptying = [f"LOCK TABLE {', '.join(tables)}", *(f"DELETE FROM {table}" for table in tables)]
-        else:
-            emptying = [f"DROP SCHEMA IF EXISTS {schema} CASCADE"]
-        await connection.execute("; ".join(emptying))
-        return untouched
-    finally:
-        await connection.close()
+    connection = _caretaker()
+    untouched = _shape_of(schema) == _shapes[schema]
+    if untouched:
+        tables = [f"{schema}.{name}" for name in roles.TABLES if name not in _KEPT]
+        # The locks wait for whatever is still being written.
+        emptying = [f"LOCK TABLE {', '.join(tables)}", *(f"DELETE FROM {table}" for table in tables)]
+    else:
+        emptying = [f"DROP SCHEMA IF EXISTS {schema} CASCADE"]
+    connection.execute("; ".join(emptying).encode())
+    return untouched
+
+
+def _shape_of(schema: str) -> str:
+    [shape] = _caretaker().execute(_SHAPE, {"schema": schema}).fetchone() or [""]
+    return str(shape)
+
+
+@cache
+def _caretaker() -> psycopg.Connection[Any]:
+    """One connection for all of them: opening one takes longer than what it is for."""
+    connection = psycopg.connect(shared_database(), autocommit=True)
+    atexit.register(connection.close)
+    return connection
 
 
 _KEPT = ("schema_versions", "announcements")  # (the second is a sequence that goes by the clock)
