@@ -9,13 +9,13 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import psycopg
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.postgres import PostgresDriver, roles
+from taskharbor.drivers.postgres import PostgresDriver
 from tests.postgres.server import Server, running
 
 _serial = itertools.count(1)
@@ -75,7 +75,7 @@ def shared_database() -> str:
 def fresh(clock: Clock | None = None) -> Iterator[PostgresDriver]:
     """A driver on an empty store, in a schema that others may have used before."""
     schema = _unused.pop() if _unused else _made()
-    yield PostgresDriver(shared_database(), schema=schema, clock=clock)
+    yield PostgresDriver(shared_database(), schema=schema.name, clock=clock)
     if _emptied(schema):
         _unused.append(schema)
 
@@ -86,8 +86,14 @@ def another(first: PostgresDriver, clock: Clock | None = None) -> PostgresDriver
 
 # -- schemas that are used again: their tables are emptied in a tenth of the time that it takes to make them --
 
-_unused: list[str] = []
-_shapes: dict[str, str] = {}
+
+class _Schema(NamedTuple):
+    name: str
+    shape: str | None
+    tables: list[str]
+
+
+_unused: list[_Schema] = []
 
 # Who wrote each of the catalogue's rows about a schema: whatever is done to it, but for the rows of its tables,
 # replaces some of them.
@@ -103,41 +109,36 @@ SELECT string_agg(written.xmin::text, ' ' ORDER BY written.oid, written.part) FR
     WHERE c.relnamespace = to_regnamespace(%(schema)s)
 ) AS written
 """
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s AND tablename <> 'schema_versions'"
 
 
-def _made() -> str:
-    schema = f"test_{next(_serial)}"
-    driver = PostgresDriver(shared_database(), schema=schema)
-    asyncio.run(driver.migrate())
-    _shapes[schema] = _shape_of(schema)
-    return schema
+def _made() -> _Schema:
+    name = f"test_{next(_serial)}"
+    asyncio.run(PostgresDriver(shared_database(), schema=name).migrate())
+    tables = _caretaker().execute(_TABLES, {"schema": name}).fetchall()
+    return _Schema(name, _shape_of(name), sorted(f"{name}.{table}" for (table,) in tables))
 
 
-def _emptied(schema: str) -> bool:
+def _emptied(schema: _Schema) -> bool:
     """Leave the schema as a new one is; if more than rows was touched, remove it and say no."""
-    connection = _caretaker()
-    untouched = _shape_of(schema) == _shapes[schema]
+    untouched = _shape_of(schema.name) == schema.shape
     if untouched:
-        tables = [f"{schema}.{name}" for name in roles.TABLES if name not in _KEPT]
         # The locks wait for whatever is still being written.
-        emptying = [f"LOCK TABLE {', '.join(tables)}", *(f"DELETE FROM {table}" for table in tables)]
+        statements = [f"LOCK TABLE {', '.join(schema.tables)}", *(f"DELETE FROM {t}" for t in schema.tables)]
     else:
-        emptying = [f"DROP SCHEMA IF EXISTS {schema} CASCADE"]
-    connection.execute("; ".join(emptying).encode())
+        statements = [f"DROP SCHEMA IF EXISTS {schema.name} CASCADE"]
+    _caretaker().execute("; ".join(statements).encode())
     return untouched
 
 
-def _shape_of(schema: str) -> str:
-    [shape] = _caretaker().execute(_SHAPE, {"schema": schema}).fetchone() or [""]
-    return str(shape)
+def _shape_of(name: str) -> str | None:
+    [shape] = _caretaker().execute(_SHAPE, {"schema": name}).fetchone() or [None]
+    return shape
 
 
 @cache
-def _caretaker() -> psycopg.Connection[Any]:
+def _caretaker() -> psycopg.Connection[tuple[Any, ...]]:
     """One connection for all of them: opening one takes longer than what it is for."""
     connection = psycopg.connect(shared_database(), autocommit=True)
     atexit.register(connection.close)
     return connection
-
-
-_KEPT = ("schema_versions", "announcements")  # (the second is a sequence that goes by the clock)
