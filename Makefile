@@ -15,9 +15,10 @@ PYTHON ?=
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3 python python3.14 python3.13 python3.12 python3.11)
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
-# A test process for each CPU we may use, four at most: the suite starts workers of its own.
+# A test process for each CPU we may use and one more, since many a test waits for a moment; four at most: the suite
+# starts workers of its own.
 TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
-	print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
+	print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -23,7 +23,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from taskharbor import Harbor, Job
+from taskharbor import Harbor, Job, Workflow
 from taskharbor.calling import step_to_end
 
 django.conf.settings.configure(USE_TZ=True, DATABASES={"default": {}})
@@ -76,6 +76,15 @@ class Application(ABC):
         if self.asynchronous:
             return await self.harbor.jobs.aget(job_id)
         return self.harbor.jobs.get(job_id)
+
+    async def enqueue_workflow(self, composition: Any) -> Workflow:
+        stored: Workflow = await composition.aenqueue() if self.asynchronous else composition.enqueue()
+        return stored
+
+    async def get_workflow(self, workflow_id: str) -> Workflow:
+        if self.asynchronous:
+            return await self.harbor.workflows.aget(workflow_id)
+        return self.harbor.workflows.get(workflow_id)
 
 
 @asynccontextmanager

@@ -102,6 +102,7 @@ async def produce_in_a_transaction(driver: PostgresDriver, queue: str, member: N
             assert again.existed
             [waiting] = await driver.enqueue([new(queue, depends_on=(member.id,))])
             assert waiting.state is State.WAITING
+            await produce_a_workflow(driver, f"{queue} in a transaction", next(_hours) * HOUR)
         options = '{"tags": ["t"], "timeout": 5, "run_at": "2030-01-01T00:00:00Z", "idempotency_key": "sql"}'
         statement = f'SELECT "{driver.schema}".enqueue($1, $2, $3)'
         first = await connection.fetchval(statement, "task", '{"x": 1}', options)

@@ -9,8 +9,10 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from typing import Any, NamedTuple
 
 import asyncpg
+import psycopg
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.postgres import PostgresDriver
@@ -71,11 +73,72 @@ def shared_database() -> str:
 
 @contextmanager
 def fresh(clock: Clock | None = None) -> Iterator[PostgresDriver]:
-    """A driver on an empty schema, not migrated yet."""
-    schema = f"test_{next(_serial)}"
-    yield PostgresDriver(shared_database(), schema=schema, clock=clock)
-    execute(shared_database(), f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+    """A driver on an empty store, in a schema that others may have used before."""
+    schema = _unused.pop() if _unused else _made()
+    yield PostgresDriver(shared_database(), schema=schema.name, clock=clock)
+    if _emptied(schema):
+        _unused.append(schema)
 
 
 def another(first: PostgresDriver, clock: Clock | None = None) -> PostgresDriver:
     return PostgresDriver(first.dsn, schema=first.schema, clock=clock)
+
+
+# -- schemas that are used again: their tables are emptied in a tenth of the time that it takes to make them --
+
+
+class _Schema(NamedTuple):
+    name: str
+    shape: str | None
+    tables: list[str]
+
+
+_unused: list[_Schema] = []
+
+# Who wrote each of the catalogue's rows about a schema: whatever is done to it, but for the rows of its tables,
+# replaces some of them.
+_SHAPE = """
+SELECT string_agg(written.xmin::text, ' ' ORDER BY written.oid, written.part) FROM (
+    SELECT n.oid, 0 AS part, n.xmin FROM pg_namespace AS n WHERE n.nspname = %(schema)s
+    UNION ALL
+    SELECT c.oid, 0, c.xmin FROM pg_class AS c WHERE c.relnamespace = to_regnamespace(%(schema)s)
+    UNION ALL
+    SELECT p.oid, 0, p.xmin FROM pg_proc AS p WHERE p.pronamespace = to_regnamespace(%(schema)s)
+    UNION ALL
+    SELECT c.oid, a.attnum, a.xmin FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE c.relnamespace = to_regnamespace(%(schema)s)
+) AS written
+"""
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s AND tablename <> 'schema_versions'"
+
+
+def _made() -> _Schema:
+    name = f"test_{next(_serial)}"
+    asyncio.run(PostgresDriver(shared_database(), schema=name).migrate())
+    tables = _caretaker().execute(_TABLES, {"schema": name}).fetchall()
+    return _Schema(name, _shape_of(name), sorted(f"{name}.{table}" for (table,) in tables))
+
+
+def _emptied(schema: _Schema) -> bool:
+    """Leave the schema as a new one is; if more than rows was touched, remove it and say no."""
+    untouched = _shape_of(schema.name) == schema.shape
+    if untouched:
+        # The locks wait for whatever is still being written.
+        statements = [f"LOCK TABLE {', '.join(schema.tables)}", *(f"DELETE FROM {t}" for t in schema.tables)]
+    else:
+        statements = [f"DROP SCHEMA IF EXISTS {schema.name} CASCADE"]
+    _caretaker().execute("; ".join(statements).encode())
+    return untouched
+
+
+def _shape_of(name: str) -> str | None:
+    [shape] = _caretaker().execute(_SHAPE, {"schema": name}).fetchone() or [None]
+    return shape
+
+
+@cache
+def _caretaker() -> psycopg.Connection[tuple[Any, ...]]:
+    """One connection for all of them: opening one takes longer than what it is for."""
+    connection = psycopg.connect(shared_database(), autocommit=True)
+    atexit.register(connection.close)
+    return connection

@@ -7,7 +7,7 @@ import asyncio
 import asyncpg
 import pytest
 
-from taskharbor import Harbor, Worker
+from taskharbor import Harbor, Worker, chain
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.news import channel_of
 from taskharbor.job import NewJob
@@ -45,6 +45,10 @@ async def test_notification_comes_with_the_commit_once(dsn: str) -> None:
     harbor = Harbor(driver=driver)
     await harbor.amigrate()
     listener, connection = await Listener.to(driver), await asyncpg.connect(dsn)
+
+    @harbor.task
+    def task() -> None: ...
+
     with harbor.transaction(connection):
         async with connection.transaction():
             for _ in range(5):
@@ -66,6 +70,14 @@ async def test_notification_comes_with_the_commit_once(dsn: str) -> None:
             dependant = NewJob("019b76da-a800-7000-8000-000000000001", "t", depends_on=(job.id,))
             await harbor.driver.enqueue([dependant])
         assert await listener.count() == 1
+        composition = chain(task.si(), task.si()).using(idempotency_key="k")
+        async with connection.transaction():
+            await composition.aenqueue()
+            assert await listener.count() == 0
+        assert await listener.count() == 1
+        async with connection.transaction():
+            assert (await composition.aenqueue()).existed  # which is nothing to tell of
+        assert await listener.count() == 0
     await harbor.aclose()
     await connection.close()
     await listener.connection.close()

@@ -270,7 +270,7 @@ class Harbor:
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        """Enqueue inside the caller's own transaction: the jobs exist if and only if it commits.
+        """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
 
         Only enqueueing takes part in it. No `enqueued` event is told of these jobs, because only the caller
         knows whether they came to be.

@@ -95,7 +95,8 @@ class Store:
         self.clock.advance(micros / SECOND)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(coroutine)
+        # The runner's own `run` sets a signal handler each time, and formats the whole answer in doing so, for nobody.
+        return self.runner.get_loop().run_until_complete(coroutine)
 
     # -- enqueue --
 

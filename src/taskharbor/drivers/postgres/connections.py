@@ -98,6 +98,10 @@ class Session:
     async def do(self, name: str, *arguments: Any) -> None:
         await self.connection.execute(self.sql[name], *arguments, timeout=self.seconds)
 
+    def at(self, now: int) -> Session:
+        """The same, with this as the time of everything."""
+        return Session(self.connection, self.sql, now, limit=self.limit, seconds=self.seconds)
+
     def savepoint(self) -> asyncpg.transaction.Transaction:
         """A part of the transaction that can be undone by itself: `start`, then `commit` or `rollback`."""
         return self.connection.transaction()

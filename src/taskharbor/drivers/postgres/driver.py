@@ -203,11 +203,11 @@ class PostgresDriver(Driver):
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
     ) -> WorkflowEnqueued:
-        if self._callers.get() is not None:
-            raise ConfigurationError(
-                "a workflow cannot take part in transaction() on PostgreSQL, only single jobs can; enqueue it after "
-                "the block, or let a job that you enqueue inside it start the workflow under an idempotency key"
-            )
+        callers = self._callers.get()
+        if callers is not None:
+            callers.refuse_synchronous()
+            identity = await self._own_identity()
+            return await callers.enqueue_workflow(workflow, jobs, identity, self._time(now))
         try:
             answer = await self._transact(
                 Lane.REST, lambda s: workflows.enqueue_workflow(s, workflow, jobs), now
@@ -291,6 +291,9 @@ class PostgresDriver(Driver):
         return await self._run(Lane.REST, lambda s: workflows.results(s, ids))
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        callers = self._callers.get()
+        if callers is not None and callers.reaches_here():
+            return await callers.get_workflows(ids)
         return await self._run(Lane.REST, lambda s: workflows.get(s, ids))
 
     async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:

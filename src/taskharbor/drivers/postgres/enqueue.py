@@ -31,7 +31,7 @@ async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueu
         if len(jobs) == 1:
             now = await _insert_one(session, jobs[0])
         elif _are_alike(jobs):
-            now = await insert_alike(session, jobs)
+            now = await _insert_alike(session, jobs)
         else:
             now = await _insert_all(session, jobs)
     except asyncpg.UniqueViolationError:
@@ -58,15 +58,19 @@ def _are_alike(jobs: Sequence[NewJob]) -> bool:
     return jobs[0].idempotency_key is None and all(_shared(job) == wanted for job in jobs)
 
 
-async def insert_alike(session: Session, jobs: Sequence[NewJob]) -> int:
-    """Jobs that differ in their ids and payloads only."""
+async def _insert_alike(session: Session, jobs: Sequence[NewJob]) -> int:
     session.expect(len(jobs))
-    one = jobs[0]
-    now: int = await session.value(
-        "enqueue_alike", [job.id for job in jobs], one.queue, one.task, [job.payload for job in jobs], one.priority,
-        one.run_at, one.delay, one.expires_at, one.delivery, encoded_options(one.options), session.given_now,
-    )  # fmt: skip
+    now: int = await session.value("enqueue_alike", *alike_arguments(jobs, session.given_now))
     return now
+
+
+def alike_arguments(jobs: Sequence[NewJob], now: int | None) -> tuple[object, ...]:
+    """Of the statement for jobs that differ in their ids and payloads only."""
+    one = jobs[0]
+    return (
+        [job.id for job in jobs], one.queue, one.task, [job.payload for job in jobs], one.priority, one.run_at,
+        one.delay, one.expires_at, one.delivery, encoded_options(one.options), now,
+    )  # fmt: skip
 
 
 async def _insert_all(session: Session, jobs: Sequence[NewJob]) -> int:

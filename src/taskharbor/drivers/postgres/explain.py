@@ -56,6 +56,20 @@ def address_of(dsn: str) -> str:
     return f"postgresql://{host}{port}{parts.path}"
 
 
+def state_of(error: BaseException) -> str | None:
+    """PostgreSQL's code of an error, wherever the library that it came by keeps it."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether what was to be stored exists already."""
+    return state_of(error) == exceptions.UniqueViolationError.sqlstate
+
+
 def ends_connection(error: asyncpg.PostgresError) -> bool:
     """Whether the connection goes with it: the server has closed it, or will have in a moment."""
     severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)

@@ -8,7 +8,8 @@ import asyncpg
 
 from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_alike
+from taskharbor.drivers.postgres.enqueue import RACES_MAX, alike_arguments, columns, enqueue
+from taskharbor.drivers.postgres.explain import is_conflict
 from taskharbor.drivers.postgres.places import encoded_options, is_id
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
 
@@ -27,33 +28,38 @@ async def enqueue_workflow(
     now = await session.now()
     last_id = jobs[-1].id if jobs else workflow.id
     row = (workflow.id, last_id, len(jobs), now, workflow.idempotency_key, workflow.about)
-    # Waits for whoever is storing one of the same id or key: then that one stands for this.
-    if not await session.value("insert_workflow", *row):
+    for _ in range(RACES_MAX):
+        # Waits for whoever is storing one of the same id or key: then that one stands for this.
+        if await session.value("insert_workflow", *row):
+            break
         known = await session.row("known_workflow", workflow.id, workflow.idempotency_key)
-        assert known is not None, "it was met in the same transaction"
-        return WorkflowEnqueued(known["id"], True, known["enqueued_at"])
+        if known is not None:  # else it was forgotten between the two looks
+            return WorkflowEnqueued(known["id"], True, known["enqueued_at"])
+    else:
+        raise AssertionError("others were quicker every time")
     ids = {job.id: position for position, job in enumerate(jobs, 1)}
     if len(ids) == len(jobs) and all(
         job.due_at is None and all(member in ids for member in job.depends_on) for job in jobs
     ):
         await _insert_members(session, jobs, ids, now)
     else:
-        for answer in await enqueue(Session(session.connection, session.sql, now), jobs):
+        for answer in await enqueue(session.at(now), jobs):
             if answer.existed:
                 raise member_exists(answer.id)
     return WorkflowEnqueued(workflow.id, False, now)
 
 
 async def _insert_members(session: Session, jobs: Sequence[NewJob], ids: dict[str, int], now: int) -> None:
-    session = Session(session.connection, session.sql, now, limit=session.limit)
     different, alike = _apart(jobs)
     try:
         for group in alike:
-            await insert_alike(session, group)
+            await session.do("enqueue_alike", *alike_arguments(group, now))
         if different:
             await _insert_each(session, different, now)
-    except asyncpg.UniqueViolationError as error:
-        raise member_exists(jobs[0].id) from error
+    except Exception as error:
+        if is_conflict(error):
+            raise member_exists(jobs[0].id) from error
+        raise
     few: list[tuple[int, int, int, bool]] = []
     for job in jobs:
         if len(job.depends_on) >= MANY:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from taskharbor.calling import in_sync_call, on_loop_thread
-from taskharbor.drivers.base import Enqueued
-from taskharbor.drivers.postgres import enqueue, places, reads
+from taskharbor.drivers.base import Enqueued, WorkflowEnqueued
+from taskharbor.drivers.postgres import enqueue, places, reads, workflows
 from taskharbor.drivers.postgres.callers.caller import Caller
 from taskharbor.drivers.postgres.callers.texts import decoded, encoded, instant, rewritten
 from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.explain import state_of
 from taskharbor.errors import ConfigurationError, SchemaError, StoreError
-from taskharbor.job import JobRecord, NewJob
+from taskharbor.job import JobRecord, NewJob, NewWorkflow, WorkflowRecord
 
 # An unknown table, schema or function.
 _MISSING = ("42P01", "3F000", "42883")
@@ -82,12 +83,42 @@ class CallersSession(Session):
 
     async def _enqueue_dependants(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
         """Rare, and as the driver does it: statement by statement, since whom they depend on has to be held."""
+        async with self._all_or_nothing(identity):
+            answers = await enqueue.enqueue(self, jobs)
+            await self._announce()
+        return answers
+
+    async def enqueue_workflow(
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], identity: str, now: int | None
+    ) -> WorkflowEnqueued:
+        """Store it in the caller's transaction, by the driver's own statements: a few, however many members it has."""
+        self.given_now = now
+        await self._caller.ensure_transaction()
+        async with self._all_or_nothing(identity):
+            answer = await workflows.enqueue_workflow(self, workflow, jobs)
+            if not answer.existed:
+                await self._announce()
+        return answer
+
+    @asynccontextmanager
+    async def _all_or_nothing(self, identity: str) -> AsyncIterator[None]:
+        """Several statements. A caller who goes on after an error, or after giving up, has nothing of what they did."""
         if await self.value("identity") != identity:
             raise _another_database()
-        answers = await enqueue.enqueue(self, jobs)
+        savepoint = self.savepoint()
+        await savepoint.start()
+        try:
+            yield
+        except BaseException:
+            # Where that is impossible, the transaction is lost, and all of it with it.
+            with suppress(Exception):
+                await savepoint.rollback()
+            raise
+        await savepoint.commit()
+
+    async def _announce(self) -> None:
         if self._notify:
             await self.do("announce")
-        return answers
 
     async def _enqueue_each(
         self, jobs: Sequence[NewJob], positions: list[int], identity: str
@@ -117,6 +148,9 @@ class CallersSession(Session):
         self.given_now = now
         return await reads.get(self, ids)
 
+    async def get_workflows(self, ids: Sequence[str]) -> list[WorkflowRecord | None]:
+        return await workflows.get(self, ids)
+
     # -- statements --
 
     async def rows(self, name: str, *arguments: Any) -> list[Any]:
@@ -138,6 +172,11 @@ class CallersSession(Session):
 
     async def execute(self, statement: str) -> None:
         await self._caller.do(statement, ())
+
+    def at(self, now: int) -> CallersSession:
+        session = CallersSession(self._caller, self.sql, self._schema, notify=self._notify)
+        session.given_now = now
+        return session
 
     def savepoint(self) -> Any:
         return _Savepoint(self)
@@ -162,7 +201,7 @@ class CallersSession(Session):
         try:
             yield
         except Exception as error:
-            state = _state_of(error)
+            state = state_of(error)
             if state in _MISSING:
                 raise SchemaError(
                     f"the connection given to transaction() is to a database without TaskHarbor's tables in the schema "
@@ -221,12 +260,3 @@ def _another_database() -> ConfigurationError:
         "the connection given to transaction() is to another database than the harbor's; both must be the same, "
         "or the harbor's workers would never see the job"
     )
-
-
-def _state_of(error: BaseException) -> str | None:
-    """PostgreSQL's code of an error, wherever the library keeps it."""
-    for each in (error, getattr(error, "orig", None), error.__cause__):
-        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
-        if isinstance(state, str):
-            return state
-    return None

@@ -1,15 +1,15 @@
 -- name: insert_workflow
 INSERT INTO {schema}.workflows (id, last_id, total, enqueued_at, idempotency_key, about)
-VALUES ($1::text::uuid, $2::text::uuid, $3, $4, $5, $6)
+VALUES ($1::text::uuid, $2::text::uuid, $3::integer, $4::timestamptz, $5::text, $6::text)
 ON CONFLICT DO NOTHING RETURNING true
 
 -- name: known_workflow
-SELECT id::text AS id, enqueued_at FROM {schema}.workflows WHERE id = $1::text::uuid OR idempotency_key = $2
+SELECT id::text AS id, enqueued_at FROM {schema}.workflows WHERE id = $1::text::uuid OR idempotency_key = $2::text
 
 -- name: insert_members
 -- The jobs of a workflow: all of them new, and each either in the order or waiting for others of them.
 WITH given AS MATERIALIZED (
-    SELECT g.*, coalesce($13::timestamptz + g.delay * interval '1 microsecond', g.run_at, $13) AS place
+    SELECT g.*, coalesce($13::timestamptz + g.delay * interval '1 microsecond', g.run_at, $13::timestamptz) AS place
     FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::boolean[])
         AS g (id, queue, task, payload, priority, run_at, delay, expires_at, delivery, options, waits)
@@ -18,10 +18,10 @@ WITH given AS MATERIALIZED (
     SELECT false, queue, -priority, place, id, 0, 0, 1, expires_at, delivery FROM given WHERE NOT waits
 ), waiting AS (
     INSERT INTO {schema}.waiting (job_id, number, attempts, first_number, expires_at, delivery)
-    SELECT id, 0, 0, 1, expires_at, delivery FROM given WHERE $12 AND waits
+    SELECT id, 0, 0, 1, expires_at, delivery FROM given WHERE $12::boolean AND waits
 )
 INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options)
-SELECT id, queue, task, payload, priority, place, $13, expires_at, delivery, options FROM given
+SELECT id, queue, task, payload, priority, place, $13::timestamptz, expires_at, delivery, options FROM given
 
 -- name: insert_member_dependencies
 -- Who depends on whom, told by their places among all of the ids.
@@ -34,7 +34,7 @@ FROM ids CROSS JOIN unnest($2::integer[], $3::integer[], $4::integer[], $5::bool
 -- name: insert_many_dependencies
 -- Of one that waits for many, in their order.
 INSERT INTO {schema}.dependencies (job_id, position, member_id, done, fatal)
-SELECT $1::text::uuid, (m.position - 1)::integer, m.id, false, $3
+SELECT $1::text::uuid, (m.position - 1)::integer, m.id, false, $3::boolean
 FROM unnest($2::text[]::uuid[]) WITH ORDINALITY AS m (id, position)
 
 -- name: workflows_by_id
