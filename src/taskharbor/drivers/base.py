@@ -111,6 +111,8 @@ class Claim(Struct, frozen=True):
     jobs: list[Claimed]
     next_due: int | None = None  # when the next job ahead becomes runnable, if fewer than `limit` were
     suspects_waiting: bool = False  # somebody should execute a suspect alone
+    # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
+    searched: bool = True
 
 
 # -- heartbeat -----------------------------------------------------------------------------------
