@@ -9,11 +9,14 @@ was not there before.
 
 from __future__ import annotations
 
+from datetime import datetime
+
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.clock import MICROS_PER_SECOND, Clock
-from taskharbor.drivers.base import Claim, ClaimRequest
+from taskharbor.clock import MICROS_PER_SECOND, Clock, from_micros
+from taskharbor.drivers.base import Claim, Claimed, ClaimRequest
 
 FAR = 20_000  # dead entries of the index that a search walks past: some ten milliseconds
 LATE = (
@@ -23,6 +26,15 @@ SEARCH_SECONDS_MIN = 1.0  # from one search to the next
 SEARCH_SECONDS_MAX = 60.0
 SEARCH_SHARE = 10  # a search takes a tenth of the time, at most
 TRAILS_MAX = 100  # a process has one for each set of queues that its workers serve
+LANES_MAX = 100  # that are remembered while there is no trail
+
+
+class Lane(Struct, frozen=True):
+    """A part of a trail: the jobs of one queue and priority."""
+
+    queue: str
+    rank: int  # the negated priority
+    from_at: datetime  # nothing is before it
 
 
 class Look(Struct, frozen=True):
@@ -39,6 +51,10 @@ class Seen(Struct, frozen=True):
     searched: int  # microseconds
 
 
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[Lane]).decode
+
+
 class _Trail(Struct):
     trail: str
     searched: float  # seconds that the last search took
@@ -49,6 +65,7 @@ class Trails:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._trails: dict[tuple[str, ...] | None, _Trail] = {}
+        self._lanes: dict[tuple[str, int], None] = {}  # where jobs were found: the latest last
 
     def look(self, request: ClaimRequest) -> Look:
         known = None if request.suspects else self._trails.get(request.queues)
@@ -66,7 +83,13 @@ class Trails:
         """Remember where this claim has been, and say what it has not looked at."""
         if seen is None or request.suspects or request.limit <= 0:  # nothing was looked for
             return claim
-        if seen.trail is None:
+        if claim.jobs:
+            self._remember(claim.jobs[0])
+            self._remember(claim.jobs[-1])
+        trail = seen.trail
+        if trail is not None and look.trail is None:
+            trail = self._begun(trail, request, claim.now)
+        if trail is None:
             self._trails.pop(request.queues, None)
             return claim
         now = self._clock.monotonic()
@@ -75,14 +98,29 @@ class Trails:
             searched = seen.searched / MICROS_PER_SECOND
             if known is None and len(self._trails) >= TRAILS_MAX:
                 self._trails.clear()
-            known = _Trail(seen.trail, searched, now + _pause_after(searched))
+            known = _Trail(trail, searched, now + _pause_after(searched))
             self._trails[request.queues] = known
-        known.trail = seen.trail
+        known.trail = trail
         if look.search or len(claim.jobs) >= request.limit:
             return claim
         search_due = claim.now + max(0, round((known.search_at - now) * MICROS_PER_SECOND))
         next_due = search_due if claim.next_due is None else min(claim.next_due, search_due)
         return replace(claim, next_due=next_due, searched=False)
+
+    def _remember(self, job: Claimed) -> None:
+        lane = (job.queue, -job.priority)
+        self._lanes.pop(lane, None)
+        self._lanes[lane] = None
+        if len(self._lanes) > LANES_MAX:
+            del self._lanes[next(iter(self._lanes))]
+
+    def _begun(self, trail: str, request: ClaimRequest, now: int) -> str | None:
+        """The trail of a first search, with the lanes that it found empty: that is where the next jobs will come."""
+        lanes = {(lane.queue, lane.rank): lane for lane in _decode(trail)}
+        for queue, rank in self._lanes:
+            if request.queues is None or queue in request.queues:
+                lanes.setdefault((queue, rank), Lane(queue, rank, from_micros(now - LATE)))
+        return _encode(list(lanes.values())).decode() if lanes else None
 
 
 def _pause_after(searched: float) -> float:

@@ -35,7 +35,8 @@ DECLARE
     v_began timestamptz := clock_timestamp();
     v_index oid := '{schema}.ready_pkey'::regclass;
     v_searches boolean := p_search OR p_trail IS NULL;
-    v_keeps boolean := p_trail IS NOT NULL;  -- a trail, for the next claim
+    v_listed boolean := NOT v_searches;  -- whether every rank of each queue is known, or only its first
+    v_keeps boolean;  -- a trail, for the next claim
     v_entries bigint;
     v_walked bigint := 0;  -- entries of the index that were nobody's, as far as is known
     v_searched bigint;
@@ -52,6 +53,7 @@ DECLARE
     v_queues text[];
     v_ranks integer[];      -- of each queue: the rank, …
     v_froms timestamptz[];  -- … and the due time of the first row that is still to be looked at
+    v_first_queues text[];
     v_first_ranks integer[];
     v_first record;
     v_rank integer;
@@ -120,8 +122,28 @@ BEGIN
             ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
         END LOOP;
     END IF;
-    v_first_ranks := v_ranks;
     v_walked := pg_stat_get_xact_tuples_returned(v_index) - v_entries;
+    IF v_searches AND v_walked >= p_far THEN
+        -- There will be a trail: it names every rank that holds something.
+        SELECT array_agg(l.queue), array_agg(lane.rank), array_agg(lane.run_at) INTO v_queues, v_ranks, v_froms
+        FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+        CROSS JOIN LATERAL (
+            WITH RECURSIVE lanes AS (
+                SELECT l.rank AS rank, l.from_at AS run_at
+                UNION ALL
+                SELECT n.rank, n.run_at FROM lanes CROSS JOIN LATERAL (
+                    SELECT r.rank::integer, r.run_at FROM {schema}.ready AS r
+                    WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank > lanes.rank
+                    ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+                ) AS n
+            )
+            SELECT lanes.rank, lanes.run_at FROM lanes
+        ) AS lane;
+        v_listed := true;
+    END IF;
+    v_keeps := v_listed OR p_trail IS NOT NULL;
+    v_first_queues := v_queues;
+    v_first_ranks := v_ranks;
     v_searched := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
 
     WHILE v_left > 0 LOOP
@@ -187,7 +209,7 @@ BEGIN
                    max(once) AS once, (SELECT count(*) FROM locked) AS found,
                    (SELECT count(*) FROM first) AS seen
             INTO c FROM counted WHERE once <= v_once_left;
-            v_exhausted := c.seen < v_left * 4;
+            v_exhausted := c.found < v_left AND c.seen < v_left * 4;
         END IF;
 
         v_taken := coalesce(cardinality(c.ids), 0);
@@ -205,7 +227,6 @@ BEGIN
             v_once_left := v_once_left - c.once;
             v_left := v_left - v_taken;
         END IF;
-        v_keeps := v_keeps OR v_walked >= p_far;
         IF v_keeps THEN
             -- Where nothing due is left, nothing is before now; elsewhere, before the last one taken.
             SELECT v_past_queues || array_agg(l.queue), v_past_ranks || array_agg(v_rank),
@@ -222,7 +243,7 @@ BEGIN
         -- What comes after an at_most_once job too many must not overtake it.
         EXIT WHEN v_taken < c.found OR v_left = 0;
 
-        IF v_searches THEN
+        IF NOT v_listed THEN
             v_entries := pg_stat_get_xact_tuples_returned(v_index);
             SELECT array_agg(CASE l.rank WHEN v_rank THEN n.rank ELSE l.rank END ORDER BY l.position),
                    array_agg(CASE l.rank WHEN v_rank THEN n.run_at ELSE l.from_at END ORDER BY l.position)
@@ -235,7 +256,6 @@ BEGIN
             ) AS n ON true;
             v_walked := v_walked + pg_stat_get_xact_tuples_returned(v_index) - v_entries;
         ELSE
-            -- Of each queue the trail names every rank.
             SELECT array_agg(l.queue), array_agg(l.rank), array_agg(l.from_at) INTO v_queues, v_ranks, v_froms
             FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at) WHERE l.rank > v_rank;
         END IF;
@@ -257,18 +277,17 @@ BEGIN
 
     IF cardinality(v_ids) >= p_limit THEN
         NULL;  -- the caller comes again anyway
-    ELSIF NOT v_searches THEN
+    ELSIF v_listed THEN
         SELECT min(due.run_at) INTO v_next_due
-        FROM unnest(v_known_queues, v_known_ranks) AS t (queue, rank)
+        FROM unnest(v_first_queues, v_first_ranks) AS t (queue, rank)
         CROSS JOIN LATERAL (
             SELECT r.run_at FROM {schema}.ready AS r
             WHERE r.suspect = p_suspects AND r.queue = t.queue AND r.rank = t.rank AND r.run_at > v_now
             ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
-        ) AS due
-        WHERE t.queue <> ALL (v_paused);
+        ) AS due;
     ELSE
         SELECT min(due.run_at) INTO v_next_due
-        FROM unnest(v_queues, v_first_ranks) AS q (queue, rank)
+        FROM unnest(v_first_queues, v_first_ranks) AS q (queue, rank)
         CROSS JOIN LATERAL (
             WITH RECURSIVE ranks AS (
                 SELECT q.rank
@@ -299,7 +318,7 @@ BEGIN
     IF v_keeps THEN
         -- Each queue and rank by what is known best: where it was looked at, where its first row is, where it was
         -- left the last time. So many that looking at each would take as long as a search make no trail.
-        SELECT json_agg(t)::text INTO v_trail FROM (
+        SELECT CASE WHEN count(*) <= 500 THEN coalesce(json_agg(t)::text, '[]') END INTO v_trail FROM (
             SELECT DISTINCT ON (t.queue, t.rank) t.queue, t.rank, least(t.from_at, v_edge) AS from_at
             FROM (
                 SELECT 1 AS source, p.* FROM unnest(v_past_queues, v_past_ranks, v_past_froms) AS p (queue, rank, from_at)
@@ -310,8 +329,7 @@ BEGIN
                 SELECT 3, k.* FROM unnest(v_known_queues, v_known_ranks, v_known_froms) AS k (queue, rank, from_at)
             ) AS t
             ORDER BY t.queue, t.rank, t.source
-        ) AS t
-        HAVING count(*) <= 500;
+        ) AS t;
     END IF;
 
     RETURN QUERY SELECT v_now, v_expires_at, v_next_due, v_suspects, false,
