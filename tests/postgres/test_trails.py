@@ -167,20 +167,22 @@ async def test_order_is_strict_over_all_queues_on_the_trail(yard: Yard) -> None:
         yard.clock.advance(0.1)
     expected = [id_ for *_, id_ in sorted(jobs)]
     found = await yard.ids(5)
-    while claimed := await yard.ids(7):
-        found += claimed
+    while (claim := await yard.claim(7)).jobs:
+        found += [job.id for job in claim.jobs]
     assert found == expected
+    assert claim.searched is False
 
 
 async def test_job_that_arrives_with_a_higher_priority_is_first_on_the_trail(yard: Yard) -> None:
-    await yard.bury()
+    for priority in (0, 7):
+        await yard.bury(priority=priority)
     await yard.enqueue(1, priority=7)
     await yard.enqueue(10)
     await yard.claim(3)  # the one, and two of the others
     [urgent] = await yard.enqueue(1, priority=7)
-    claim = await yard.claim(2)
-    assert [job.priority for job in claim.jobs] == [7, 0]
-    assert claim.jobs[0].id == urgent
+    claim = await yard.claim(20)
+    assert [job.priority for job in claim.jobs] == [7] + [0] * 8
+    assert (claim.jobs[0].id, claim.searched) == (urgent, False)
 
 
 async def test_job_that_is_due_later_is_claimed_when_it_is(yard: Yard) -> None:
@@ -196,6 +198,20 @@ async def test_job_that_is_due_later_is_claimed_when_it_is(yard: Yard) -> None:
     assert await yard.ids(5) == [sooner]
     yard.clock.advance(0.4)
     assert len(await yard.ids(5)) == 1
+
+
+async def test_future_jobs_of_a_higher_priority_are_not_in_the_way_of_the_trail(yard: Yard) -> None:
+    """The first live row of the queue is found at once then, and what is dead lies behind it."""
+    await yard.bury()
+    due = yard.clock.now() + SECOND // 2
+    [future] = await yard.enqueue(1, priority=9, run_at=due)
+    first, *others = await yard.enqueue(5)
+    assert await yard.ids() == [first]
+    claim = await yard.claim(10)
+    assert ([job.id for job in claim.jobs], claim.searched, claim.next_due) == (others, False, due)
+    yard.clock.advance(0.5)
+    claim = await yard.claim(10)
+    assert ([job.id for job in claim.jobs], claim.searched) == ([future], False)
 
 
 async def test_job_whose_transaction_lasts_a_moment_is_found_on_the_trail(yard: Yard) -> None:
@@ -396,7 +412,11 @@ def test_first_trail_leads_to_where_jobs_were_found_before() -> None:
 
 
 def test_claim_that_asks_for_no_jobs_leaves_the_trail_alone() -> None:
-    known = Trails(ManualClock())
+    clock = ManualClock()
+    known = Trails(clock)
     known.learn(REQUEST, Look(), NOTHING, Seen(THERE, SECOND))
-    known.learn(ClaimRequest("worker/1", LEASE, 0), Look(THERE), NOTHING, Seen(None, 0))
-    assert known.look(REQUEST).trail == THERE
+    none = ClaimRequest("worker/1", LEASE, 0)
+    clock.advance(10)
+    assert known.look(none) == Look()
+    known.learn(none, Look(), NOTHING, Seen(None, 0))
+    assert known.look(REQUEST) == Look(THERE, search=True)

@@ -68,8 +68,8 @@ class Trails:
         self._lanes: dict[tuple[str, int], None] = {}  # where jobs were found: the latest last
 
     def look(self, request: ClaimRequest) -> Look:
-        known = None if request.suspects else self._trails.get(request.queues)
-        if known is None:
+        known = self._trails.get(request.queues)
+        if known is None or not _looks(request):
             return Look()
         now = self._clock.monotonic()
         if now < known.search_at:
@@ -81,7 +81,7 @@ class Trails:
 
     def learn(self, request: ClaimRequest, look: Look, claim: Claim, seen: Seen | None) -> Claim:
         """Remember where this claim has been, and say what it has not looked at."""
-        if seen is None or request.suspects or request.limit <= 0:  # nothing was looked for
+        if seen is None or not _looks(request):
             return claim
         if claim.jobs:
             self._remember(claim.jobs[0])
@@ -121,6 +121,11 @@ class Trails:
             if request.queues is None or queue in request.queues:
                 lanes.setdefault((queue, rank), Lane(queue, rank, from_micros(now - LATE)))
         return _encode(list(lanes.values())).decode() if lanes else None
+
+
+def _looks(request: ClaimRequest) -> bool:
+    """The suspects' place is small, and who asks for no jobs asks for a lease that exists."""
+    return not request.suspects and request.limit > 0
 
 
 def _pause_after(searched: float) -> float:

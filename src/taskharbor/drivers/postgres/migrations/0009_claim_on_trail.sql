@@ -13,8 +13,8 @@
 -- p_far     how many dead entries make a search a far one
 -- p_late    microseconds: a job that is stored so long after its own due time, since its transaction lasted, is still
 --           found on the trail
--- The first row alone has: trail (NULL after a search that was not far), and searched (how many microseconds looking
--- for the beginnings has taken).
+-- The first row alone has: trail (NULL after a search that was not far), and searched (how many microseconds it all
+-- has taken).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
@@ -36,7 +36,7 @@ DECLARE
     v_index oid := '{schema}.ready_pkey'::regclass;
     v_searches boolean := p_search OR p_trail IS NULL;
     v_listed boolean := NOT v_searches;  -- whether every rank of each queue is known, or only its first
-    v_keeps boolean;  -- a trail, for the next claim
+    v_keeps boolean := p_trail IS NOT NULL;  -- a trail, for the next claim
     v_entries bigint;
     v_walked bigint := 0;  -- entries of the index that were nobody's, as far as is known
     v_searched bigint;
@@ -49,11 +49,11 @@ DECLARE
     v_past_froms timestamptz[];
     v_trail text;
     v_exhausted boolean;
+    v_goes_on boolean;
     v_paused text[];
     v_queues text[];
     v_ranks integer[];      -- of each queue: the rank, …
     v_froms timestamptz[];  -- … and the due time of the first row that is still to be looked at
-    v_first_queues text[];
     v_first_ranks integer[];
     v_first record;
     v_rank integer;
@@ -123,30 +123,29 @@ BEGIN
         END LOOP;
     END IF;
     v_walked := pg_stat_get_xact_tuples_returned(v_index) - v_entries;
-    IF v_searches AND v_walked >= p_far THEN
-        -- There will be a trail: it names every rank that holds something.
-        SELECT array_agg(l.queue), array_agg(lane.rank), array_agg(lane.run_at) INTO v_queues, v_ranks, v_froms
-        FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
-        CROSS JOIN LATERAL (
-            WITH RECURSIVE lanes AS (
-                SELECT l.rank AS rank, l.from_at AS run_at
-                UNION ALL
-                SELECT n.rank, n.run_at FROM lanes CROSS JOIN LATERAL (
-                    SELECT r.rank::integer, r.run_at FROM {schema}.ready AS r
-                    WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank > lanes.rank
-                    ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
-                ) AS n
-            )
-            SELECT lanes.rank, lanes.run_at FROM lanes
-        ) AS lane;
-        v_listed := true;
-    END IF;
-    v_keeps := v_listed OR p_trail IS NOT NULL;
-    v_first_queues := v_queues;
     v_first_ranks := v_ranks;
-    v_searched := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
 
     WHILE v_left > 0 LOOP
+        IF NOT v_listed AND v_walked >= p_far THEN
+            -- There will be a trail, and it names every rank that holds something.
+            SELECT array_agg(l.queue), array_agg(lane.rank), array_agg(lane.run_at) INTO v_queues, v_ranks, v_froms
+            FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+            CROSS JOIN LATERAL (
+                WITH RECURSIVE lanes AS (
+                    SELECT l.rank AS rank, l.from_at AS run_at
+                    UNION ALL
+                    SELECT n.rank, n.run_at FROM lanes CROSS JOIN LATERAL (
+                        SELECT r.rank::integer, r.run_at FROM {schema}.ready AS r
+                        WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank > lanes.rank
+                        ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+                    ) AS n
+                )
+                SELECT lanes.rank, lanes.run_at FROM lanes
+            ) AS lane
+            WHERE l.rank IS NOT NULL;
+            v_listed := true;
+            v_keeps := true;
+        END IF;
         -- The next rank that any of the queues holds, and which of them do. A million future jobs at the top
         -- priority cost one seek.
         SELECT l.rank, array_agg(l.queue), array_agg(l.from_at) INTO v_rank, v_lanes, v_lane_froms
@@ -227,7 +226,9 @@ BEGIN
             v_once_left := v_once_left - c.once;
             v_left := v_left - v_taken;
         END IF;
-        IF v_keeps THEN
+        -- What comes after an at_most_once job too many must not overtake it.
+        v_goes_on := v_taken = c.found AND v_left > 0;
+        IF v_keeps OR v_goes_on THEN
             -- Where nothing due is left, nothing is before now; elsewhere, before the last one taken.
             SELECT v_past_queues || array_agg(l.queue), v_past_ranks || array_agg(v_rank),
                    v_past_froms || array_agg(CASE
@@ -240,8 +241,7 @@ BEGIN
                 GROUP BY t.queue
             ) AS t ON t.queue = l.queue;
         END IF;
-        -- What comes after an at_most_once job too many must not overtake it.
-        EXIT WHEN v_taken < c.found OR v_left = 0;
+        EXIT WHEN NOT v_goes_on;
 
         IF NOT v_listed THEN
             v_entries := pg_stat_get_xact_tuples_returned(v_index);
@@ -279,7 +279,11 @@ BEGIN
         NULL;  -- the caller comes again anyway
     ELSIF v_listed THEN
         SELECT min(due.run_at) INTO v_next_due
-        FROM unnest(v_first_queues, v_first_ranks) AS t (queue, rank)
+        FROM (
+            SELECT * FROM unnest(v_past_queues, v_past_ranks)
+            UNION
+            SELECT * FROM unnest(v_queues, v_ranks)
+        ) AS t (queue, rank)
         CROSS JOIN LATERAL (
             SELECT r.run_at FROM {schema}.ready AS r
             WHERE r.suspect = p_suspects AND r.queue = t.queue AND r.rank = t.rank AND r.run_at > v_now
@@ -287,7 +291,7 @@ BEGIN
         ) AS due;
     ELSE
         SELECT min(due.run_at) INTO v_next_due
-        FROM unnest(v_first_queues, v_first_ranks) AS q (queue, rank)
+        FROM unnest(v_queues, v_first_ranks) AS q (queue, rank)
         CROSS JOIN LATERAL (
             WITH RECURSIVE ranks AS (
                 SELECT q.rank
@@ -332,6 +336,7 @@ BEGIN
         ) AS t;
     END IF;
 
+    v_searched := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
     RETURN QUERY SELECT v_now, v_expires_at, v_next_due, v_suspects, false,
         NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
         NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
