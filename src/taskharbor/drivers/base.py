@@ -429,6 +429,9 @@ class Driver(ABC):
 
         Paused queues give nothing. Each claim raises the job's attempt number by one. Repeated with the
         same token it gives the same jobs, as far as they are not settled.
+
+        A driver for which looking everywhere is dear at the moment may do so only now and then: it says when by
+        `next_due`, and that it has not by `searched`. A drain does not end before it has.
         """
 
     @abstractmethod
