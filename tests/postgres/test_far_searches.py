@@ -27,4 +27,4 @@ class TestClaimingAfterFarSearches(Claiming):
     threads = True
 
 
-TestMachineAfterFarSearches = conformance.state_machine(fresh, examples=10)
+TestMachineAfterFarSearches = conformance.state_machine(fresh, examples=3)

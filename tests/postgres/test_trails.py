@@ -138,6 +138,26 @@ async def test_trail_goes_on_where_others_claim(dsn: str) -> None:
     assert walked < DEAD / 5
 
 
+async def test_search_that_finds_a_lane_empty_brings_the_trail_up_to_date(dsn: str) -> None:
+    """For a worker that looks now and then, and searches each time, while others take everything."""
+    clock = ManualClock()
+    driver = PostgresDriver(dsn, clock=clock)
+    await driver.migrate()
+    yard, others = Yard(driver, clock), PostgresDriver(dsn, clock=clock)
+    async with snapshot_held(dsn):
+        await yard.bury()
+        await yard.set_out()
+        await yard.enqueue(DEAD)
+        assert len((await others.claim(ClaimRequest("other/1", LEASE, DEAD))).jobs) == DEAD
+        await others.close()
+        clock.advance(1)
+        assert (await yard.claim(10)).searched
+        before = await entries_read(driver, 2 * DEAD)
+        assert (await yard.claim(10)).searched is False
+        walked = await entries_read(driver, before) - before
+    assert walked < DEAD / 5
+
+
 async def test_trail_ends_with_the_snapshot(bare: Yard) -> None:
     yard, driver = bare, bare.driver
     await driver.migrate()

@@ -112,12 +112,13 @@ class Trails:
         self._lanes.pop(lane, None)
         self._lanes[lane] = None
         if len(self._lanes) > LANES_MAX:
-            del self._lanes[next(iter(self._lanes))]
+            oldest, *_ = list(self._lanes)
+            self._lanes.pop(oldest, None)  # another thread may do the same
 
     def _begun(self, trail: str, request: ClaimRequest, now: int) -> str | None:
         """The trail of a first search, with the lanes that it found empty: that is where the next jobs will come."""
         lanes = {(lane.queue, lane.rank): lane for lane in _decode(trail)}
-        for queue, rank in self._lanes:
+        for queue, rank in list(self._lanes):
             if request.queues is None or queue in request.queues:
                 lanes.setdefault((queue, rank), Lane(queue, rank, from_micros(now - LATE)))
         return _encode(list(lanes.values())).decode() if lanes else None

@@ -321,16 +321,20 @@ BEGIN
     v_keeps := v_keeps AND (NOT v_searches OR v_walked >= p_far);
     IF v_keeps THEN
         -- Each queue and rank by what is known best: where it was looked at, where its first row is, where it was
-        -- left the last time. So many that looking at each would take as long as a search make no trail.
+        -- left the last time, unless a list of everything had nothing there. So many that looking at each would take
+        -- as long as a search make no trail.
         SELECT CASE WHEN count(*) <= 500 THEN coalesce(json_agg(t)::text, '[]') END INTO v_trail FROM (
             SELECT DISTINCT ON (t.queue, t.rank) t.queue, t.rank, least(t.from_at, v_edge) AS from_at
             FROM (
-                SELECT 1 AS source, p.* FROM unnest(v_past_queues, v_past_ranks, v_past_froms) AS p (queue, rank, from_at)
+                SELECT 1 AS source, p.*
+                FROM unnest(v_past_queues, v_past_ranks, v_past_froms) AS p (queue, rank, from_at)
                 UNION ALL
                 SELECT 2, l.* FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
                 WHERE l.rank IS NOT NULL
                 UNION ALL
-                SELECT 3, k.* FROM unnest(v_known_queues, v_known_ranks, v_known_froms) AS k (queue, rank, from_at)
+                SELECT 3, k.queue, k.rank, CASE
+                    WHEN v_searches AND v_listed AND k.queue <> ALL (v_paused) THEN v_edge ELSE k.from_at END
+                FROM unnest(v_known_queues, v_known_ranks, v_known_froms) AS k (queue, rank, from_at)
             ) AS t
             ORDER BY t.queue, t.rank, t.source
         ) AS t;
