@@ -14,6 +14,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.postgres import leases, settle
 from taskharbor.drivers.postgres.connections import Connections, Lane, Session
+from taskharbor.drivers.postgres.trails import Look
 from taskharbor.job import AttemptStatus, Progress, State
 from tests.postgres import store
 from tests.postgres.races import (
@@ -36,7 +37,7 @@ async def test_claim_repeated_while_the_first_one_commits_gives_the_same_jobs(ra
     first, second = await race.ready(), await race.ready()
     request = ClaimRequest("worker/1", LEASE, 1, once_limit=1)
     async with race.transaction() as session:
-        claim = await leases.claim(session, request)
+        claim, _ = await leases.claim(session, request, Look())
         repeated = await begun(race.driver.claim(request, now=NOW), race)
     assert [job.id for job in claim.jobs] == [first]
     assert (await repeated).jobs == claim.jobs

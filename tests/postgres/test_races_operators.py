@@ -13,6 +13,7 @@ from taskharbor.drivers.base import (
     Verdict,
 )
 from taskharbor.drivers.postgres import leases, operate, settle
+from taskharbor.drivers.postgres.trails import Look
 from taskharbor.job import State
 from tests.postgres import store
 from tests.postgres.races import (
@@ -82,7 +83,7 @@ async def test_change_that_meets_a_claim_is_a_conflict(race: Race) -> None:
     """The claim has taken the row: the operator, who would rewrite it, looks again and finds the job running."""
     job_id = await race.ready()
     async with race.transaction() as session:
-        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1))
+        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1), Look())
         changing = await begun(race.operate(Update(priority=5), job_id), race)
     assert await changing == [Verdict.CONFLICT]
     record = await race.record(job_id)
@@ -120,7 +121,7 @@ async def test_two_claims_at_once_never_wait_for_each_other(race: Race) -> None:
     """What one is about to take, the other passes over, also across queues and priorities."""
     ids = [await race.ready(queue=queue, priority=priority) for queue in "ab" for priority in (0, 1)]
     async with race.transaction() as session:
-        first = await leases.claim(session, ClaimRequest("worker/a", LEASE, 2))
+        first, _ = await leases.claim(session, ClaimRequest("worker/a", LEASE, 2), Look())
         _, second = await race.claim(2)
     assert [job.priority for job in first.jobs] == [1, 1]
     assert [job.priority for job in second.jobs] == [0, 0]
@@ -132,7 +133,7 @@ async def test_expiry_and_claim_meet_on_one_job(race: Race) -> None:
     """Either it begins or it is cancelled, never both."""
     job_id = await race.ready(expires_at=NOW)
     async with race.transaction() as session:
-        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1))
+        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1), Look())
         assert await race.driver.expire(10, now=NOW) == []
     assert await race.state(job_id) is State.RUNNING
 

@@ -111,6 +111,8 @@ class Claim(Struct, frozen=True):
     jobs: list[Claimed]
     next_due: int | None = None  # when the next job ahead becomes runnable, if fewer than `limit` were
     suspects_waiting: bool = False  # somebody should execute a suspect alone
+    # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
+    searched: bool = True
 
 
 # -- heartbeat -----------------------------------------------------------------------------------
@@ -427,6 +429,9 @@ class Driver(ABC):
 
         Paused queues give nothing. Each claim raises the job's attempt number by one. Repeated with the
         same token it gives the same jobs, as far as they are not settled.
+
+        A driver for which looking everywhere is dear at the moment may do so only now and then: it says when by
+        `next_due`, and that it has not by `searched`. A drain does not end before it has.
         """
 
     @abstractmethod

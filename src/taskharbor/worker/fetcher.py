@@ -91,7 +91,7 @@ class Fetcher:
         if len(claim.jobs) == wanted:
             return False  # at once, before these are executed: the store leases the next ones meanwhile
         if until_drained and not claim.jobs:
-            if self._all_done() and not self._suspects_elsewhere:
+            if claim.searched and self._all_done() and not self._suspects_elsewhere:
                 return was_done and self._suspects_since is None
             await self._wait_for_room_or_news(news, self._until_next(claim))
         elif self._suspects_since is None:

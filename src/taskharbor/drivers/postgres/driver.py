@@ -55,6 +55,7 @@ from taskharbor.drivers.postgres.connections import Connections, Lane, Session, 
 from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
+from taskharbor.drivers.postgres.trails import Trails
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.job import (
     AttemptRecord,
@@ -100,6 +101,7 @@ class PostgresDriver(Driver):
         self._news = News(self._connections, listen=listen, clock=self.clock)
         self._gathering = Gathering(self._store_plain)
         self._covered = settle.Covered()
+        self._trails = Trails(self.clock)
         self._listen = listen
         self._identity: str | None = None
         self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
@@ -218,7 +220,9 @@ class PostgresDriver(Driver):
         return answer
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
-        claim = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request), now, prompt=True)
+        look = self._trails.look(request)
+        claim, seen = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request, look), now, prompt=True)
+        claim = self._trails.learn(request, look, claim, seen)
         self._covered.remember(request.token, claim)
         return claim
 

@@ -17,9 +17,11 @@ from taskharbor.drivers.base import (
     Heartbeat,
     worker_of,
 )
+from taskharbor.drivers.postgres import trails
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.drivers.postgres.reads import still_running
+from taskharbor.drivers.postgres.trails import Look, Seen
 from taskharbor.job import Delivery
 
 _encode = msgspec.json.Encoder().encode
@@ -27,17 +29,18 @@ _DELIVERIES: dict[object, Delivery | None] = {None: None} | {str(each): each for
 LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
 
 
-async def claim(session: Session, request: ClaimRequest) -> Claim:
+async def claim(session: Session, request: ClaimRequest, look: Look) -> tuple[Claim, Seen | None]:
     token = request.token
     header, *rows = await session.rows(
         "claim", token, worker_of(token), request.lease, min(request.limit, LIMIT_MAX),
         None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
-        request.suspects, request.supervised, session.given_now,
+        request.suspects, request.supervised, session.given_now, look.trail, look.search, trails.FAR, trails.LATE,
     )  # fmt: skip
     now, expires_at, next_due, suspects_waiting, repeated, *_ = header
     if repeated:
-        return await _claimed_before(session, request)
-    return Claim(now, expires_at, [_claimed(row[5:]) for row in rows], next_due, suspects_waiting)
+        return await _claimed_before(session, request), None
+    jobs = [_claimed(row[5:20]) for row in rows]
+    return Claim(now, expires_at, jobs, next_due, suspects_waiting), Seen(header["trail"], header["searched"])
 
 
 async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:

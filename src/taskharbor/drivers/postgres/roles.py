@@ -56,7 +56,8 @@ _TABLES: dict[str, dict[Role, str]] = {
 _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 
 FUNCTIONS: dict[str, frozenset[Role]] = {
-    "claim": frozenset({Role.WORKER}),
+    "claim": frozenset({Role.WORKER}),  # of workers of an older version
+    "claim_on_trail": frozenset({Role.WORKER}),
     "settle_successes": frozenset({Role.WORKER}),
     "settle_and_release": frozenset({Role.WORKER}),
     "release_dependants": frozenset({Role.WORKER}),

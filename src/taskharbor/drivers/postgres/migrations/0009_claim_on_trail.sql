@@ -1,0 +1,361 @@
+-- The claim beside a snapshot that somebody holds open, by a worker that remembers where its last one has been. `claim`
+-- stays for workers of an older version.
+--
+-- While the snapshot is held, rows that claims have deleted stay where they were, and so do their entries in the index:
+-- the search for the first live row of a queue walks past all of them, and is the longer the more was claimed. So a
+-- claim whose search was far hands its trail to the next one: for each queue and rank where something was, the due time
+-- before which there is nothing more. With a trail and without p_search, a claim begins there and walks past no more
+-- than what has died since. It then misses what has come to lie behind the trail or beside it (another queue, another
+-- rank): the caller searches again every now and then.
+--
+-- p_trail   what the last claim with this p_queues handed out, as it was; NULL for none
+-- p_search  whether to search the whole of the queues (as without a trail); the trail is then brought up to date
+-- p_far     how many dead entries make a search a far one
+-- p_late    microseconds: a job that is stored so long after its own due time, since its transaction lasted, is still
+--           found on the trail
+-- The first row alone has: trail (NULL after a search that was not far), and searched (how many microseconds it all
+-- has taken).
+CREATE FUNCTION {schema}.claim_on_trail(
+    p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
+    p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
+    p_late bigint
+) RETURNS TABLE (
+    now_at timestamptz, lease_expires_at timestamptz, next_due timestamptz, suspects_waiting boolean,
+    repeated boolean,
+    id text, task text, payload text, queue text, priority integer, number integer, attempts integer,
+    first_number integer, run_at timestamptz, enqueued_at timestamptz, due_at timestamptz,
+    expires_at timestamptz, delivery text, options text, version integer, trail text, searched bigint
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := coalesce(p_now, clock_timestamp());
+    v_expires_at timestamptz := v_now + p_lease * interval '1 microsecond';
+    v_began timestamptz := clock_timestamp();
+    v_index oid := '{schema}.ready_pkey'::regclass;
+    v_searches boolean := p_search OR p_trail IS NULL;
+    v_listed boolean := NOT v_searches;  -- whether every rank of each queue is known, or only its first
+    v_keeps boolean := p_trail IS NOT NULL;  -- a trail, for the next claim
+    v_entries bigint;
+    v_walked bigint := 0;  -- entries of the index that were nobody's, as far as is known
+    v_searched bigint;
+    v_edge timestamptz := v_now - p_late * interval '1 microsecond';  -- no trail goes beyond it
+    v_known_queues text[];
+    v_known_ranks integer[];
+    v_known_froms timestamptz[];
+    v_past_queues text[];
+    v_past_ranks integer[];
+    v_past_froms timestamptz[];
+    v_trail text;
+    v_exhausted boolean;
+    v_goes_on boolean;
+    v_paused text[];
+    v_queues text[];
+    v_ranks integer[];      -- of each queue: the rank, …
+    v_froms timestamptz[];  -- … and the due time of the first row that is still to be looked at
+    v_first_ranks integer[];
+    v_first record;
+    v_rank integer;
+    v_lanes text[];
+    v_lane_froms timestamptz[];
+    v_left integer := greatest(p_limit, 0);
+    v_once_left integer := greatest(p_once_limit, 0);
+    v_taken integer;
+    v_next_due timestamptz;
+    v_suspects boolean := false;
+    v_ids uuid[] := '{}';
+    v_numbers integer[] := '{}';
+    v_attempts integer[] := '{}';
+    v_first_numbers integer[] := '{}';
+    v_run_ats timestamptz[] := '{}';
+    v_lane_queues text[] := '{}';
+    v_due_ats timestamptz[] := '{}';
+    v_expires_ats timestamptz[] := '{}';
+    v_deliveries text[] := '{}';
+    c record;
+BEGIN
+    IF EXISTS (SELECT FROM {schema}.leases WHERE token = p_token) THEN
+        -- The answer to this very claim was lost: the caller asks for the lease again.
+        RETURN QUERY SELECT v_now, NULL::timestamptz, NULL::timestamptz, false, true,
+            NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
+            NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+            NULL::timestamptz, NULL::text, NULL::text, NULL::integer, NULL::text, NULL::bigint;
+        RETURN;
+    END IF;
+
+    -- Where each queue begins: found one time in a claim, and everything else starts from there.
+    SELECT coalesce(array_agg(p.queue), '{}') INTO v_paused FROM {schema}.paused AS p;
+    IF p_trail IS NOT NULL THEN
+        SELECT array_agg(t.queue), array_agg(t.rank), array_agg(t.from_at)
+        INTO v_known_queues, v_known_ranks, v_known_froms
+        FROM json_to_recordset(p_trail::json) AS t (queue text, rank integer, from_at timestamptz);
+    END IF;
+    -- What the statistics count is what was walked, on a busy machine too, where the time says little.
+    v_entries := pg_stat_get_xact_tuples_returned(v_index);
+    IF v_left = 0 THEN
+        NULL;  -- only a lease that exists was asked for
+    ELSIF NOT v_searches THEN
+        SELECT array_agg(t.queue), array_agg(t.rank), array_agg(t.from_at) INTO v_queues, v_ranks, v_froms
+        FROM unnest(v_known_queues, v_known_ranks, v_known_froms) AS t (queue, rank, from_at)
+        WHERE t.queue <> ALL (v_paused);
+    ELSIF p_queues IS NOT NULL THEN
+        SELECT array_agg(q.queue), array_agg(n.rank), array_agg(n.run_at) INTO v_queues, v_ranks, v_froms
+        FROM (SELECT DISTINCT q AS queue FROM unnest(p_queues) AS q WHERE q <> ALL (v_paused)) AS q
+        CROSS JOIN LATERAL (
+            SELECT r.rank, r.run_at FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue = q.queue
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+        ) AS n;
+    ELSE
+        -- A skip scan over the primary key: one seek for each queue, however many rows it holds.
+        SELECT r.queue, r.rank, r.run_at INTO v_first FROM {schema}.ready AS r WHERE r.suspect = p_suspects
+        ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
+        WHILE v_first.queue IS NOT NULL LOOP
+            IF v_first.queue <> ALL (v_paused) THEN
+                v_queues := v_queues || v_first.queue;
+                v_ranks := v_ranks || v_first.rank::integer;
+                v_froms := v_froms || v_first.run_at;
+            END IF;
+            SELECT r.queue, r.rank, r.run_at INTO v_first FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue > v_first.queue
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
+        END LOOP;
+    END IF;
+    v_walked := pg_stat_get_xact_tuples_returned(v_index) - v_entries;
+    v_first_ranks := v_ranks;
+
+    WHILE v_left > 0 LOOP
+        IF NOT v_listed AND v_walked >= p_far THEN
+            -- There will be a trail, and it names every rank that holds something.
+            SELECT array_agg(l.queue), array_agg(lane.rank), array_agg(lane.run_at) INTO v_queues, v_ranks, v_froms
+            FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+            CROSS JOIN LATERAL (
+                WITH RECURSIVE lanes AS (
+                    SELECT l.rank AS rank, l.from_at AS run_at
+                    UNION ALL
+                    SELECT n.rank, n.run_at FROM lanes CROSS JOIN LATERAL (
+                        SELECT r.rank::integer, r.run_at FROM {schema}.ready AS r
+                        WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank > lanes.rank
+                        ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+                    ) AS n
+                )
+                SELECT lanes.rank, lanes.run_at FROM lanes
+            ) AS lane
+            WHERE l.rank IS NOT NULL;
+            v_listed := true;
+            v_keeps := true;
+        END IF;
+        -- The next rank that any of the queues holds, and which of them do. A million future jobs at the top
+        -- priority cost one seek.
+        SELECT l.rank, array_agg(l.queue), array_agg(l.from_at) INTO v_rank, v_lanes, v_lane_froms
+        FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+        WHERE l.rank IS NOT NULL GROUP BY l.rank ORDER BY l.rank LIMIT 1;
+        EXIT WHEN NOT FOUND;
+
+        v_entries := pg_stat_get_xact_tuples_returned(v_index);
+        IF cardinality(v_lanes) = 1 THEN
+            -- One queue: its rows in the order of the key, locked one after the other until there are enough.
+            WITH locked AS MATERIALIZED (
+                SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
+                       r.expires_at, r.delivery
+                FROM {schema}.ready AS r
+                WHERE r.suspect = p_suspects AND r.queue = v_lanes[1] AND r.rank = v_rank
+                  AND r.run_at BETWEEN v_lane_froms[1] AND v_now
+                ORDER BY r.suspect, r.queue, r.rank, r.run_at, r.id LIMIT v_left FOR UPDATE SKIP LOCKED
+            ), counted AS (
+                SELECT *, count(*) FILTER (WHERE delivery = 'at_most_once')
+                    OVER (ORDER BY run_at, id ROWS UNBOUNDED PRECEDING) AS once
+                FROM locked
+            )
+            SELECT array_agg(at) AS at, array_agg(id) AS ids, array_agg(number + 1) AS numbers,
+                   array_agg(attempts) AS attempts, array_agg(first_number) AS first_numbers,
+                   array_agg(run_at) AS run_ats, array_agg(queue) AS queues, array_agg(due_at) AS due_ats,
+                   array_agg(expires_at) AS expires_ats, array_agg(delivery) AS deliveries,
+                   max(once) AS once, (SELECT count(*) FROM locked) AS found
+            INTO c FROM counted WHERE once <= v_once_left;
+            v_exhausted := c.found < v_left;
+            -- (Of several queues, most of what is read is alive.)
+            v_walked := v_walked + pg_stat_get_xact_tuples_returned(v_index) - v_entries - c.found;
+        ELSE
+            -- Several queues: the first rows of each, merged. They are looked at without locking them, since
+            -- most of them will not be taken; more of them than needed, since others may hold some.
+            WITH first AS MATERIALIZED (
+                SELECT l.queue, n.run_at, n.id FROM unnest(v_lanes, v_lane_froms) AS l (queue, from_at)
+                CROSS JOIN LATERAL (
+                    SELECT r.run_at, r.id FROM {schema}.ready AS r
+                    WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank = v_rank
+                      AND r.run_at BETWEEN l.from_at AND v_now
+                    ORDER BY r.suspect, r.queue, r.rank, r.run_at, r.id LIMIT v_left * 4
+                ) AS n
+                ORDER BY n.run_at, n.id LIMIT v_left * 4
+            ), locked AS MATERIALIZED (
+                SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
+                       r.expires_at, r.delivery
+                FROM first
+                JOIN {schema}.ready AS r ON r.suspect = p_suspects AND r.queue = first.queue
+                    AND r.rank = v_rank AND r.run_at = first.run_at AND r.id = first.id
+                ORDER BY first.run_at, first.id LIMIT v_left FOR UPDATE OF r SKIP LOCKED
+            ), counted AS (
+                SELECT *, count(*) FILTER (WHERE delivery = 'at_most_once')
+                    OVER (ORDER BY run_at, id ROWS UNBOUNDED PRECEDING) AS once
+                FROM locked
+            )
+            SELECT array_agg(at) AS at, array_agg(id) AS ids, array_agg(number + 1) AS numbers,
+                   array_agg(attempts) AS attempts, array_agg(first_number) AS first_numbers,
+                   array_agg(run_at) AS run_ats, array_agg(queue) AS queues, array_agg(due_at) AS due_ats,
+                   array_agg(expires_at) AS expires_ats, array_agg(delivery) AS deliveries,
+                   max(once) AS once, (SELECT count(*) FROM locked) AS found,
+                   (SELECT count(*) FROM first) AS seen
+            INTO c FROM counted WHERE once <= v_once_left;
+            v_exhausted := c.found < v_left AND c.seen < v_left * 4;
+        END IF;
+
+        v_taken := coalesce(cardinality(c.ids), 0);
+        IF v_taken > 0 THEN
+            DELETE FROM {schema}.ready WHERE ctid = ANY (c.at);
+            v_ids := v_ids || c.ids;
+            v_numbers := v_numbers || c.numbers;
+            v_attempts := v_attempts || c.attempts;
+            v_first_numbers := v_first_numbers || c.first_numbers;
+            v_run_ats := v_run_ats || c.run_ats;
+            v_lane_queues := v_lane_queues || c.queues;
+            v_due_ats := v_due_ats || c.due_ats;
+            v_expires_ats := v_expires_ats || c.expires_ats;
+            v_deliveries := v_deliveries || c.deliveries;
+            v_once_left := v_once_left - c.once;
+            v_left := v_left - v_taken;
+        END IF;
+        -- What comes after an at_most_once job too many must not overtake it.
+        v_goes_on := v_taken = c.found AND v_left > 0;
+        IF v_keeps OR v_goes_on THEN
+            -- Where nothing due is left, nothing is before now; elsewhere, before the last one taken.
+            SELECT v_past_queues || array_agg(l.queue), v_past_ranks || array_agg(v_rank),
+                   v_past_froms || array_agg(CASE
+                       WHEN v_exhausted AND v_taken = c.found THEN v_edge
+                       ELSE coalesce(t.last_at, l.from_at) END)
+            INTO v_past_queues, v_past_ranks, v_past_froms
+            FROM unnest(v_lanes, v_lane_froms) AS l (queue, from_at)
+            LEFT JOIN (
+                SELECT t.queue, max(t.run_at) AS last_at FROM unnest(c.queues, c.run_ats) AS t (queue, run_at)
+                GROUP BY t.queue
+            ) AS t ON t.queue = l.queue;
+        END IF;
+        EXIT WHEN NOT v_goes_on;
+
+        IF NOT v_listed THEN
+            v_entries := pg_stat_get_xact_tuples_returned(v_index);
+            SELECT array_agg(CASE l.rank WHEN v_rank THEN n.rank ELSE l.rank END ORDER BY l.position),
+                   array_agg(CASE l.rank WHEN v_rank THEN n.run_at ELSE l.from_at END ORDER BY l.position)
+            INTO v_ranks, v_froms
+            FROM unnest(v_queues, v_ranks, v_froms) WITH ORDINALITY AS l (queue, rank, from_at, position)
+            LEFT JOIN LATERAL (
+                SELECT r.rank, r.run_at FROM {schema}.ready AS r
+                WHERE l.rank = v_rank AND r.suspect = p_suspects AND r.queue = l.queue AND r.rank > v_rank
+                ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+            ) AS n ON true;
+            v_walked := v_walked + pg_stat_get_xact_tuples_returned(v_index) - v_entries;
+        ELSE
+            SELECT array_agg(l.queue), array_agg(l.rank), array_agg(l.from_at) INTO v_queues, v_ranks, v_froms
+            FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at) WHERE l.rank > v_rank;
+        END IF;
+    END LOOP;
+
+    IF v_ids <> '{}' THEN
+        INSERT INTO {schema}.leases (token, origin, worker, expires_at, alone, supervised, open)
+        VALUES (p_token, p_token, p_worker, v_expires_at, p_suspects, p_supervised, cardinality(v_ids));
+        INSERT INTO {schema}.claims (token, ids, numbers, attempts, first_numbers, run_ats, queues, due_ats,
+                                     expires_ats, deliveries)
+        VALUES (p_token, v_ids, v_numbers, v_attempts, v_first_numbers, v_run_ats, v_lane_queues, v_due_ats,
+                v_expires_ats, v_deliveries);
+        IF v_once_left = greatest(p_once_limit, 0) THEN
+            -- A server that crashes may forget such a claim: its jobs are still to be claimed, and a number
+            -- that it gave out proves nothing without its lease. With an at_most_once job it must not.
+            PERFORM set_config('synchronous_commit', 'off', true);
+        END IF;
+    END IF;
+
+    IF cardinality(v_ids) >= p_limit THEN
+        NULL;  -- the caller comes again anyway
+    ELSIF v_listed THEN
+        SELECT min(due.run_at) INTO v_next_due
+        FROM (
+            SELECT * FROM unnest(v_past_queues, v_past_ranks)
+            UNION
+            SELECT * FROM unnest(v_queues, v_ranks)
+        ) AS t (queue, rank)
+        CROSS JOIN LATERAL (
+            SELECT r.run_at FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue = t.queue AND r.rank = t.rank AND r.run_at > v_now
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+        ) AS due;
+    ELSE
+        SELECT min(due.run_at) INTO v_next_due
+        FROM unnest(v_queues, v_first_ranks) AS q (queue, rank)
+        CROSS JOIN LATERAL (
+            WITH RECURSIVE ranks AS (
+                SELECT q.rank
+                UNION ALL
+                SELECT (SELECT r.rank::integer FROM {schema}.ready AS r
+                        WHERE r.suspect = p_suspects AND r.queue = q.queue AND r.rank > ranks.rank
+                        ORDER BY r.suspect, r.queue, r.rank LIMIT 1)
+                FROM ranks WHERE ranks.rank IS NOT NULL
+            )
+            SELECT rank FROM ranks WHERE rank IS NOT NULL
+        ) AS lane
+        CROSS JOIN LATERAL (
+            SELECT r.run_at FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue = q.queue AND r.rank = lane.rank AND r.run_at > v_now
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
+        ) AS due;
+    END IF;
+    IF NOT p_suspects THEN
+        -- The suspects' place is small: a scan of it is.
+        v_suspects := EXISTS (
+            SELECT FROM {schema}.ready AS r
+            WHERE r.suspect AND r.run_at <= v_now AND (p_queues IS NULL OR r.queue = ANY (p_queues))
+              AND r.queue <> ALL (v_paused)
+        );
+    END IF;
+
+    v_keeps := v_keeps AND (NOT v_searches OR v_walked >= p_far);
+    IF v_keeps THEN
+        -- Each queue and rank by what is known best: where it was looked at, where its first row is, where it was
+        -- left the last time, unless a list of everything had nothing there. So many that looking at each would take
+        -- as long as a search make no trail.
+        SELECT CASE WHEN count(*) <= 500 THEN coalesce(json_agg(t)::text, '[]') END INTO v_trail FROM (
+            SELECT DISTINCT ON (t.queue, t.rank) t.queue, t.rank, least(t.from_at, v_edge) AS from_at
+            FROM (
+                SELECT 1 AS source, p.*
+                FROM unnest(v_past_queues, v_past_ranks, v_past_froms) AS p (queue, rank, from_at)
+                UNION ALL
+                SELECT 2, l.* FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+                WHERE l.rank IS NOT NULL
+                UNION ALL
+                SELECT 3, k.queue, k.rank, CASE
+                    WHEN v_searches AND v_listed AND k.queue <> ALL (v_paused) THEN v_edge ELSE k.from_at END
+                FROM unnest(v_known_queues, v_known_ranks, v_known_froms) AS k (queue, rank, from_at)
+            ) AS t
+            ORDER BY t.queue, t.rank, t.source
+        ) AS t;
+    END IF;
+
+    v_searched := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
+    RETURN QUERY SELECT v_now, v_expires_at, v_next_due, v_suspects, false,
+        NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
+        NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
+        NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched;
+    IF v_ids <> '{}' THEN
+        RETURN QUERY SELECT NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean, NULL::boolean,
+            e.id::text, j.task, j.payload, e.queue, j.priority::integer, e.number, e.attempts,
+            e.first_number, e.run_at, j.enqueued_at, e.due_at,
+            e.expires_at, e.delivery, j.options, j.version, NULL::text, NULL::bigint
+        FROM unnest(v_ids, v_numbers, v_attempts, v_first_numbers, v_run_ats, v_lane_queues, v_due_ats,
+                    v_expires_ats, v_deliveries) WITH ORDINALITY
+            AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery, position)
+        -- LIMIT keeps the planner from turning this into a join with all of the jobs.
+        CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j
+        ORDER BY e.position;
+    END IF;
+END
+$$;
