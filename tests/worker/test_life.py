@@ -110,6 +110,24 @@ def test_drain_sync_needs_no_loop(tmp_path):
         assert job.result(timeout=1) == 8
 
 
+def test_an_interrupt_that_a_handler_raises_is_its_failure_where_ctrl_c_is_not_raised(tmp_path):
+    with Harbor(f"sqlite:///{tmp_path}/h.db") as harbor:
+
+        @harbor.task(max_attempts=1)
+        async def gives_up() -> None:
+            await asyncio.sleep(0)
+            raise KeyboardInterrupt
+
+        @harbor.task
+        async def fine() -> str:
+            return "fine"
+
+        odd, other = gives_up.enqueue(), fine.enqueue()
+        Worker(harbor, concurrency=1).drain_sync()
+        assert (odd.refresh().state, odd.refresh().error) == (State.DEAD, "KeyboardInterrupt")
+        assert other.result(timeout=1) == "fine"
+
+
 async def test_async_with_works_meanwhile_and_stops_at_the_end(harbor):
     @harbor.task
     async def work(n: int) -> int:

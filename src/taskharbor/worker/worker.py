@@ -65,6 +65,7 @@ class Worker:
     """
 
     _oversight: Oversight | None = None  # a supervisor in another process
+    _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
 
     def __init__(
         self,
@@ -241,6 +242,7 @@ class _Shift:
             low=self._low,
             is_over=self._leases.is_over,
             cells=None if oversight is None else oversight.cells,
+            takes_interrupts=worker._takes_interrupts,
         )
         self._fetcher = Fetcher(
             driver,
@@ -490,9 +492,11 @@ def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Work
                 installed.append(number)
             except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
                 logger.debug("signals are left alone: not the main thread")
+        worker._takes_interrupts = signal.SIGINT in installed
         try:
             await main()
         finally:
+            worker._takes_interrupts = False
             for number in installed:
                 loop.remove_signal_handler(number)
 
