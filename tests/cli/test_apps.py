@@ -51,6 +51,23 @@ def test_declarations_count_for_what_is_enqueued(run, module, url):
     assert "email:send" in error
 
 
+@pytest.mark.parametrize("words", [["enqueue"], ["schedule", "add", "nightly", "--schedule", "@daily"]])
+def test_text_where_a_number_is_wanted_is_told_how_to_be_written(run, module, words):
+    app = module(
+        """
+        from taskharbor import Harbor
+
+        harbor = Harbor()
+
+        @harbor.task(name="nap")
+        def nap(seconds: float) -> None: ...
+        """
+    )
+    error = run(*words, "nap", "seconds=3", "-A", f"{app}:harbor", code=1).error
+    assert error.endswith("seconds=… gives text, so write seconds:=3 for JSON")
+    run(*words, "nap", "seconds:=3", "-A", f"{app}:harbor")
+
+
 def test_the_application_may_come_from_the_environment(run, module, monkeypatch):
     monkeypatch.setenv("TASKHARBOR_APP", f"{module(APP)}:inner.harbor")
     assert run("enqueue", "email:send", "to=a", "--json").document["queue"] == "mail"
