@@ -30,7 +30,7 @@ from taskharbor.worker.endings import of_abandoned
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.fetcher import Fetcher
-from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.heartbeat import BEATS_PER_LEASE, Heart
 from taskharbor.worker.isolation.pool import ProcessPool, refuse_unreachable_hooks
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
@@ -39,6 +39,7 @@ from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.results import Results
+from taskharbor.worker.standstill import tell_of_standstills
 from taskharbor.worker.stubborn import StubbornWatch
 
 logger = logging.getLogger("taskharbor.worker")
@@ -319,6 +320,7 @@ class _Shift:
                     self._stubborn.run(),
                     self._presence.run(),
                     self._hand_back_the_stalled(),
+                    tell_of_standstills(self._worker.lease / MICROS_PER_SECOND / BEATS_PER_LEASE),
                 )
             ]
             stopping = group.create_task(self._stopping.wait())
