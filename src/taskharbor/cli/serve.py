@@ -128,6 +128,7 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
         access_log=False,
         server_header=False,
         lifespan="off",
+        ws="none",
         timeout_graceful_shutdown=max(1, round(grace_seconds)),
     )
     # uvicorn raises the signal again once it has stopped, for whoever listened before. To us it is the end that
