@@ -14,6 +14,7 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
+from taskharbor.errors import ConfigurationError
 from taskharbor.job import State
 from taskharbor.worker.live import StoreTime
 from tests.worker.stage import soon, the_job, until, until_state, working
@@ -21,6 +22,12 @@ from tests.worker.stage import soon, the_job, until, until_state, working
 
 async def test_drain_returns_at_once_when_there_is_nothing(harbor):
     await soon(Worker(harbor).drain())
+
+
+@pytest.mark.parametrize("queues", ["mail", 5, object()], ids=["text", "number", "object"])
+def test_queues_are_a_list_of_names(queues):
+    with pytest.raises(ConfigurationError, match="queues must be a list of names"):
+        Worker(Harbor("memory://"), queues=queues)
 
 
 async def test_drain_leaves_what_is_scheduled(harbor, clock):

@@ -85,11 +85,11 @@ def state_of(record: WorkflowRecord, on_failure: str) -> WorkflowState:
 class Workflow(Composition):
     """A graph of jobs: first put together with `add`, then, from `enqueue` on, the one that is stored.
 
-    workflow = Workflow()
-    load = workflow.add(load_orders.s("2026-01"))
-    check = workflow.add(check_stock.s(), after=load)
-    workflow.add(report.s(), after=[load, check])
-    stored = workflow.enqueue()
+        workflow = Workflow()
+        load = workflow.add(load_orders.s("2026-01"))
+        check = workflow.add(check_stock.s(), after=load)
+        workflow.add(report.s(), after=[load, check])
+        stored = workflow.enqueue()
 
     What comes `after` one step takes its result; what comes after a list of steps takes a list of their results.
     A stored one tells how it stood when it was read; `refresh()` gives a newer one.
