@@ -127,3 +127,10 @@ def test_a_module_that_fails_says_where(run, module, tmp_path, source, told):
     assert error.startswith(f"{app} cannot be imported: ")
     assert told in error
     assert f"{app}.py, line 2)" in error
+
+
+def test_a_module_that_ends_the_program_is_said_to(run, module, url):
+    app = module("import sys\nsys.exit()")
+    error = run("stats", "-A", f"{app}:harbor", code=1).error
+    assert error.startswith(f"{app} ends the program when it is imported (")
+    assert f"{app}.py, line 2)" in error
