@@ -51,6 +51,23 @@ def test_declarations_count_for_what_is_enqueued(run, module, url):
     assert "email:send" in error
 
 
+@pytest.mark.parametrize("words", [["enqueue"], ["schedule", "add", "nightly", "--schedule", "@daily"]])
+def test_text_where_a_number_is_wanted_is_told_how_to_be_written(run, module, words):
+    app = module(
+        """
+        from taskharbor import Harbor
+
+        harbor = Harbor()
+
+        @harbor.task(name="nap")
+        def nap(seconds: float) -> None: ...
+        """
+    )
+    error = run(*words, "nap", "seconds=3", "-A", f"{app}:harbor", code=1).error
+    assert error.endswith("seconds=… gives text, so write seconds:=3 for JSON")
+    run(*words, "nap", "seconds:=3", "-A", f"{app}:harbor")
+
+
 def test_the_application_may_come_from_the_environment(run, module, monkeypatch):
     monkeypatch.setenv("TASKHARBOR_APP", f"{module(APP)}:inner.harbor")
     assert run("enqueue", "email:send", "to=a", "--json").document["queue"] == "mail"
@@ -109,4 +126,11 @@ def test_a_module_that_fails_says_where(run, module, tmp_path, source, told):
     error = run("list", "-A", f"{app}:harbor", code=1).error
     assert error.startswith(f"{app} cannot be imported: ")
     assert told in error
+    assert f"{app}.py, line 2)" in error
+
+
+def test_a_module_that_ends_the_program_is_said_to(run, module, url):
+    app = module("import sys\nsys.exit()")
+    error = run("stats", "-A", f"{app}:harbor", code=1).error
+    assert error.startswith(f"{app} ends the program when it is imported (")
     assert f"{app}.py, line 2)" in error

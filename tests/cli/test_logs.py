@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -95,6 +96,17 @@ def test_passwords_are_masked(url, expected):
     assert masked_url(url) == expected
     assert f"cannot reach {expected} now" in TEXT.format(record("cannot reach %s now", url))
     assert json.loads(JSON.format(record("x", fields={"error": f"at {url}"})))["error"] == f"at {expected}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["://" + "a" * 300_000, "a://b:" * 50_000, "x@" + "a://b:" * 50_000, "://@" * 75_000, "?a" * 150_000],
+    ids=["a long word", "no end", "an early end", "many ends", "many parameters"],
+)
+def test_masking_takes_no_longer_than_the_text_is_long(text):
+    begun = time.process_time()
+    assert masked_url(text) == text
+    assert time.process_time() - begun < 5  # by the square of the length it would be minutes
 
 
 def test_fields_that_are_no_mapping_are_left_alone():

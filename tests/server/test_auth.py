@@ -135,6 +135,9 @@ async def test_an_open_server_closes_with_the_first_token(
         headers = await bearer("read")
         assert (await client.get(f"{API}/jobs")).status_code == 401
         assert (await client.get(f"{API}/jobs", headers=headers)).status_code == 200
+        for token in await harbor.driver.tokens():
+            await harbor.driver.remove_token(token.id)
+        assert (await client.get(f"{API}/jobs")).status_code == 401  # and does not open with the last one
 
 
 async def test_a_mounted_application_is_closed_without_tokens(harbor: Harbor):

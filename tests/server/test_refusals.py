@@ -16,6 +16,29 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b" ", "the body is empty"),
+        (b'{"task": "t"', "truncated"),
+        (b'{"task": "\\ud800"}', "one half of a surrogate pair"),
+        (b"{}", "give task, for a job of that task, or api, for a URL to call: and neither was sent"),
+        (b'{"task": "t", "api": "http://example.com/"}', "for a URL to call: not both"),
+        (
+            b'{"task": "t", "runAt": "2026-01-01T00:00:00"}',
+            "runAt is an instant such as 2026-01-31T12:00:00Z",
+        ),
+        (b'{"task": "t", "expiresAt": "2026-01-01T00:00:00"}', "add Z if it is in UTC"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_the_words_of_the_interface(
+    client: httpx.AsyncClient, body: bytes, told: str
+):
+    message = error_of(await client.post(f"{API}/jobs", content=body, headers=JSON))["message"]
+    assert told in message
+    assert "datetime" not in message
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         (b"", 400),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import httpx
 import pytest
 
 from taskharbor import Harbor
+from taskharbor.tokens import create_token
 
 API = "/api/v1"
 LIMIT = 60.0
@@ -77,6 +80,35 @@ def test_what_other_processes_do_shows_in_the_counts(url: str):
             harbor.enqueue("t")
         list(_until(lines, "event: counts"))
         assert '"ready":1' in next(lines)
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(url: str):
+    with Harbor(url) as harbor:
+        token, record = asyncio.run(create_token(harbor.driver, "reader", "read"))
+    headers = {"Authorization": f"Bearer {token}"}
+    with (
+        serving(url) as (_, base),
+        httpx.Client(base_url=base, timeout=LIMIT, headers=headers) as client,
+        client.stream("GET", f"{API}/events?names=counts") as stream,
+        Harbor(url) as harbor,
+    ):
+        lines = stream.iter_lines()
+        list(_until(lines, "event: counts"))
+        assert asyncio.run(harbor.driver.remove_token(record.id))
+        while client.get(f"{API}/stats").status_code != 401:
+            time.sleep(0.05)
+        harbor.enqueue("t")
+        assert not any('"ready":1' in line for line in lines)  # and it comes to its end
+
+
+def test_the_head_of_a_stream_has_no_stream(url: str):
+    with serving(url) as (_, base), httpx.Client(base_url=base, timeout=LIMIT) as client:
+        head = client.head(f"{API}/events")
+        assert (head.status_code, head.headers["content-type"]) == (
+            200,
+            "text/event-stream; charset=utf-8",
+        )
+        assert client.get(f"{API}/jobs").status_code == 200  # on the same connection
 
 
 def _until(lines: Iterator[str], wanted: str) -> Iterator[str]:

@@ -174,6 +174,19 @@ async def test_what_a_handler_raises_before_it_suspends_is_a_failure_too(memory,
     assert await statuses(job) == ["failed"]
 
 
+async def test_a_password_in_a_url_is_not_kept_with_the_error(harbor, drained):
+    @harbor.task(max_attempts=1)
+    def connect() -> None:
+        raise ConnectionError("postgresql://shop:hunter2@db/orders does not answer")
+
+    job = await connect.aenqueue()
+    await soon(drained(harbor))
+    [attempt] = await job.ahistory()
+    assert attempt.error == "ConnectionError: postgresql://shop:***@db/orders does not answer"
+    assert attempt.traceback is not None
+    assert "shop:***@db" in attempt.traceback.splitlines()[-1]
+
+
 class Unreadable(Exception):
     def __str__(self):
         raise RuntimeError("no text")

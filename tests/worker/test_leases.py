@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 
 from taskharbor import Worker
 from taskharbor.drivers.base import ClaimRequest
@@ -407,3 +408,17 @@ async def test_jobs_that_had_not_begun_are_outlived_with_the_others(faulty, stor
             lost = [row for row in await attempts_of(job) if str(row.status) == "lost"]
             assert all(row.outlived for row in lost)
         release.set()
+
+
+async def test_a_handler_that_blocks_the_loop_for_longer_than_a_heartbeat_is_told_of(memory, caplog):
+    @memory.task
+    async def blocks() -> None:
+        time.sleep(0.5)  # noqa: ASYNC251 - that is what it does wrong
+
+    def told() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if "stood still" in record.getMessage()]
+
+    async with working(memory, lease_seconds=0.6):
+        await soon((await blocks.aenqueue()).aresult())
+        await until(told)
+    assert told()[0].fields["seconds"] >= 0.5  # type: ignore[attr-defined]

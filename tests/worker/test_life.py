@@ -14,6 +14,7 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
+from taskharbor.errors import ConfigurationError
 from taskharbor.job import State
 from taskharbor.worker.live import StoreTime
 from tests.worker.stage import soon, the_job, until, until_state, working
@@ -21,6 +22,12 @@ from tests.worker.stage import soon, the_job, until, until_state, working
 
 async def test_drain_returns_at_once_when_there_is_nothing(harbor):
     await soon(Worker(harbor).drain())
+
+
+@pytest.mark.parametrize("queues", ["mail", 5, object()], ids=["text", "number", "object"])
+def test_queues_are_a_list_of_names(queues):
+    with pytest.raises(ConfigurationError, match="queues must be a list of names"):
+        Worker(Harbor("memory://"), queues=queues)
 
 
 async def test_drain_leaves_what_is_scheduled(harbor, clock):
@@ -108,6 +115,24 @@ def test_drain_sync_needs_no_loop(tmp_path):
         job = double.enqueue(4)
         Worker(harbor).drain_sync()
         assert job.result(timeout=1) == 8
+
+
+def test_an_interrupt_that_a_handler_raises_is_its_failure_where_ctrl_c_is_not_raised(tmp_path):
+    with Harbor(f"sqlite:///{tmp_path}/h.db") as harbor:
+
+        @harbor.task(max_attempts=1)
+        async def gives_up() -> None:
+            await asyncio.sleep(0)
+            raise KeyboardInterrupt
+
+        @harbor.task
+        async def fine() -> str:
+            return "fine"
+
+        odd, other = gives_up.enqueue(), fine.enqueue()
+        Worker(harbor, concurrency=1).drain_sync()
+        assert (odd.refresh().state, odd.refresh().error) == (State.DEAD, "KeyboardInterrupt")
+        assert other.result(timeout=1) == "fine"
 
 
 async def test_async_with_works_meanwhile_and_stops_at_the_end(harbor):

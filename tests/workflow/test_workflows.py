@@ -310,6 +310,14 @@ async def test_on_failure_cancel_ends_what_depends_on_the_member(harbor, tasks, 
     assert caught.value.job_ids == (workflow.jobs.ids[1],)
 
 
+async def test_result_of_a_workflow_with_deleted_jobs_says_that_they_were_deleted(harbor, tasks, drained):
+    workflow = await chain(tasks.number.s(1), tasks.add.s()).aenqueue()
+    await drained(harbor)
+    await harbor.jobs.adelete(workflow.jobs.ids[0])
+    with pytest.raises(WorkflowCancelled, match="has no result any more: 1 of its 2 jobs were deleted"):
+        await workflow.aresult(0)
+
+
 async def test_failure_task_is_told_what_died_once_for_the_workflow(harbor, tasks, drained):
     tasks.failing |= {0, 1, 2}
     header = [tasks.number.s(n) for n in range(3)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, instant, parse_payload
+from taskharbor.cli.parameters import duration, explaining_text, instant, parse_payload
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def enqueue(
 
     async def work(harbor: Harbor) -> None:
         _warn(session, harbor, task)
-        job = await harbor.aenqueue(task, arguments, **options)  # type: ignore[arg-type]
+        with explaining_text(payload):
+            job = await harbor.aenqueue(task, arguments, **options)  # type: ignore[arg-type]
         if wait is None:
             _tell(session, job)
         else:

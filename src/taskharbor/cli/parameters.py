@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -60,6 +61,23 @@ def parse_payload(words: Sequence[str]) -> dict[str, Any]:
             raise click.UsageError(f"the payload names {name!r} twice")
         payload[name] = value
     return payload
+
+
+@contextmanager
+def explaining_text(words: Sequence[str]) -> Iterator[None]:
+    """Where a task wanted something else than the text of a `name=text` word, say how that is written."""
+    from taskharbor.errors import PayloadError
+
+    try:
+        yield
+    except PayloadError as error:
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals and f"at {name}: " in str(error) and "got `str`" in str(error):
+                raise PayloadError(
+                    f"{error}; {name}=… gives text, so write {name}:={value[:40]} for JSON"
+                ) from None
+        raise
 
 
 def _pair(word: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, parse_payload
+from taskharbor.cli.parameters import duration, explaining_text, parse_payload
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session, with_session
 
@@ -134,9 +134,16 @@ def add(
     arguments = parse_payload(payload)
 
     async def work(harbor: Harbor) -> Schedule:
-        return await harbor.schedules.aadd(
-            name, task, arguments, schedule=when, dead_letter=dead_letter, application=application, **options
-        )
+        with explaining_text(payload):
+            return await harbor.schedules.aadd(
+                name,
+                task,
+                arguments,
+                schedule=when,
+                dead_letter=dead_letter,
+                application=application,
+                **options,
+            )
 
     _tell(session.screen, session.run(work, create=True), "added")
 

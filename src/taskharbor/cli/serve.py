@@ -91,9 +91,9 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
     from taskharbor.server.errors import logger
 
     await harbor.driver.open()
-    local = is_loopback(host)
-    if not await harbor.driver.tokens():
-        if not local:
+    is_open = not await harbor.driver.tokens()
+    if is_open:
+        if not is_loopback(host):
             raise click.ClickException(
                 f"the store has no token, so that anybody who reaches {host} could do everything: make one with "
                 "`taskharbor token create`, or serve this machine only, with --host 127.0.0.1"
@@ -102,7 +102,7 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
             "there is no token: only this machine is served, and whoever is on it may do everything; "
             "`taskharbor token create` makes one"
         )
-    app = application(harbor, open_on_loopback=local)
+    app = application(harbor, open_on_loopback=is_open)
 
     class Server(uvicorn.Server):
         """Ends the streams of events when it is told to stop: by themselves they would never end."""
@@ -128,6 +128,7 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
         access_log=False,
         server_header=False,
         lifespan="off",
+        ws="none",
         timeout_graceful_shutdown=max(1, round(grace_seconds)),
     )
     # uvicorn raises the signal again once it has stopped, for whoever listened before. To us it is the end that

@@ -115,6 +115,11 @@ def _import(module_name: str, app: str) -> Any:
                 f"no module is called {error.name!r} (--app {app}) in {os.getcwd()} or on Python's path"
             ) from None
         raise click.ClickException(f"{module_name} cannot be imported: {error}{_place(error)}") from error
+    except SystemExit as error:
+        raise click.ClickException(
+            f"{module_name} ends the program when it is imported{_place(error)}; what it runs belongs under "
+            'if __name__ == "__main__":'
+        ) from error
     except Exception as error:
         raise click.ClickException(
             f"{module_name} cannot be imported: {type(error).__name__}: {error}{_place(error)}"

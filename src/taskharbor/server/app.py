@@ -84,12 +84,16 @@ class Api:
 
     async def respond(self, operation: Operation, request: Request) -> Response:
         """May it pass, is it well formed, and what comes of it: in this order."""
-        if operation.role is not None:
-            await self.auth.require(request, operation.role)
+        await self._allow(operation, request)
         query = parsed_query(request.scope["query_string"], operation.query)
         body = await self._body(operation, request)
-        call = Call(self.harbor, self.feed, request, request.path_params, query, body)
+        allowed = lambda: self._allow(operation, request)  # noqa: E731
+        call = Call(self.harbor, self.feed, request, request.path_params, query, body, allowed)
         return await operation.handle(call)
+
+    async def _allow(self, operation: Operation, request: Request) -> None:
+        if operation.role is not None:
+            await self.auth.require(request, operation.role)
 
     async def _body(self, operation: Operation, request: Request) -> Any:
         if operation.method in ("GET", "HEAD"):

@@ -24,8 +24,9 @@ Authorize = Callable[[Request], Role | str | None | Awaitable[Role | str | None]
 class Auth:
     """Decides by the application's own `authorize`, or else by the tokens in the store.
 
-    With `open_on_loopback`, everybody who can reach a server on loopback may do everything, for as long as the store
-    has no token. Browsers can reach it as well, for any site they show: those are told by the names they use.
+    With `open_on_loopback`, everybody who can reach a server on loopback may do everything, until the store has a
+    token. From then on it stays closed, also when the last one is revoked: a proxy may stand before it. Browsers can
+    reach an open one as well, for any site they show: those are told by the names they use.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Auth:
                 raise _unauthorized("the application does not let you in")
             return checked_role(role)
         tokens = await self._current_tokens()
-        if self._open_on_loopback and not tokens:
+        if tokens:
+            self._open_on_loopback = False
+        if self._open_on_loopback:
             refuse_other_sites(request)
             return Role.ADMIN
         return await self._role_by_token(request, tokens)

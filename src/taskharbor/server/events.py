@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from taskharbor.client.events import EVENT_NAMES, Event
 from taskharbor.errors import StoreError
-from taskharbor.server.errors import ApiError, logger
+from taskharbor.server.errors import ApiError, api_error, logger
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -19,8 +20,10 @@ STREAMS_MAX = 100
 BEHIND_MAX = 500  # events that a slow reader may be behind; more are dropped, and it is told how many
 HEARTBEAT_SECONDS = 15.0
 COUNTS_SECONDS = 1.0  # at most so often
+ALLOWED_SECONDS = 1.0  # for so long a reader who was let in is told things unasked
 
 _END = None
+_HEARTBEAT = b": heartbeat\n\n"
 
 
 class Listener:
@@ -68,8 +71,11 @@ class Feed:
         self._listeners.add(listener)
         return listener
 
-    async def stream(self, listener: Listener, names: frozenset[str]) -> AsyncIterator[bytes]:
-        """The events of these names as they come, until the reader goes or the server stops."""
+    async def stream(
+        self, listener: Listener, names: frozenset[str], allowed: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[bytes]:
+        """The events of these names as they come, until the reader goes, may read no more, or the server stops."""
+        asked_at = time.monotonic()
         try:
             yield b": connected\n\n"
             if "counts" in names:
@@ -78,11 +84,14 @@ class Feed:
                 try:
                     message = await asyncio.wait_for(listener.queue.get(), HEARTBEAT_SECONDS)
                 except TimeoutError:
-                    yield b": heartbeat\n\n"
-                    continue
+                    message = _HEARTBEAT
                 if message is _END:
                     return
-                if message[7 : message.index(b"\n")].decode() in names:
+                if time.monotonic() - asked_at >= ALLOWED_SECONDS:
+                    if not await _still(allowed):
+                        return
+                    asked_at = time.monotonic()
+                if message is _HEARTBEAT or message[7 : message.index(b"\n")].decode() in names:
                     yield message
                 if dropped := listener.take_dropped():
                     yield _message("dropped", {"dropped": dropped})
@@ -142,6 +151,17 @@ class Feed:
             except StoreError as error:
                 logger.warning("the store cannot be watched for the event stream: %s", error)
                 await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+async def _still(allowed: Callable[[], Awaitable[None]]) -> bool:
+    try:
+        await allowed()
+    except StoreError:
+        return True  # nobody can tell now; it is asked again with the next message
+    except Exception as error:  # noqa: BLE001 - there is no answer any more that could hold it
+        api_error(error)  # what nobody expected is logged there
+        return False
+    return True
 
 
 def _event_document(event: Event) -> dict[str, Any]:

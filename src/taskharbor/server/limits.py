@@ -69,14 +69,31 @@ def refuse_other_types(request: Request, *, has_body: bool) -> None:
 
 def parsed_json(body: bytes) -> Any:
     """JSON as everybody reads it: no NaN, no key twice, no text that is none."""
+    if not body.strip():
+        raise malformed("the body is empty, and JSON is expected")
     try:
         value = msgspec.json.decode(body)
         json.loads(body, object_pairs_hook=_refuse_duplicates)
     except _DuplicateKey as error:
         raise malformed(f"the key {error.args[0]!r} is given twice in one object; give it once") from None
     except (ValueError, RecursionError) as error:
-        raise malformed(f"the body is not valid JSON: {reason_of(error)}") from None
+        why = _HALF_A_PAIR if _is_whole(body, error) else reason_of(error)
+        raise malformed(f"the body is not valid JSON: {why}") from None
     return value
+
+
+_HALF_A_PAIR = "a \\u escape in it is one half of a surrogate pair, which is no character"
+
+
+def _is_whole(body: bytes, error: Exception) -> bool:
+    """A text with half a surrogate pair is called truncated, which it is not."""
+    if "truncated" not in str(error):
+        return False
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class _DuplicateKey(Exception):

@@ -27,9 +27,19 @@ def given(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
 def instant(value: str | None, name: str) -> datetime | None:
     if value is None:
         return None
+    expected = f"{_sent_as(name)} is an instant such as 2026-01-31T12:00:00Z"
     try:
-        return msgspec.convert(value, datetime)
+        found = msgspec.convert(value, datetime)
     except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{expected}, not {shorten(value)}: {reason_of(error)}") from None
+    if found.utcoffset() is None:
         raise ConfigurationError(
-            f"{name} is an instant such as 2026-01-31T12:00:00Z, not {shorten(value)}: {reason_of(error)}"
-        ) from None
+            f"{expected}, and {shorten(value)} does not say its offset from UTC; add Z if it is in UTC"
+        )
+    return found
+
+
+def _sent_as(name: str) -> str:
+    """The name by which the document has it."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -22,6 +22,7 @@ from taskharbor.outcome import (
     Unfit,
 )
 from taskharbor.retry import ErrorInfo
+from taskharbor.telemetry.logs import masked
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.steps import FallAsleep
 
@@ -132,7 +133,7 @@ def error_text(error: BaseException) -> str:
     except Exception as broken:  # noqa: BLE001 - a handler's error with a broken __str__ is still an error
         text = f"(its text cannot be read: {type(broken).__name__})"
     name = type(error).__name__
-    return clean_text(f"{name}: {text}" if text else name, ERROR_MAX)
+    return masked(clean_text(f"{name}: {text}" if text else name, ERROR_MAX))
 
 
 def traceback_of(error: BaseException) -> str:
@@ -143,4 +144,4 @@ def traceback_of(error: BaseException) -> str:
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
     except Exception:  # noqa: BLE001 - formatting runs the error's own code
         lines = traceback.format_tb(error.__traceback__)
-    return clean_text("".join(lines), TRACEBACK_MAX)
+    return masked(clean_text("".join(lines), TRACEBACK_MAX))

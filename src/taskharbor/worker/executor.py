@@ -65,6 +65,7 @@ class Executor:
         low: Callable[[], None],
         is_over: Callable[[LiveLease, int], bool],
         cells: memoryview[int] | None = None,
+        takes_interrupts: bool = False,
     ) -> None:
         self.concurrency = concurrency
         self.buffer: deque[Execution] = deque()  # claimed, not begun
@@ -83,6 +84,7 @@ class Executor:
         self._low = low
         self._is_over = is_over
         self._cells = cells  # where a supervisor sees begins and ends, whatever becomes of this process
+        self._takes_interrupts = takes_interrupts  # Ctrl-C is no exception here, so one was the handler's
         self._threads = HandlerThreads(concurrency)
         self._processes = processes
         self._slots: list[asyncio.Task[None]] = []
@@ -344,9 +346,11 @@ class Executor:
             if execution.interrupted is None and self._torn_down:
                 raise
             outcome = endings.of_error(execution, error)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # meant for the whole process, or the slot is being closed
-        except BaseException as error:  # noqa: BLE001 - whatever else a handler raises is its outcome
+        except GeneratorExit:
+            raise  # the slot is being closed
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not self._takes_interrupts:
+                raise  # meant for the whole process
             outcome = endings.of_error(execution, error)
         else:
             outcome = self._outcome_of_value(execution, value)

@@ -19,7 +19,7 @@ from taskharbor.worker.endings import of_abandoned
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.fetcher import Fetcher
-from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.heartbeat import BEATS_PER_LEASE, Heart
 from taskharbor.worker.isolation.pool import ProcessPool
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
@@ -27,6 +27,7 @@ from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.results import Results
+from taskharbor.worker.standstill import tell_of_standstills
 from taskharbor.worker.stubborn import UNWIND_SECONDS, StubbornWatch
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class Shift:
             low=self._low,
             is_over=self._leases.is_over,
             cells=None if worker._oversight is None else worker._oversight.cells,
+            takes_interrupts=worker._takes_interrupts,
         )
 
     def _make_fetcher(self) -> Fetcher:
@@ -182,6 +184,7 @@ class Shift:
                     self._stubborn.run(),
                     self._presence.run(),
                     self._hand_back_the_stalled(),
+                    tell_of_standstills(self._worker.lease / MICROS_PER_SECOND / BEATS_PER_LEASE),
                 )
             ]
             stopping = group.create_task(self._stopping.wait())

@@ -29,9 +29,11 @@ def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Work
                 installed.append(number)
             except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
                 logger.debug("signals are left alone: not the main thread")
+        worker._takes_interrupts = signal.SIGINT in installed
         try:
             await main()
         finally:
+            worker._takes_interrupts = False
             for number in installed:
                 loop.remove_signal_handler(number)
 

@@ -43,6 +43,7 @@ class Worker:
     """
 
     _oversight: Oversight | None = None  # a supervisor in another process
+    _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
 
     def __init__(
         self,
@@ -173,10 +174,8 @@ async def _call_hook(hook: Callable[[], Any]) -> None:
 def _checked_queues(queues: Iterable[str] | None) -> tuple[str, ...] | None:
     if queues is None:
         return None
-    if isinstance(queues, str):
-        raise ConfigurationError(
-            f'queues must be a list of names such as ["mail"], not the string {queues!r}'
-        )
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise ConfigurationError(f'queues must be a list of names such as ["mail"], not {shorten(queues)}')
     names = tuple(checked_name("queue", name) for name in queues)
     if not names:
         raise ConfigurationError("queues is empty; name at least one, or leave it out to serve every queue")

@@ -86,11 +86,11 @@ def state_of(record: WorkflowRecord, on_failure: str) -> WorkflowState:
 class Workflow(Composition):
     """A graph of jobs: first put together with `add`, then, from `enqueue` on, the one that is stored.
 
-    workflow = Workflow()
-    load = workflow.add(load_orders.s("2026-01"))
-    check = workflow.add(check_stock.s(), after=load)
-    workflow.add(report.s(), after=[load, check])
-    stored = workflow.enqueue()
+        workflow = Workflow()
+        load = workflow.add(load_orders.s("2026-01"))
+        check = workflow.add(check_stock.s(), after=load)
+        workflow.add(report.s(), after=[load, check])
+        stored = workflow.enqueue()
 
     What comes `after` one step takes its result; what comes after a list of steps takes a list of their results.
     A stored one tells how it stood when it was read; `refresh()` gives a newer one.
@@ -257,7 +257,7 @@ class Workflow(Composition):
         if state is WorkflowState.SUCCEEDED:
             return await self._read_result()
         if state is not WorkflowState.RUNNING:
-            raise await self._ending(state)
+            raise await self._ending(state, record)
         progress = WorkflowProgress(record.succeeded, record.total)
         return Unended(f"workflow {self.id} is still running", f": {progress} jobs have succeeded")
 
@@ -276,7 +276,7 @@ class Workflow(Composition):
                 results[index] = self._harbor._decode_result(record)
         return filled(value, results)
 
-    async def _ending(self, state: WorkflowState) -> WorkflowStuck:
+    async def _ending(self, state: WorkflowState, now: WorkflowRecord) -> WorkflowStuck:
         failed = await self._failed()
         ids = [record.id for record in failed]
         named = "; ".join(
@@ -284,12 +284,15 @@ class Workflow(Composition):
             + (f": {record.error}" if record.error else "")
             for record in failed[:NAMED_MAX]
         )
-        more = f"; and {len(failed) - NAMED_MAX} more" if len(failed) > NAMED_MAX else ""
-        if state is WorkflowState.CANCELLED:
-            return WorkflowCancelled(self.id, f"workflow {self.id} was cancelled: {named}{more}", ids)
-        return WorkflowStuck(
-            self.id, f"workflow {self.id} is stuck: {named}{more}; retry it to go on, or cancel it", ids
-        )
+        named += f"; and {len(failed) - NAMED_MAX} more" if len(failed) > NAMED_MAX else ""
+        deleted = now.total - (now.succeeded + now.dead + now.cancelled + now.waiting + now.active)
+        if deleted:
+            named += f"{'; ' if named else ''}{deleted:,} of its {now.total:,} jobs were deleted"
+        if state is WorkflowState.STUCK:
+            text = f"workflow {self.id} is stuck: {named}; retry it to go on, or cancel it"
+            return WorkflowStuck(self.id, text, ids)
+        how = "was cancelled" if failed or not deleted else "has no result any more"
+        return WorkflowCancelled(self.id, f"workflow {self.id} {how}: {named}", ids)
 
     async def _failed(self) -> list[JobRecord]:
         """Members that are dead, or cancelled for their own sake; the dead ones first."""

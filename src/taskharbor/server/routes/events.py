@@ -27,8 +27,10 @@ STREAMED = frozenset({*EVENT_NAMES, "counts"})
 async def stream_events(call: Call) -> Response:
     """What happens to jobs in this process, and `counts` whenever those of the store change, as server-sent events."""
     names = _names(call.query.names)
+    if call.request.method == "HEAD":
+        return Response(media_type="text/event-stream")  # there is no stream to wait for
     listener = call.feed.listen()
-    return StreamingResponse(call.feed.stream(listener, names), media_type="text/event-stream")
+    return StreamingResponse(call.feed.stream(listener, names, call.allowed), media_type="text/event-stream")
 
 
 def _names(given: str | None) -> frozenset[str]:

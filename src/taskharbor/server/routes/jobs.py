@@ -9,6 +9,7 @@ from starlette.responses import Response
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.job import AttemptStatus
 from taskharbor.server import documents
+from taskharbor.server.errors import malformed
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, instant
@@ -25,6 +26,16 @@ EXAMPLE_HTTP = {
     "isRecurring": True,
     "maxRetryCount": 3,
 }
+
+
+def _which(sent: Any) -> type[Any]:
+    """Which of the two forms was sent."""
+    if isinstance(sent, dict) and ("task" in sent) == ("api" in sent):
+        what = "not both" if "task" in sent else "and neither was sent"
+        raise malformed(f"give task, for a job of that task, or api, for a URL to call: {what}")
+    return NewHttpJob if isinstance(sent, dict) and "api" in sent else documents.NewTaskJob
+
+
 _WORDS = {AttemptStatus.SUCCEEDED: "SUCCESS"}
 
 
@@ -33,7 +44,7 @@ _WORDS = {AttemptStatus.SUCCEEDED: "SUCCESS"}
     "/jobs",
     Role.WRITE,
     body=(documents.NewTaskJob, NewHttpJob),
-    choose=lambda sent: NewHttpJob if isinstance(sent, dict) and "api" in sent else documents.NewTaskJob,
+    choose=_which,
     answers={201: documents.JobDocument, 200: documents.JobDocument},
     errors=(422,),
     examples={"task": EXAMPLE_TASK, "HTTP": EXAMPLE_HTTP},
