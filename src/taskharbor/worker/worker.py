@@ -136,6 +136,11 @@ class Worker:
         if self._shift is not None:
             self._shift.loop.call_soon_threadsafe(self._shift.stop)
 
+    def _leave(self) -> None:
+        """Shut down gracefully for a reason of its own; whoever then says `stop` says it for the first time."""
+        if self._shift is not None:
+            self._shift.leave()
+
     async def __aenter__(self) -> Worker:
         started = asyncio.Event()
         self._background = asyncio.get_running_loop().create_task(self._work(started=started))
@@ -197,6 +202,7 @@ class _Shift:
         self._clock = clock
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        self._was_told = False  # from outside, to stop
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
         oversight = worker._oversight
@@ -286,8 +292,12 @@ class _Shift:
         await self._heart.heard(cancel_requested, paused, refused)
 
     def stop(self) -> None:
-        if self._stopping.is_set():
+        if self._was_told:
             self._ending_now.set()
+        self._was_told = True
+        self._stopping.set()
+
+    def leave(self) -> None:
         self._stopping.set()
 
     async def work(self, until_drained: bool) -> None:

@@ -86,7 +86,7 @@ class Published:
             logger.info("worker ends, to be replaced", extra={"fields": {"why": why}})
             if self.channel is not None:
                 self.channel.send(Leaving(why, idle=not self._worker._begun))
-            self._worker.stop()
+            self._worker._leave()
 
 
 def _serial(token: str) -> int:
@@ -151,7 +151,7 @@ class Child:
                 case _:
                     raise AssertionError(f"a supervisor does not say {type(message).__name__}")
         logger.error("the supervisor is gone: shutting down", extra={"fields": {"worker": self._worker.name}})
-        self._worker.stop()
+        self._worker._leave()  # by the rules, also if it was told to stop a moment ago
 
     async def _show_life(self) -> None:
         """While the loop goes round. What a handler does to it, the supervisor sees."""
