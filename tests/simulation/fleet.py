@@ -65,7 +65,6 @@ class ChildBody(Process):
     """A child: the process, and for its parent the body."""
 
     world: FleetWorld
-    seen: ChildProcess  # as its parent has it
 
     def __init__(self, world: FleetWorld, parent: ParentProcess, orders: Orders) -> None:
         self.pid = world.next_pid()
@@ -74,7 +73,8 @@ class ChildBody(Process):
         self.parent = parent
         self.orders = orders
         self.child: Child | None = None  # once it is loaded
-        self.begun = 0
+        self.begun = 0  # jobs
+        self.first_began_at = 0
         self.is_session_gone = False
         self.wires = Pair(world, parent, self)
         self.is_stillborn = world.is_bad_start()
@@ -90,8 +90,7 @@ class ChildBody(Process):
         self.wires.parents.send(self.orders)
         self.world.observer.child_started(self)
         self.world._start(self, self._live(publisher))
-        self.seen = ChildProcess(self, reader, self.wires.parents, self.orders, self.parent.clock)
-        return self.seen
+        return ChildProcess(self, reader, self.wires.parents, self.orders, self.parent.clock)
 
     # -- inside --
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STARTS_A_SECOND_MAX = 7  # of one place, when each start fails at once: the pauses between them grow
 RECOVERY_SECONDS = 2.5  # from the death of a child to the settling of what it had
 CALL_SECONDS = 0.25  # what the settling of one job more may take
+LAST_MOMENTS_SECONDS = 1  # in which a supervisor that has given up may still hear of a child that is ready
 STOP_SECONDS = 3.0  # beyond the grace: for a supervisor to be gone
 
 
@@ -80,7 +81,8 @@ class FleetObserver(Observer):
             super().process_ended(process, error)
             return
         if isinstance(error, GaveUp):
-            if any(child.seen.is_ready for child in children):
+            long_ago = self.now - LAST_MOMENTS_SECONDS * MICROS_PER_SECOND
+            if any(child.first_began_at < long_ago for child in children if child.begun):
                 self.wrong(f"{process.name} gave up although a child had begun to work: {error}")
             error = None
         stopped_at, process.stopped_at = process.stopped_at, None  # it has limits of its own
@@ -110,12 +112,13 @@ class FleetObserver(Observer):
 
     def began(self, process: Process, execution: Execution) -> None:
         super().began(process, execution)
-        orders = getattr(process, "orders", None)
-        if orders is None:
+        child: Any = process
+        if not hasattr(child, "orders"):
             return
-        process.begun += 1  # type: ignore[attr-defined]
-        if orders.max_jobs is not None and process.begun > orders.max_jobs:  # type: ignore[attr-defined]
-            self.wrong(f"{process.name} begins job {process.begun} of {orders.max_jobs}")  # type: ignore[attr-defined]
+        child.first_began_at = child.first_began_at or self.now
+        child.begun += 1
+        if child.orders.max_jobs is not None and child.begun > child.orders.max_jobs:
+            self.wrong(f"{child.name} begins job {child.begun} of {child.orders.max_jobs}")
 
     def _claim(self, process: Process, request: ClaimRequest, claim: Claim, late: bool) -> None:
         super()._claim(process, request, claim, late)
