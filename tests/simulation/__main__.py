@@ -1,4 +1,7 @@
-"""`python -m tests.simulation --seed N` replays one seed; `--seconds S` looks for one that fails."""
+"""`python -m tests.simulation --seed N` replays one seed; `--seconds S` looks for one that fails.
+
+With `--fleet` the worlds have supervisors.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import random
 import sys
 import time
 
-from tests.simulation.world import World, _seeded, simulate
+from tests.simulation.fleet import FleetWorld
+from tests.simulation.world import World, _bury_all, _seeded, simulate
 
 
 def main() -> int:
@@ -16,15 +20,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this one, and show what happened")
     parser.add_argument("--first", type=int, help="begin here; by default anywhere")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to look")
+    parser.add_argument("--fleet", action="store_true", help="worlds with supervisors")
     asked = parser.parse_args()
+    kind = FleetWorld if asked.fleet else World
     if asked.seed is not None:
-        return replay(asked.seed)
+        return replay(asked.seed, kind)
     first = random.SystemRandom().randrange(10**9) if asked.first is None else asked.first
     until, failed, seed = time.monotonic() + asked.seconds, 0, first
     for seed in itertools.count(first):
         if time.monotonic() >= until:
             break
-        findings = simulate(seed)
+        findings = simulate(seed, kind)
         if findings.wrong:
             failed += 1
             print(f"seed {seed}: {findings.wrong[0]}", flush=True)
@@ -35,18 +41,19 @@ def main() -> int:
     return bool(failed)
 
 
-def replay(seed: int) -> int:
+def replay(seed: int, kind: type[World]) -> int:
     with _seeded(seed):
-        world = World(seed)
+        world = kind(seed)
         findings = world.run()
         start = world.observer.trace[0][0]
         for at, *what in world.observer.trace:
             print(f"{(at - start) / 1e6:10.6f}", *what)
-    for spec in world.specs:
-        print(spec)
+        for spec in world.specs:
+            print(spec)
+        _bury_all(world)
     print(f"trace {findings.trace}, {findings.steps} steps, {findings.seconds:.1f} simulated seconds")
-    for what in findings.wrong:
-        print(f"WRONG: {what}")
+    for wrong in findings.wrong:
+        print(f"WRONG: {wrong}")
     sys.stdout.flush()
     return bool(findings.wrong)
 

@@ -78,6 +78,9 @@ class Link(MemoryDriver):
                 world.kill(process)
                 await asyncio.get_running_loop().create_future()
         answer = self._take_effect(verb, about, effect)
+        if process.dies_unanswered:
+            world.kill(process)
+            await asyncio.get_running_loop().create_future()
         if rates is not FAIR and draw >= 0:
             if draw < rates.crash and world.may_crash(process):
                 world.kill(process)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.fleet import FleetWorld
 from tests.simulation.world import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,9 @@ def test_a_seed_tells_the_same_story_twice():
 
 def test_a_seed_tells_the_same_story_in_every_process():
     program = (
-        "from tests.simulation.world import simulate; print(*(simulate(seed).trace for seed in range(12)))"
+        "from tests.simulation.fleet import FleetWorld\n"
+        "from tests.simulation.world import simulate\n"
+        "print(*(simulate(seed).trace for seed in range(12)), simulate(3, FleetWorld).trace)"
     )
     stories = {
         subprocess.run(
@@ -78,4 +81,5 @@ def test_a_seed_tells_the_same_story_in_every_process():
         for hash_seed in ("1", "2")
     }
     assert len(stories) == 1
-    assert stories.pop().split() == [simulate(seed).trace for seed in range(12)]
+    here = [*(simulate(seed).trace for seed in range(12)), simulate(3, FleetWorld).trace]
+    assert stories.pop().split() == here

@@ -121,6 +121,7 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
         self.ready: deque[asyncio.Handle] = deque()
         self.goes_on = True
         self.errors: list[dict[str, Any]] = []
+        self.signals: dict[int, Callable[[], object]] = {}
         self._closed = False
         universe.loops.append(self)
 
@@ -160,6 +161,9 @@ class SimulatedLoop(_Loop):  # type: ignore[misc]
 
     def create_task(self, coroutine: Any, **more: Any) -> Any:
         return SimulatedTask(coroutine, loop=self, **more)
+
+    def add_signal_handler(self, number: int, callback: Callable[[], object]) -> None:
+        self.signals[number] = callback
 
     def get_debug(self) -> bool:
         return False

@@ -62,6 +62,8 @@ class Process:
         self.harbor = Harbor(driver=self.link)
         self.harbor.tasks.update(program.application.tasks)
         self.alive = True
+        self.may_die = False  # by accident: workers do, and all that belongs to them
+        self.dies_unanswered = False  # as soon as what it asks for has taken effect
         self.worker: Worker | None = None
         self.main: asyncio.Task[Any] | None = None
         self.troubles: list[tuple[int, str, float]] = []  # when, what, for how many seconds
@@ -84,7 +86,7 @@ class World:
         self.grace_seconds = chance.choice((0.2, 2.0))
         self.max_losses = chance.choice((2, 3, 5))
         self.specs = program.draw_specs(chance, START, seed)
-        self.observer = Observer(self)
+        self.observer = self._new_observer()
         self.rates = self._draw_rates()
         self.kills = 0  # from outside: by chance
         self.crashes_left = chance.choice((0, 1, 2, 4))
@@ -93,6 +95,9 @@ class World:
         self.graves: list[Process] = []
         self._named = 0
         self._accepted: set[str] = set()
+
+    def _new_observer(self) -> Observer:
+        return Observer(self)
 
     def _draw_rates(self) -> Rates:
         chance = self.chance
@@ -114,6 +119,7 @@ class World:
         self._named += 1
         skew = int(self.chance.choice((0, 0, 300, -300)) * MICROS_PER_SECOND)
         process = Process(self, f"w{self._named}", self.rates if self.faults else FAIR, skew)
+        process.may_die = True
         process.worker = Worker(
             process.harbor,
             queues=self.chance.choice((None, None, program.QUEUES)),
@@ -148,8 +154,8 @@ class World:
             self.universe.at(self.universe.now + pause, self.start_worker)
 
     def may_crash(self, process: Process) -> bool:
-        """Only workers, and only so often: the rest of the story shall be told as well."""
-        if not self.faults or process.worker is None or self.crashes_left <= 0:
+        """Only some, and only so often: the rest of the story shall be told as well."""
+        if not self.faults or not process.may_die or self.crashes_left <= 0:
             return False
         self.crashes_left -= 1
         return True
@@ -264,8 +270,7 @@ class World:
         self._start(producer, self._produce(producer))
         operator = Process(self, "operator", self.rates)
         self._start(operator, self._operate(operator))
-        for _ in range(self.chance.choice((1, 2, 2, 3))):
-            self.start_worker()
+        self._start_work()
         self._plan_accidents()
         try:
             self.universe.run(lambda: False, START + FAULTS_SECONDS * MICROS_PER_SECOND, STEPS_MAX)
@@ -282,6 +287,10 @@ class World:
             self.seed, self.observer.faults_found, trace, self.universe.steps, seconds,
             sum(len(each) for each in self.observer.begins.values()), self.kills,
         )  # fmt: skip
+
+    def _start_work(self) -> None:
+        for _ in range(self.chance.choice((1, 2, 2, 3))):
+            self.start_worker()
 
     def _calm(self) -> None:
         """The faults stop: whoever stood still goes on, queues are open, calls arrive."""
@@ -335,14 +344,14 @@ def _seeded(seed: int) -> Iterator[None]:
         random.setstate(before)
 
 
-def simulate(seed: int) -> Findings:
+def simulate(seed: int, kind: type[World] = World) -> Findings:
     """What this seed leads to; the same, however often and wherever it is asked."""
     gc.disable()
     if not gc.get_freeze_count():
         gc.freeze()  # what is there already is not looked at again and again
     try:
         with _seeded(seed):
-            world = World(seed)
+            world = kind(seed)
             findings = world.run()
             _bury_all(world)
         return findings

@@ -121,6 +121,16 @@ def lost(event) -> None:
     tell("lost", f"{event.job_id} {os.getpid()}")
 
 
+@harbor.on("stuck")
+def break_down(event) -> None:
+    raise RuntimeError("this subscriber is broken")
+
+
+@harbor.on("stuck")
+def stuck(event) -> None:
+    tell("stuck", f"{event.worker} {','.join(event.jobs)} {os.getpid()} {event.error}")
+
+
 @harbor.on_worker_start
 def ready() -> None:
     tell("workers", os.getpid())

@@ -35,6 +35,30 @@ def test_a_stuck_process_is_reported_with_its_stacks_and_replaced(small: Shop):
     assert "in block_loop" in told
 
 
+def test_a_stuck_process_is_told_by_its_replacement(small: Shop):
+    job = small.harbor.enqueue("block_loop", {"seconds": 300})
+    small.started(processes=1, lease_seconds=30, stuck_seconds=2)
+    small.wait(lambda: small.lines("stuck"), "the event")
+    worker, jobs, teller, error = small.lines("stuck")[0].split(" ", 3)
+    stuck = small.executors()[0]
+    assert f"-{stuck}-" in worker
+    assert jobs == job.id
+    assert int(teller) != stuck
+    assert error == "no sign of life for 2 s"
+
+
+def test_a_stuck_process_that_holds_the_gil_is_told_by_another_one(small: Shop):
+    small.harbor.enqueue("hold_gil", {"seconds": 300})
+    small.started(processes=2, lease_seconds=30, stuck_seconds=2)
+    small.wait(lambda: small.lines("stuck"), "the event")
+    told = small.lines("stuck")[0].split()
+    assert int(told[2]) != small.executors()[0]
+    # The subscriber before it has raised: nobody is the worse for it.
+    note = small.harbor.enqueue("note", {"n": 7})
+    small.wait(lambda: note.refresh().state is State.SUCCEEDED, "another job")
+    assert "a subscriber failed" in "\n".join(small.lines("stderr"))
+
+
 def test_a_process_is_replaced_after_so_many_jobs_and_none_is_lost(small: Shop):
     jobs = small.enqueue_notes(range(100))
     small.start(processes=1, max_jobs=30, drain=True)

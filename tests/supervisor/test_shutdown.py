@@ -78,6 +78,17 @@ def test_a_second_signal_ends_now(small: Shop):
     assert job.refresh().state is State.RUNNING  # until its lease runs out
 
 
+def test_a_process_that_is_about_to_be_replaced_has_its_grace_when_all_are_told_to_stop(small: Shop):
+    job = small.harbor.enqueue("until_released")
+    parent = small.started(processes=1, grace_seconds=100, max_jobs=1)
+    small.wait(lambda: "worker ends, to be replaced" in small.errors(), "the end of its time")
+    parent.terminate()
+    small.wait(lambda: "supervisor stops" in small.errors(), "the signal")
+    (small.folder / "release").touch()
+    assert parent.wait(40) == 0, small.errors()
+    assert [str(row.status) for row in job.history()] == ["succeeded"]
+
+
 def test_ctrl_c_in_a_terminal_reaches_the_supervisor_alone(small: Shop):
     """As the terminal does it: to the whole group of processes in the foreground."""
     job = small.harbor.enqueue("note", {"n": 1, "seconds": 1.0})

@@ -37,9 +37,9 @@ class Heard:
         return event
 
 
-def test_there_are_eight_events():
+def test_there_are_eight_events_of_jobs_and_one_of_processes():
     assert sorted(EVENT_NAMES) == sorted(
-        ["enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled"]
+        ["enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled", "stuck"]
     )
 
 

@@ -252,6 +252,30 @@ async def test_a_second_stop_ends_now_and_leaves_the_rest_to_the_lease(memory, c
     assert (await statuses(job))[0] == "lost"
 
 
+@pytest.mark.parametrize("first", ["leaves", "is told"])
+async def test_a_worker_that_leaves_by_itself_and_is_told_to_stop_has_its_grace(memory, clock, first):
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    @memory.task
+    async def work() -> int:
+        begun.set()
+        await release.wait()
+        return 1
+
+    job = await work.aenqueue()
+    worker = Worker(memory, grace_seconds=5)
+    running = asyncio.ensure_future(worker.run())
+    await soon(begun.wait())
+    for word in (worker._leave, worker.stop) if first == "leaves" else (worker.stop, worker._leave):
+        word()
+        await clock.settle()
+    assert not running.done()
+    release.set()
+    await soon(running)
+    assert await job.aresult() == 1
+    assert await statuses(job) == ["succeeded"]
+
+
 async def test_a_second_stop_does_not_wait_for_a_store_that_is_away(faulty, store):
     from taskharbor.errors import StoreUnavailable
 

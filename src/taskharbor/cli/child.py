@@ -20,10 +20,11 @@ from taskharbor.cli.entry import EXIT_FAILED, TRACEBACK_VARIABLE, open_closed_st
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session
 from taskharbor.telemetry import logs
-from taskharbor.worker.supervisor.channel import Orders, Refusal
-from taskharbor.worker.supervisor.child import Child
+from taskharbor.worker.signals import run_with_signals
+from taskharbor.worker.supervisor.body import DUMP_SIGNAL
+from taskharbor.worker.supervisor.channel import Channel, Orders, Refusal
+from taskharbor.worker.supervisor.child import Child, address_of, worker_for
 from taskharbor.worker.supervisor.page import Publisher
-from taskharbor.worker.supervisor.process import DUMP_SIGNAL
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -41,8 +42,10 @@ def main() -> int:
     child: Child | None = None
     try:
         with _open(orders) as harbor:
-            child = Child(end, page, orders, harbor)
-            return child.run()
+            worker = worker_for(harbor, orders)
+            child = Child(worker, page, orders, address_of(harbor))
+            run_with_signals(lambda: child.work(lambda: Channel.over(end.dup())), worker)
+            return child.status
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE) or (child is not None and child.is_ready):
             raise

@@ -1,4 +1,4 @@
-"""Events: telling subscribers what became of jobs, without ever delaying or failing one.
+"""Events: telling subscribers what became of jobs and of workers, without ever delaying or failing one.
 
 Subscribers run apart from the jobs: asynchronous ones as tasks of the loop that emitted the event,
 others in one thread of their own, fed by a bounded queue. What they raise is logged.
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskharbor.events")
 
-EVENT_NAMES = ("enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled")
+JOB_EVENTS = ("enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled")
+EVENT_NAMES = (*JOB_EVENTS, "stuck")
 WAITING_MAX = 10_000  # events a slow subscriber may be behind; more are dropped, and counted in the log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +48,10 @@ class Identified(Protocol):
 
 
 class Event(Struct, frozen=True):
-    """Something that happened to a job. All but `started` are told after the store has committed it."""
+    """Something that happened to a job. All but `started` are told after the store has committed it.
+
+    `stuck` is about a worker process: its `job_id`, `task` and `queue` are empty, and `jobs` are those that it had.
+    """
 
     name: str
     job_id: str
@@ -61,6 +65,7 @@ class Event(Struct, frozen=True):
     reason: str | None = None  # of dead and cancelled
     retry_at: datetime | None = None
     delay_seconds: float | None = None
+    jobs: tuple[str, ...] = ()  # of stuck: what was being executed there, at most twenty
 
     @classmethod
     def about(cls, job: Identified, options: Options, name: str, at: int, **more: Any) -> Event:

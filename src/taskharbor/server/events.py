@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskharbor.client.events import EVENT_NAMES, Event
+from taskharbor.client.events import JOB_EVENTS, Event
 from taskharbor.errors import StoreError
 from taskharbor.server.errors import ApiError, api_error, logger
 
@@ -110,7 +110,7 @@ class Feed:
 
     def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for name in EVENT_NAMES:
+        for name in JOB_EVENTS:
             self._harbor.events.subscribe(name, self._heard)
         self._watching = self._loop.create_task(self._watch_store())
 
@@ -118,7 +118,7 @@ class Feed:
         self._listeners.discard(listener)
         if self._listeners:
             return
-        for name in EVENT_NAMES:
+        for name in JOB_EVENTS:
             self._harbor.events.unsubscribe(name, self._heard)
         if self._watching is not None:
             self._watching.cancel()

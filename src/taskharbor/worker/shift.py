@@ -48,6 +48,7 @@ class Shift:
         self._clock = driver.clock
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        self._was_told = False  # from outside, to stop
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
@@ -153,8 +154,12 @@ class Shift:
         await self._heart.heard(cancel_requested, paused, refused)
 
     def stop(self) -> None:
-        if self._stopping.is_set():
+        if self._was_told:
             self._ending_now.set()
+        self._was_told = True
+        self._stopping.set()
+
+    def leave(self) -> None:
         self._stopping.set()
 
     async def work(self, until_drained: bool) -> None:

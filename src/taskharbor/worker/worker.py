@@ -115,6 +115,11 @@ class Worker:
         if self._shift is not None:
             self._shift.loop.call_soon_threadsafe(self._shift.stop)
 
+    def _leave(self) -> None:
+        """Shut down gracefully for a reason of its own; whoever then says `stop` says it for the first time."""
+        if self._shift is not None:
+            self._shift.leave()
+
     async def __aenter__(self) -> Worker:
         started = asyncio.Event()
         self._background = asyncio.get_running_loop().create_task(self._work(started=started))

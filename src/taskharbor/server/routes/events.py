@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response, StreamingResponse
 
-from taskharbor.client.events import EVENT_NAMES
+from taskharbor.client.events import JOB_EVENTS
 from taskharbor.errors import ConfigurationError
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes
@@ -12,7 +12,7 @@ from taskharbor.tokens import Role
 
 routes = Routes("events")
 
-STREAMED = frozenset({*EVENT_NAMES, "counts"})
+STREAMED = frozenset({*JOB_EVENTS, "counts"})
 
 
 @routes.on(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
 from taskharbor.client.losses import Subscribers, tell_lost
-from taskharbor.clock import SystemClock, seconds_to_micros
+from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.drivers.base import Driver, WorkerRecord
-from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import StoreError, TaskHarborError
+from taskharbor.worker.live import StoreTime
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.supervisor.channel import Hello, Orders
 from taskharbor.worker.supervisor.outside import OutsideHeart
@@ -36,12 +35,18 @@ class Bookkeeper:
         orders: Orders,
         children: Callable[[], Iterable[ChildProcess]],
         subscribers: Subscribers,
+        *,
+        clock: Clock,
+        open_store: Callable[[str], Driver],
     ) -> None:
         self._supervisor = supervisor
         self._orders = orders
         self._lease = seconds_to_micros(orders.lease_seconds)
         self._children = children
         self._report = partial(tell_lost, subscribers, logger)
+        self._clock = clock
+        self._time = StoreTime(clock)
+        self._open_store = open_store
         self._driver: Driver | None = None
         self._presence: Presence | None = None
         self._parts: list[asyncio.Task[None]] = []
@@ -56,13 +61,17 @@ class Bookkeeper:
             )
         elif self._driver is None:
             try:
-                driver = self._driver = driver_for(hello.address)
+                driver = self._driver = self._open_store(hello.address)
             except TaskHarborError as error:  # each worker goes on by itself, and extends its own leases
                 logger.error("the supervisor cannot reach the store", extra={"fields": {"error": str(error)}})
                 return
-            heart = OutsideHeart(driver, lease=self._lease, children=self._children)
-            presence = self._presence = Presence(driver, driver.clock, self._who)
+            heart = OutsideHeart(driver, lease=self._lease, time=self._time, children=self._children)
+            presence = self._presence = Presence(driver, self._clock, self._who)
             self._parts = [asyncio.create_task(part) for part in (heart.run(), presence.run())]
+
+    def store_now(self) -> int:
+        """The store's time, as children write it into their pages: our own clock may be wrong."""
+        return self._time.now()
 
     # -- who is there --
 
@@ -72,7 +81,7 @@ class Bookkeeper:
 
     def _who(self) -> list[WorkerRecord]:
         """Every child that the store does not hear of by itself."""
-        now, wall = time.monotonic(), SystemClock().now()
+        now, wall = self._clock.monotonic(), self._clock.now()
         host, queues = socket.gethostname(), self._orders.queues
         return [
             WorkerRecord(
@@ -96,7 +105,7 @@ class Bookkeeper:
         if not left or self._driver is None:
             return Estate()
         tokens = [(child.token(held), held) for held in left]
-        pause, give_up_at = 0.05, time.monotonic() + self._orders.lease_seconds
+        pause, give_up_at = 0.05, self._clock.monotonic() + self._orders.lease_seconds
         while True:
             try:
                 return await settle_left_behind(
@@ -104,13 +113,13 @@ class Bookkeeper:
                 )
             except StoreError as error:
                 fields = {"worker": death.worker, "error": str(error)}
-                if time.monotonic() + pause >= give_up_at:
+                if self._clock.monotonic() + pause >= give_up_at:
                     logger.warning(
                         "the jobs of a dead worker are left to their leases", extra={"fields": fields}
                     )
                     return Estate()
                 logger.warning("the jobs of a dead worker cannot be settled yet", extra={"fields": fields})
-            await asyncio.sleep(pause)
+            await self._clock.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
     # -- the end --

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
-import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -73,7 +71,7 @@ class Published:
         return self._page.extended_to(_serial(lease.token), lease)
 
     def suspects_waiting(self) -> None:
-        now = time.monotonic()
+        now = self._worker.harbor.driver.clock.monotonic()
         if self.channel is not None and now - self._told_of_suspects >= SUSPECTS_EVERY_SECONDS:
             self._told_of_suspects = now
             self.channel.send(SuspectsWaiting())
@@ -88,7 +86,7 @@ class Published:
             logger.info("worker ends, to be replaced", extra={"fields": {"why": why}})
             if self.channel is not None:
                 self.channel.send(Leaving(why, idle=not self._worker._begun))
-            self._worker.stop()
+            self._worker._leave()
 
 
 def _serial(token: str) -> int:
@@ -96,41 +94,31 @@ def _serial(token: str) -> int:
 
 
 class Child:
-    def __init__(self, end: socket.socket, page: Publisher, orders: Orders, harbor: Harbor) -> None:
-        from taskharbor.worker.worker import Worker
+    """A worker with its page; `address` is the store's as the supervisor can reach it, None if it cannot."""
 
-        self._end = end
+    def __init__(self, worker: Worker, page: Publisher, orders: Orders, address: str | None) -> None:
+        self._worker = worker
         self._page = page
         self._orders = orders
-        self._harbor = harbor
-        self._worker = Worker(
-            harbor,
-            queues=orders.queues,
-            concurrency=1 if orders.suspects_only else orders.concurrency,
-            lease_seconds=orders.lease_seconds,
-            grace_seconds=orders.grace_seconds,
-            stubborn_seconds=orders.stubborn_seconds,
-            handler_max_jobs=orders.handler_max_jobs,
-        )
-        self._address = address_of(harbor)
-        self._published = Published(page, self._worker, orders)
-        if self._address is not None:
-            self._worker._oversight = self._published
+        self._address = address
+        self._published = Published(page, worker, orders)
+        if address is not None:
+            worker._oversight = self._published
         self.is_ready = False
+        self.status = 0  # to exit with
 
-    def run(self) -> int:
-        """Work until there is a reason not to; the status to exit with."""
-        from taskharbor.worker.signals import run_with_signals
-
+    async def work(self, connect: Callable[[], Awaitable[Channel]]) -> None:
+        """Until there is a reason not to."""
         try:
-            run_with_signals(self._work, self._worker)
+            await self._work(await connect())
         except StubbornHandler as error:
             logger.error("worker ends, to be replaced", extra={"fields": {"why": str(error)}})
-            return EXIT_REPLACE
-        return EXIT_REPLACE if self._published.leaving is not None else 0
+            self.status = EXIT_REPLACE
+        if self._published.leaving is not None:
+            self.status = EXIT_REPLACE
 
-    async def _work(self) -> None:
-        channel = self._published.channel = await Channel.over(self._end.dup())
+    async def _work(self, channel: Channel) -> None:
+        self._published.channel = channel
         channel.send(Hello(self._worker.name, self._published.prefix, self._address))
         started = asyncio.Event()
         beside = [
@@ -159,11 +147,11 @@ class Child:
                     except StoreError as error:  # the next heartbeat says it again
                         logger.warning("a lease cannot be looked at", extra={"fields": {"error": str(error)}})
                 case Told(event):
-                    self._harbor.events.emit(event)
+                    self._worker.harbor.events.emit(event)
                 case _:
                     raise AssertionError(f"a supervisor does not say {type(message).__name__}")
         logger.error("the supervisor is gone: shutting down", extra={"fields": {"worker": self._worker.name}})
-        self._worker.stop()
+        self._worker._leave()  # by the rules, also if it was told to stop a moment ago
 
     async def _show_life(self) -> None:
         """While the loop goes round. What a handler does to it, the supervisor sees."""
@@ -175,6 +163,20 @@ class Child:
             if limit is not None and (size := resident_mib()) > limit:
                 self._published.leave(f"it has {size} MiB of memory, more than {limit}")
             await asyncio.sleep(self._orders.life_seconds)
+
+
+def worker_for(harbor: Harbor, orders: Orders) -> Worker:
+    from taskharbor.worker.worker import Worker
+
+    return Worker(
+        harbor,
+        queues=orders.queues,
+        concurrency=1 if orders.suspects_only else orders.concurrency,
+        lease_seconds=orders.lease_seconds,
+        grace_seconds=orders.grace_seconds,
+        stubborn_seconds=orders.stubborn_seconds,
+        handler_max_jobs=orders.handler_max_jobs,
+    )
 
 
 def address_of(harbor: Harbor) -> str | None:

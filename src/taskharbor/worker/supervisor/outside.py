@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from taskharbor.clock import MICROS_PER_SECOND, SystemClock
+from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Driver, Extension
 from taskharbor.errors import StoreError
 from taskharbor.worker.heartbeat import BEATS_PER_LEASE
@@ -19,11 +19,13 @@ logger = logging.getLogger("taskharbor.supervisor")
 
 
 class OutsideHeart:
-    def __init__(self, driver: Driver, *, lease: int, children: Callable[[], Iterable[ChildProcess]]) -> None:
+    def __init__(
+        self, driver: Driver, *, lease: int, time: StoreTime, children: Callable[[], Iterable[ChildProcess]]
+    ) -> None:
         self._driver = driver
         self._lease = lease
         self._children = children
-        self._time = StoreTime(SystemClock())
+        self._time = time
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE

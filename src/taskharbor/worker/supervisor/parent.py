@@ -7,23 +7,26 @@ import logging
 import os
 import signal
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.clock import SystemClock, seconds_to_micros
+from taskharbor.clock import Clock, SystemClock, seconds_to_micros
+from taskharbor.drivers.base import Driver
+from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
+from taskharbor.worker.supervisor import body
 from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
 from taskharbor.worker.supervisor.channel import Hello, Leaving, Orders, Ready, Refusal, SuspectsWaiting
 from taskharbor.worker.supervisor.child import EXIT_REPLACE
 from taskharbor.worker.supervisor.health import Health, HealthFile, HealthPort, Systemd
-from taskharbor.worker.supervisor.process import ChildProcess
+from taskharbor.worker.supervisor.process import ChildProcess, StartChild
 from taskharbor.worker.supervisor.relay import Relay
 from taskharbor.worker.supervisor.settling import Death, describe
 from taskharbor.worker.supervisor.watch import Watch
@@ -68,16 +71,29 @@ class Ending(Enum):
 
 
 class Supervisor:
-    def __init__(self, settings: Settings) -> None:
+    """What it does to the machine and to the store goes through `start_child` and `open_store`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        start_child: StartChild | None = None,
+        open_store: Callable[[str], Driver] = driver_for,
+    ) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         self.counts: dict[str, int] = {}  # of the store, at the end
         self._settings = settings
         self._children: dict[ChildProcess, None] = {}
         self._spares: set[asyncio.Task[None]] = set()
-        self._watch = Watch(settings.stuck_seconds, self._living)
-        self._orders = replace(settings.orders, life_seconds=self._watch.interval)
+        self._clock = clock = clock or SystemClock()
+        self._start_child = start_child or partial(body.start, settings.command, clock)
         self._relay = Relay(self._living)
-        self._bookkeeper = Bookkeeper(self.name, self._orders, self._living, self._relay)
+        self._watch = Watch(settings.stuck_seconds, self._living, self._relay.emit, clock)
+        self._orders = replace(settings.orders, life_seconds=self._watch.interval)
+        self._bookkeeper = Bookkeeper(
+            self.name, self._orders, self._living, self._relay, clock=clock, open_store=open_store
+        )
         self._systemd = Systemd.from_environment(self.health)
         self._stopping = asyncio.Event()
         self._ending_now = asyncio.Event()
@@ -177,13 +193,13 @@ class Supervisor:
     async def _keep_one_running(self) -> None:
         quick_deaths = 0
         while not self._stopping.is_set():
-            begun = time.monotonic()
+            begun = self._clock.monotonic()
             ending = await self._one_life(self._orders)
             if ending is Ending.DONE and self._orders.drain:
                 return
             if ending in (Ending.DONE, Ending.REPLACE):
                 continue
-            quick_deaths = 1 if time.monotonic() - begun >= STEADY_SECONDS else quick_deaths + 1
+            quick_deaths = 1 if self._clock.monotonic() - begun >= STEADY_SECONDS else quick_deaths + 1
             await self._pause(_backoff_seconds(quick_deaths))
 
     async def _pause(self, seconds: float) -> None:
@@ -194,7 +210,7 @@ class Supervisor:
 
     async def _one_life(self, orders: Orders) -> Ending:
         try:
-            child = await ChildProcess.start(self._settings.command, orders)
+            child = await self._start_child(orders)
         except OSError as error:  # no memory, too many processes: it may be better in a while
             logger.error("a worker process cannot be started", extra={"fields": {"error": str(error)}})
             return Ending.IDLE
@@ -238,7 +254,7 @@ class Supervisor:
             case SuspectsWaiting():
                 self._see_to_suspects()
             case Leaving():
-                child.leave_by = time.monotonic() + self._orders.grace_seconds + STOP_SECONDS
+                child.leave_by = self._clock.monotonic() + self._orders.grace_seconds + STOP_SECONDS
                 child.left_idle = message.idle
             case _:
                 raise AssertionError(f"a child does not say {type(message).__name__}")
@@ -281,11 +297,15 @@ class Supervisor:
         """Suspects are executed in a process of their own; in another one, if a suspect there takes long."""
         if self._stopping.is_set() or len(self._spares) >= self._settings.processes:
             return
-        busy = [child for child in self._living() if child.suspects_only and _is_busy(child)]
+        busy = [child for child in self._living() if child.suspects_only and self._is_busy(child)]
         if len(busy) == len(self._spares):
             spare = asyncio.create_task(self._execute_suspects())
             self._spares.add(spare)
             spare.add_done_callback(self._spares.discard)
+
+    def _is_busy(self, child: ChildProcess) -> bool:
+        long_ago = self._bookkeeper.store_now() - seconds_to_micros(BUSY_SECONDS)
+        return any(at < long_ago for held in child.page.held() for at in held.running.values())
 
     async def _execute_suspects(self) -> None:
         """Poison ends one such process after the other: that is what they are for, and no reason to wait."""
@@ -297,11 +317,6 @@ class Supervisor:
                 return
             fruitless = fruitless + 1 if ending in (Ending.STILLBORN, Ending.IDLE) else 0
             await self._pause(_backoff_seconds(fruitless))
-
-
-def _is_busy(child: ChildProcess) -> bool:
-    long_ago = SystemClock().now() - seconds_to_micros(BUSY_SECONDS)
-    return any(at < long_ago for held in child.page.held() for at in held.running.values())
 
 
 def _raise_first(part: asyncio.Task[Any]) -> None:

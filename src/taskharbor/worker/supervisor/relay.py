@@ -1,4 +1,4 @@
-"""Events of jobs that the supervisor settles: the application's subscribers live in the children."""
+"""Events that the supervisor tells: the application's subscribers live in the children."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ class Relay:
         self.pass_on()
 
     def pass_on(self) -> None:
-        ready = [child for child in self._children() if child.is_ready and not child.is_over]
+        ready = [
+            child
+            for child in self._children()
+            if child.is_ready and not child.is_over and child.stuck_seconds is None
+        ]
         while ready and self._waiting:
             if ready[-1].channel.send(Told(self._waiting[0])):
                 self._waiting.popleft()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 
+from taskharbor.client.events import Event
+from taskharbor.clock import Clock, from_micros
 from taskharbor.worker.supervisor.process import ChildProcess
 
 logger = logging.getLogger("taskharbor.supervisor")
@@ -14,15 +15,23 @@ logger = logging.getLogger("taskharbor.supervisor")
 STARTING_SECONDS = 60.0  # at least, for a child to load the application and to run its start hooks
 LOOK_SECONDS_MAX = 1.0  # between two looks at the children
 DUMP_SECONDS = 0.5  # for a stuck child to write its stacks
-JOBS_TOLD = 20  # of a stuck child, in the log
+JOBS_TOLD = 20  # of a stuck child, at most
 
 
 class Watch:
     """Ends a child that shows no sign of life for too long, or that takes too long to leave."""
 
-    def __init__(self, stuck_seconds: float, children: Callable[[], Iterable[ChildProcess]]) -> None:
+    def __init__(
+        self,
+        stuck_seconds: float,
+        children: Callable[[], Iterable[ChildProcess]],
+        tell: Callable[[Event], None],
+        clock: Clock,
+    ) -> None:
         self._stuck_seconds = stuck_seconds
         self._children = children
+        self._tell = tell
+        self._clock = clock
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -30,10 +39,10 @@ class Watch:
         return min(LOOK_SECONDS_MAX, self._stuck_seconds / 10)
 
     async def run(self) -> None:
-        looked_at = time.monotonic()
+        looked_at = self._clock.monotonic()
         while True:
-            await asyncio.sleep(self.interval)
-            now = time.monotonic()
+            await self._clock.sleep(self.interval)
+            now = self._clock.monotonic()
             # If we ourselves were held up, so were our eyes: nobody is silent for what we did not see.
             overslept = now - looked_at > 2 * self.interval + 1.0
             looked_at = now
@@ -56,13 +65,13 @@ class Watch:
 
     async def _end_stuck(self, child: ChildProcess) -> None:
         running = [job_id for held in child.page.held() for job_id in held.running]
-        fields = {
-            "worker": child.name,
-            "pid": child.pid,
-            "seconds": child.stuck_seconds,
-            "jobs": running[:JOBS_TOLD],
-        }
+        jobs = tuple(running[:JOBS_TOLD])
+        fields = {"worker": child.name, "pid": child.pid, "seconds": child.stuck_seconds, "jobs": list(jobs)}
         logger.error("a worker process shows no sign of life and is replaced", extra={"fields": fields})
+        # By another child: this one cannot, and whatever it counted would go with it.
+        at = from_micros(self._clock.now())
+        error = f"no sign of life for {child.stuck_seconds:g} s"
+        self._tell(Event("stuck", "", "", "", at, worker=child.name, error=error, jobs=jobs))
         if child.dump_stacks():
-            await asyncio.sleep(DUMP_SECONDS)
+            await self._clock.sleep(DUMP_SECONDS)
         child.kill()

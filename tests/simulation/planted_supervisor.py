@@ -1,0 +1,233 @@
+"""Bugs that are planted in the supervisor, to see whether worlds with fleets find them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from taskharbor.errors import StoreError
+from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.supervisor import parent, settling
+from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
+from taskharbor.worker.supervisor.outside import OutsideHeart
+from taskharbor.worker.supervisor.page import Held, Reader
+from taskharbor.worker.supervisor.parent import Ending, Supervisor
+from taskharbor.worker.supervisor.process import ChildProcess
+from taskharbor.worker.supervisor.settling import Estate
+from taskharbor.worker.supervisor.watch import Watch
+from taskharbor.worker.worker import Worker
+from tests.simulation.planted import Planted
+
+PLANTED_IN_THE_SUPERVISOR: dict[str, Planted] = {}
+
+
+def plant(planted: Planted) -> Planted:
+    """What is wrong, as the docstring says it."""
+    assert planted.__doc__ is not None
+    PLANTED_IN_THE_SUPERVISOR[planted.__doc__] = planted
+    return planted
+
+
+# -- settling what the dead leave behind ---------------------------------------------------------
+
+
+@plant
+def claimed_is_lost() -> Any:
+    """what a dead child had only claimed is lost"""
+    left_behind = Reader.left_behind
+
+    def guessing(self: Any) -> list[Held]:
+        return [
+            replace(held, begun={**dict.fromkeys(held.unbegun, 1), **held.begun}, unbegun=set())
+            for held in left_behind(self)
+        ]
+
+    return mock.patch.object(Reader, "left_behind", guessing)
+
+
+@plant
+def begun_is_handed_back() -> Any:
+    """what a dead child had begun is handed back uncounted"""
+    settle = settling.settle_left_behind
+
+    async def lenient(driver: Any, left: Any, *more: Any, **settings: Any) -> Estate:
+        left = [(token, replace(held, begun={}, ended=set())) for token, held in left]
+        return await settle(driver, left, *more, **settings)
+
+    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", lenient)
+
+
+@plant
+def settled_while_alive() -> Any:
+    """the jobs of a stuck child are settled before it is ended"""
+    end_stuck = Watch._end_stuck
+
+    async def hasty(self: Any, child: ChildProcess) -> None:
+        bookkeeper = self._children.__self__._bookkeeper
+        await bookkeeper.settle(child, settling.Death(child.name, "was stuck"))
+        await end_stuck(self, child)
+
+    return mock.patch.object(Watch, "_end_stuck", hasty)
+
+
+@plant
+def session_not_awaited() -> Any:
+    """the jobs of a dead child are settled while something of its session is left"""
+
+    async def impatient(self: Any) -> None:
+        self.kill()
+
+    return mock.patch.object(ChildProcess, "gone", impatient)
+
+
+@plant
+def stale_page() -> Any:
+    """a dead child's page is believed as the last heartbeat read it"""
+    held = Reader.held
+
+    def remembered(self: Any) -> list[Held]:
+        self.read_last = held(self)
+        return list(self.read_last)
+
+    def left_behind(self: Any) -> list[Held]:
+        return list(getattr(self, "read_last", ()))
+
+    return mock.patch.multiple(Reader, held=remembered, left_behind=left_behind)
+
+
+@plant
+def claim_under_way_forgotten() -> Any:
+    """the claim that a child was about to be answered is forgotten"""
+    return mock.patch.object(Reader, "left_behind", Reader.held)
+
+
+@plant
+def first_lease_only() -> Any:
+    """of several leases of a dead child the first is settled"""
+    settle = settling.settle_left_behind
+
+    async def partly(driver: Any, left: Any, *more: Any, **settings: Any) -> Estate:
+        return await settle(driver, left[:1], *more, **settings)
+
+    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", partly)
+
+
+@plant
+def not_repeated() -> Any:
+    """settling is not repeated when the store did not answer"""
+    settle = settling.settle_left_behind
+
+    async def once(*more: Any, **settings: Any) -> Estate:
+        try:
+            return await settle(*more, **settings)
+        except StoreError:
+            return Estate()
+
+    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", once)
+
+
+@plant
+def never_settled() -> Any:
+    """what a dead child leaves behind waits for its lease"""
+
+    async def nothing(self: Any, child: Any, death: Any) -> Estate:
+        return Estate()
+
+    return mock.patch.object(Bookkeeper, "settle", nothing)
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+@plant
+def forgets_to_extend() -> Any:
+    """the heartbeat from outside stops after its first beat"""
+
+    async def once(self: Any) -> None:
+        await self.beat()
+        await asyncio.get_running_loop().create_future()
+
+    return mock.patch.object(OutsideHeart, "run", once)
+
+
+@plant
+def relies_on_its_parent() -> Any:
+    """a child whose supervisor hangs does not extend for itself"""
+    due = Heart._due
+
+    def trusting(self: Any) -> Any:
+        return [] if self._extended_outside else due(self)
+
+    return mock.patch.object(Heart, "_due", trusting)
+
+
+# -- lives ---------------------------------------------------------------------------------------
+
+
+@plant
+def no_backoff() -> Any:
+    """children that die at once are replaced without a pause"""
+    return mock.patch.object(parent, "_backoff_seconds", return_value=0.0)
+
+
+@plant
+def never_restarted() -> Any:
+    """a child that died is never replaced"""
+
+    async def once(self: Any) -> None:
+        while await self._one_life(self._orders) in (Ending.DONE, Ending.REPLACE):
+            if self._stopping.is_set():
+                return
+        await self._stopping.wait()
+
+    return mock.patch.object(Supervisor, "_keep_one_running", once)
+
+
+@plant
+def suspects_not_seen_to() -> Any:
+    """nobody executes suspects"""
+    return mock.patch.object(Supervisor, "_see_to_suspects", return_value=None)
+
+
+@plant
+def neighbours_condemned() -> Any:
+    """the death of a child counts against everything that it had begun"""
+    settle = settling.settle_left_behind
+
+    async def harsh(driver: Any, left: Any, *more: Any, **settings: Any) -> Estate:
+        left = [(token, replace(held, alone=True)) for token, held in left]
+        return await settle(driver, left, *more, **settings)
+
+    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", harsh)
+
+
+@plant
+def never_made_to_end() -> Any:
+    """a child that takes too long to stop is never ended"""
+
+    async def patient(self: Any) -> None:
+        await self._stopping.wait()
+        await asyncio.get_running_loop().create_future()
+
+    return mock.patch.object(Supervisor, "_see_to_the_end", patient)
+
+
+@plant
+def recycled_without_grace() -> Any:
+    """a child that has begun enough jobs ends without waiting for them"""
+
+    def abrupt(self: Any) -> None:
+        self._worker.stop()
+        self._worker.stop()
+        self.leaving = "enough"
+
+    return mock.patch("taskharbor.worker.supervisor.child.Published.jobs_spent", abrupt)
+
+
+@plant
+def second_word_ends() -> Any:
+    """a child that is told to stop after it began to leave ends at once"""
+    return mock.patch.object(Worker, "_leave", Worker.stop)

@@ -1,0 +1,81 @@
+"""Worlds with supervisors: nothing is wrong in any of them, and bugs that are planted there are found."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from tests.simulation.fleet import FleetWorld
+from tests.simulation.planted_supervisor import PLANTED_IN_THE_SUPERVISOR
+from tests.simulation.world import _bury_all, _seeded, simulate
+
+FIXED = 60  # seeds
+SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "5")) / 2
+SEEDS_MAX = 100
+# In the seeds where each is found soonest, so that the suite need not search for long.
+FIRST = {
+    "what a dead child had only claimed is lost": 60,
+    "the jobs of a stuck child are settled before it is ended": 25,
+    "the jobs of a dead child are settled while something of its session is left": 33,
+    "the claim that a child was about to be answered is forgotten": 76,
+    "of several leases of a dead child the first is settled": 76,
+    "settling is not repeated when the store did not answer": 136,
+    "the heartbeat from outside stops after its first beat": 21,
+    "a child whose supervisor hangs does not extend for itself": 180,
+    "children that die at once are replaced without a pause": 76,
+    "nobody executes suspects": 33,
+    "a child that takes too long to stop is never ended": 18,
+}
+
+
+def assert_nothing_wrong(seed: int) -> None:
+    findings = simulate(seed, FleetWorld)
+    told = "\n".join(findings.wrong)
+    assert not findings.wrong, f"{told}\nreplay it: python -m tests.simulation --fleet --seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, FIXED, 30))
+def test_fixed_seeds_of_fleets_find_nothing_wrong(first):
+    for seed in range(first, first + 30):
+        assert_nothing_wrong(seed)
+
+
+@pytest.mark.timeout(SECONDS + 120)
+def test_random_seeds_of_fleets_find_nothing_wrong():
+    seed = random.SystemRandom().randrange(10**9)
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        assert_nothing_wrong(seed)
+        seed += 1
+
+
+def test_fleets_are_full_of_what_they_are_made_for():
+    told: Counter[str] = Counter()
+    for seed in range(40):
+        with _seeded(seed):
+            world = FleetWorld(seed)
+            told["kills"] += world.run().kills
+            told += world.observer.told
+            _bury_all(world)
+    assert told["kills"] >= 10
+    assert told["starts"] >= 150
+    assert told["lost from outside"] >= 10
+    assert told["released from outside"] >= 3
+
+
+def test_a_seed_of_a_fleet_tells_the_same_story_twice():
+    for seed in range(6):
+        assert simulate(seed, FleetWorld).trace == simulate(seed, FleetWorld).trace
+
+
+@pytest.mark.parametrize("what", PLANTED_IN_THE_SUPERVISOR)
+def test_bug_planted_in_the_supervisor_is_found(what):
+    first = FIRST.get(what, 1)
+    with PLANTED_IN_THE_SUPERVISOR[what]():
+        assert any(simulate(seed, FleetWorld).wrong for seed in range(first, first + SEEDS_MAX)), (
+            f"not found: {what}"
+        )
