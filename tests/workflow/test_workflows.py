@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 from typing import Any
 
-import asyncpg
 import pytest
 
 from taskharbor import (
@@ -28,7 +27,6 @@ from taskharbor.drivers.base import ClaimRequest
 from taskharbor.errors import JobConflict
 from taskharbor.job import Reason, State
 from taskharbor.worker import results as results_module
-from tests.postgres import store as postgres
 from tests.worker.stage import until, working
 
 
@@ -514,6 +512,7 @@ def test_synchronous_surface(tmp_path):
 
 
 def test_workflow_in_the_callers_transaction(tmp_path):
+    """On SQLite; PostgreSQL has more ways to get there, and tests of its own."""
     path = f"{tmp_path}/harbor.db"
     with Harbor(f"sqlite:///{path}") as harbor:
         tasks = Tasks(harbor)
@@ -527,22 +526,3 @@ def test_workflow_in_the_callers_transaction(tmp_path):
             found = harbor.workflows.list()
             assert [each.id for each in found] == ([workflow.id] if end == "COMMIT" else [])
         connection.close()
-
-
-async def test_workflow_is_refused_in_a_callers_transaction_on_postgresql(clock):
-    """It would be stored by a connection of ours, whatever became of the caller's transaction."""
-    dsn = await asyncio.to_thread(postgres.shared_database)
-    async with Harbor(dsn) as harbor:
-        await harbor.amigrate()
-        tasks = Tasks(harbor)
-        connection = await asyncpg.connect(dsn)
-        try:
-            async with connection.transaction():
-                with (
-                    harbor.transaction(connection),
-                    pytest.raises(ConfigurationError, match="cannot take part"),
-                ):
-                    await chain(tasks.number.s(1)).aenqueue()
-        finally:
-            await connection.close()
-        assert await harbor.workflows.alist() == []
