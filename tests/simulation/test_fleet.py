@@ -55,16 +55,16 @@ def test_random_seeds_of_fleets_find_nothing_wrong():
 
 def test_fleets_are_full_of_what_they_are_made_for():
     told: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(25):
         with _seeded(seed):
             world = FleetWorld(seed)
             told["kills"] += world.run().kills
             told += world.observer.told
             _bury_all(world)
-    assert told["kills"] >= 10
-    assert told["starts"] >= 150
-    assert told["lost from outside"] >= 10
-    assert told["released from outside"] >= 3
+    assert told["kills"] >= 8
+    assert told["starts"] >= 100
+    assert told["lost from outside"] >= 5
+    assert told["released from outside"] >= 1
 
 
 def test_a_seed_of_a_fleet_tells_the_same_story_twice():
