@@ -91,6 +91,9 @@ class _Placing:
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._dependencies = 0
+        self._nameless: set[int] = (
+            set()
+        )  # options that name no job, by their identity: most signatures share theirs
 
     def place(self, part: Part, before: Point | None, depth: int) -> tuple[Shape, Point]:
         if depth > NESTING_MAX:
@@ -174,7 +177,9 @@ class _Placing:
             raise ConfigurationError(
                 f"a workflow takes at most {MEMBERS_MAX:,} jobs; give each more to do, or split the workflow"
             )
-        _refuse_own_names(signature)
+        if id(signature.options) not in self._nameless:
+            _refuse_own_names(signature)
+            self._nameless.add(id(signature.options))
         after = () if before is None else before.after
         self._dependencies += len(after)
         if self._dependencies > DEPENDENCIES_MAX:
@@ -235,6 +240,8 @@ def _positions(value: Value, positions: dict[int, int]) -> Any:
 
 
 def _refuse_missing(signature: Signature[Any], takes: Takes | None) -> None:
+    if not signature.task.plan.required:
+        return
     given = signature.arguments
     taken = None if takes is None else takes.parameter
     missing = [name for name in signature.task.plan.required if name not in given and name != taken]

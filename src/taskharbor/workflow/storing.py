@@ -16,7 +16,7 @@ from taskharbor.job import NewJob, NewWorkflow, State, Takes, WorkflowRecord
 from taskharbor.workflow.failure import failure_template
 from taskharbor.workflow.graph import MEMBERS_MAX, Graph, Part, graph_of
 from taskharbor.workflow.handle import About, Workflow
-from taskharbor.workflow.parts import WorkflowOptions, signatures_in
+from taskharbor.workflow.parts import WorkflowOptions
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -31,7 +31,7 @@ assert MEMBERS_MAX < 1 << INDEX_BITS, "every job of a workflow has an id after i
 async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -> Workflow:
     """Everything is checked before anything is stored."""
     graph = graph_of(part)
-    _refuse_strangers(harbor, part, options)
+    _refuse_strangers(harbor, graph, options)
     workflow_id = options.id or new_workflow_id()
     jobs = jobs_of(graph, workflow_id, options)
     about = About(graph.shape, options.on_failure, failure_template(options))
@@ -63,11 +63,11 @@ def new_workflow_id() -> str:
     return str(uuid.UUID(int=uuid_utils.uuid7().int >> INDEX_BITS << INDEX_BITS))
 
 
-def _refuse_strangers(harbor: Harbor, part: Part, options: WorkflowOptions) -> None:
-    signatures = list(signatures_in(part))
+def _refuse_strangers(harbor: Harbor, graph: Graph, options: WorkflowOptions) -> None:
+    tasks = {id(member.signature.task): member.signature.task for member in graph.members}
     if options.failure_task is not None:
-        signatures.append(options.failure_task)
-    for task in {signature.task.name: signature.task for signature in signatures}.values():
+        tasks[id(options.failure_task.task)] = options.failure_task.task
+    for task in tasks.values():
         if task.harbor is not harbor:
             raise ConfigurationError(
                 f"task {task.name!r} belongs to another harbor; all the tasks of a workflow are declared on one"
@@ -96,7 +96,8 @@ def jobs_of(graph: Graph, workflow_id: str, options: WorkflowOptions) -> list[Ne
         if make is None:
             make = makers[shared] = _maker(signature, takes, workflow_id, options)
         payload = signature.task.plan.encode((), signature.arguments, partial=takes is not None)
-        jobs.append(make(ids[index], payload, tuple([ids[other] for other in after]), ends))
+        depends_on = tuple([ids[other] for other in after]) if after else ()
+        jobs.append(make(ids[index], payload, depends_on, ends))
     return jobs
 
 
