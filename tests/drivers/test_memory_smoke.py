@@ -308,6 +308,7 @@ def test_a_synchronous_wait_blocks_its_thread_until_there_is_news(driver: Memory
     thread = threading.Thread(target=lambda: step_to_end(driver.enqueue([job("a")])))
     thread.start()
     step_to_end(driver.wait(news, 60))  # were the news missed, the test would run into its time limit
+    assert driver.news() != news
     thread.join()
     step_to_end(driver.wait(driver.news(), 0.001))
 

@@ -286,13 +286,26 @@ async def test_an_exchange_that_takes_too_long_has_timed_out(
 
 
 async def test_a_cancelled_job_hangs_up(harbor, server, clock):
-    never(server)
+    hung_up = asyncio.Event()
+
+    async def until_hung_up(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        try:
+            while True:
+                writer.write(b".")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        except ConnectionError:
+            hung_up.set()
+
+    server.handle = lambda request: until_hung_up
     job = await harbor.aenqueue("http", {"url": server.url})
     async with working(harbor, lease_seconds=30):
         await asyncio.wait_for(server.arrived.wait(), 10)
         await harbor.jobs.acancel(job.id)
         await clock.jump(15)
         await until_state(job, State.CANCELLED)
+        await asyncio.wait_for(hung_up.wait(), 10)
 
 
 async def test_slow_calls_do_not_hold_up_others(harbor, server):

@@ -70,6 +70,13 @@ class Yard:
         assert (await self.claim(1)).searched is False
         self.clock.advance(0.5)
 
+    async def lose_to_others(self) -> None:
+        """Jobs that another worker claims, so that this one's trail does not know of it."""
+        await self.enqueue(DEAD)
+        others = PostgresDriver(self.driver.dsn, clock=self.clock)
+        assert len((await others.claim(ClaimRequest("other/1", LEASE, DEAD))).jobs) == DEAD
+        await others.close()
+
     async def put_back(self, job: Claimed, *, suspect: bool = False) -> None:
         token = "worker/1"  # who has buried it
         transition = Transition(
@@ -122,13 +129,11 @@ async def test_trail_goes_on_where_others_claim(dsn: str) -> None:
     clock = ManualClock()
     driver = PostgresDriver(dsn, clock=clock)
     await driver.migrate()
-    yard, others = Yard(driver, clock), PostgresDriver(dsn, clock=clock)
+    yard = Yard(driver, clock)
     async with snapshot_held(dsn):
         await yard.bury()
         await yard.set_out()
-        await yard.enqueue(DEAD)
-        assert len((await others.claim(ClaimRequest("other/1", LEASE, DEAD))).jobs) == DEAD
-        await others.close()
+        await yard.lose_to_others()
         clock.advance(0.3)
         assert await yard.ids(10) == []
         before = await entries_read(driver, DEAD)
@@ -143,13 +148,11 @@ async def test_search_that_finds_a_lane_empty_brings_the_trail_up_to_date(dsn: s
     clock = ManualClock()
     driver = PostgresDriver(dsn, clock=clock)
     await driver.migrate()
-    yard, others = Yard(driver, clock), PostgresDriver(dsn, clock=clock)
+    yard = Yard(driver, clock)
     async with snapshot_held(dsn):
         await yard.bury()
         await yard.set_out()
-        await yard.enqueue(DEAD)
-        assert len((await others.claim(ClaimRequest("other/1", LEASE, DEAD))).jobs) == DEAD
-        await others.close()
+        await yard.lose_to_others()
         clock.advance(1)
         assert (await yard.claim(10)).searched
         before = await entries_read(driver, 2 * DEAD)
