@@ -19,350 +19,113 @@ import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from typing import Any, ClassVar
-from uuid import UUID
-
-from msgspec import UNSET, Struct, UnsetType
 
 from taskharbor.clock import Clock
+from taskharbor.drivers.contract.enqueueing import (
+    Enqueued,
+    WorkflowEnqueued,
+    member_exists,
+    member_id,
+)
+from taskharbor.drivers.contract.leasing import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    ExpiredLease,
+    Extended,
+    Extension,
+    Heartbeat,
+    worker_of,
+)
+from taskharbor.drivers.contract.operating import (
+    NOT_BEGUN,
+    OPERATOR,
+    Cancel,
+    Delete,
+    Discard,
+    Operated,
+    Operation,
+    Requeue,
+    RunNow,
+    Update,
+    Verdict,
+)
+from taskharbor.drivers.contract.reading import (
+    Check,
+    LeaseRecord,
+    Page,
+    WorkerRecord,
+    WorkflowPage,
+)
+from taskharbor.drivers.contract.settling import (
+    Note,
+    Occurrence,
+    ProgressNote,
+    Settled,
+    StepNote,
+    Transition,
+)
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import (
     AttemptRecord,
-    AttemptStatus,
-    Delivery,
     JobFilter,
     JobRecord,
     MemberResult,
     NewJob,
     NewWorkflow,
-    Options,
-    Progress,
     QueueRecord,
-    Reason,
     State,
     StepRecord,
     TokenRecord,
     WorkflowRecord,
-    repr_without_secrets,
 )
 
-# -- enqueue -------------------------------------------------------------------------------------
-
-
-class Enqueued(Struct, frozen=True, gc=False):
-    """The job that now stands for the one given: itself, or the one that existed."""
-
-    id: str
-    existed: bool
-    state: State
-    run_at: int
-    enqueued_at: int
-
-
-class WorkflowEnqueued(Struct, frozen=True):
-    """The workflow that now stands for the one given: itself, or the one that existed."""
-
-    id: str
-    existed: bool
-    enqueued_at: int
-
-
-# -- claim ---------------------------------------------------------------------------------------
-
-
-class ClaimRequest(Struct, frozen=True):
-    token: str
-    lease: int  # microseconds
-    limit: int
-    queues: tuple[str, ...] | None = None  # None: every queue
-    # At most so many at_most_once jobs: they are never claimed beyond the free slots. The claim ends
-    # before the first one too many, so that the order stays strict and the search bounded.
-    once_limit: int = 0
-    suspects: bool = False  # claim from the suspects' place instead, to execute alone
-    supervised: bool = False  # another process watches over this worker
-
-
-class Claimed(Struct, frozen=True, array_like=True, gc=False):
-    """A job under a lease, with what executing and settling it takes. (A store may hand it over as an array.)"""
-
-    __repr__ = repr_without_secrets
-
-    id: str
-    task: str
-    payload: str
-    queue: str
-    priority: int
-    number: int
-    attempts: int  # failures so far in this run
-    first_number: int
-    run_at: int  # its place, which it keeps when it is handed back
-    enqueued_at: int
-    due_at: int | None = None
-    expires_at: int | None = None  # None once the run has begun
-    delivery: Delivery | None = None
-    options: str | None = None  # the JSON of `Options`; None for the defaults
-    version: int = 1
-
-
-class Claim(Struct, frozen=True):
-    now: int  # the store's time
-    expires_at: int
-    jobs: list[Claimed]
-    next_due: int | None = None  # when the next job ahead becomes runnable, if fewer than `limit` were
-    suspects_waiting: bool = False  # somebody should execute a suspect alone
-    # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
-    searched: bool = True
-
-
-# -- heartbeat -----------------------------------------------------------------------------------
-
-
-class Extension(Struct, frozen=True):
-    token: str
-    lease: int  # microseconds from the store's now
-    running: tuple[tuple[str, int], ...] = ()  # (job id, started at) of what runs for longer than a beat
-    # Jobs that only the worker's declaration knows to be at_most_once: written before they begin.
-    at_most_once: tuple[str, ...] = ()
-
-
-class Answer(StrEnum):
-    """What became of a fenced write."""
-
-    DONE = "done"
-    NOT_RUNNING = "not_running"
-    LEASE_MISMATCH = "lease_mismatch"
-    LEASE_EXPIRED = "lease_expired"
-    CHANGED = "changed"  # the schedule's version is another: compute the next occurrence anew
-
-
-class Extended(Struct, frozen=True):
-    token: str
-    answer: Answer
-    expires_at: int = 0
-    cancel_requested: tuple[str, ...] = ()
-
-
-class Heartbeat(Struct, frozen=True):
-    now: int
-    leases: list[Extended]
-    paused: frozenset[str] = frozenset()  # the queues whose unbegun jobs are to be handed back
-
-
-# -- collecting ----------------------------------------------------------------------------------
-
-
-class ExpiredLease(Struct, frozen=True):
-    """An expired lease, now held under the collector's token, for the policy to decide."""
-
-    token: str
-    now: int
-    expires_at: int
-    worker: str  # that let it expire
-    alone: bool  # it held a suspect
-    supervised: bool
-    outlived: bool  # its worker has shown itself alive since
-    jobs: list[Claimed]  # unfinished ones
-    running: dict[str, int]  # job id → started at, as far as a heartbeat told
-    expired_at: int
-
-
-# -- settle --------------------------------------------------------------------------------------
-
-
-class Occurrence(Struct, frozen=True):
-    """The next occurrence of a recurring job, computed from the schedule at `version`.
-
-    `run_at` is its place where that is not its due time: a paused one is parked, an extra run comes at once.
-    """
-
-    due_at: int
-    version: int
-    run_at: int | None = None
-
-
-class Transition(Struct, frozen=True, gc=False):
-    """The end of one attempt: what it proves, what to record, and where the job goes.
-
-    To `READY`, the job is runnable after `delay` from the store's now, or, when `delay` is None, at once
-    and in the place it had. With `occurrence`, any ending re-arms the job instead of finishing it.
-    A job that somebody asked to cancel ends cancelled, whatever this says, unless it succeeded; an
-    `occurrence` that came with `READY` is used only then.
-    """
-
-    token: str
-    job_id: str
-    number: int
-    status: AttemptStatus
-    to: State  # READY, SUCCEEDED, DEAD or CANCELLED
-    attempts: int = 0  # failures in the run, after this attempt
-    started_at: int | None = None  # None: it never began
-    delay: int | None = None
-    suspect: bool = False
-    reason: Reason | None = None
-    error: str | None = None
-    traceback: str | None = None
-    result: str | None = None
-    detail: str | None = None
-    worker: str | None = None  # whose attempt it was, when not the token's
-    outlived: bool = False
-    inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
-    occurrence: Occurrence | None = None
-    # With `occurrence`, to `DEAD`: a one-off copy of the job that is dead from the start, for `reason`, and has the
-    # run's attempts for its history. It exists if and only if this is applied as it says; with any other ending, never.
-    dead_letter: NewJob | None = None
-
-
-class Settled(Struct, frozen=True, gc=False):
-    answer: Answer
-    state: State | None = None  # where the job went
-    run_at: int | None = None  # when it is runnable again
-    recorded: AttemptStatus | None = None  # what the attempt's row already says, if it has one
-    released: tuple[str, ...] = ()  # dependants that stopped waiting
-    at: int = 0  # the store's time
-
-
-class ProgressNote(Struct, frozen=True):
-    token: str
-    job_id: str
-    number: int
-    progress: Progress
-
-
-class StepNote(Struct, frozen=True):
-    """The result of a durable step; the first one stored under a name stays."""
-
-    token: str
-    job_id: str
-    number: int
-    name: str
-    result: str
-
-
-Note = ProgressNote | StepNote
-
-
-# -- operators -----------------------------------------------------------------------------------
-
-
-class Cancel(Struct, frozen=True):
-    """End what has not begun; ask a running one to end.
-
-    With `occurrence`, what has not begun is not ended but re-armed; a row of history says what became of the
-    occurrence that was cancelled. A job that waits for others has no occurrences: that is a conflict.
-    """
-
-    occurrence: Occurrence | None = None
-
-
-class Discard(Struct, frozen=True):
-    """Take a dead job out of the dead-letter queue for good."""
-
-
-class Delete(Struct, frozen=True):
-    """Remove the job and its history."""
-
-
-class RunNow(Struct, frozen=True):
-    """Make a scheduled job ready."""
-
-
-class Requeue(Struct, frozen=True):
-    """Begin a new run of a dead or cancelled job.
-
-    Then those that were cancelled because of it, and that nothing else stands against, wait again, and so on.
-    """
-
-    run_at: int | None = None
-    reset_attempts: bool = True
-
-
-class Update(Struct, frozen=True):
-    """Change what is set here, and nothing else.
-
-    A job with an idempotency key stays in its queue. `while_running` changes a running job as well, from its
-    next run on: its place and due time are then the settle's to set, which will be told that it changed.
-    """
-
-    priority: int | UnsetType = UNSET
-    run_at: int | UnsetType = UNSET
-    payload: str | UnsetType = UNSET
-    max_attempts: int | None | UnsetType = UNSET
-    timeout: float | None | UnsetType = UNSET
-    tags: tuple[str, ...] | UnsetType = UNSET
-    expires_at: int | None | UnsetType = UNSET
-    task: str | UnsetType = UNSET
-    queue: str | UnsetType = UNSET
-    delivery: Delivery | None | UnsetType = UNSET
-    options: Options | UnsetType = UNSET  # all of them
-    due_at: int | UnsetType = UNSET  # of one that waits for others: nothing
-    at_due: bool = False  # its place is its due time, if it has one
-    while_running: bool = False
-    version: int | None = None  # only if this is still the job's version
-
-
-# The row of history that a cancelled occurrence leaves which nobody had claimed.
-OPERATOR = "operator/cancel"  # as a token
-NOT_BEGUN = "cancelled before it began"
-
-Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
-
-
-class Verdict(StrEnum):
-    DONE = "done"
-    REQUESTED = "requested"  # a running job has been asked to end
-    NOT_FOUND = "not_found"
-    CONFLICT = "conflict"
-    CHANGED = "changed"  # the job's version is another than the operation relies on
-
-
-class Operated(Struct, frozen=True):
-    job_id: str
-    verdict: Verdict
-    state: State | None = None  # before the operation; what a conflict is about
-
-
-class Page(Struct, frozen=True):
-    jobs: list[JobRecord]
-    next_cursor: str | None
-
-
-class WorkflowPage(Struct, frozen=True):
-    workflows: list[WorkflowRecord]
-    next_cursor: str | None
-
-
-class LeaseRecord(Struct, frozen=True):
-    """One lease as `stats` shows it."""
-
-    token: str
-    worker: str
-    expires_at: int
-    expired: bool
-    open: int  # jobs not settled yet
-    running: dict[str, int]
-
-
-class WorkerRecord(Struct, frozen=True, omit_defaults=True):
-    """A worker that is there, as it told the store itself: one that is idle holds no lease to be known by."""
-
-    name: str
-    host: str
-    pid: int
-    slots: int
-    started_at: int
-    queues: tuple[str, ...] | None = None  # None: every queue
-    supervisor: str | None = None  # who looks after it
-    expires_at: int = 0  # from then on it is forgotten, unless it signs on again
-
-
-class Check(Struct, frozen=True):
-    """One finding of `doctor`."""
-
-    name: str
-    ok: bool
-    detail: str
-    severe: bool = True  # not ok is a failure, and otherwise worth a word
+# Whoever writes or uses a driver finds all of the contract here.
+__all__ = [
+    "Driver",
+    # enqueueing
+    "Enqueued",
+    "WorkflowEnqueued",
+    "member_exists",
+    "member_id",
+    # leasing
+    "Answer",
+    "Claim",
+    "Claimed",
+    "ClaimRequest",
+    "ExpiredLease",
+    "Extended",
+    "Extension",
+    "Heartbeat",
+    "worker_of",
+    # operating
+    "NOT_BEGUN",
+    "OPERATOR",
+    "Cancel",
+    "Delete",
+    "Discard",
+    "Operated",
+    "Operation",
+    "Requeue",
+    "RunNow",
+    "Update",
+    "Verdict",
+    # reading
+    "Check",
+    "LeaseRecord",
+    "Page",
+    "WorkerRecord",
+    "WorkflowPage",
+    # settling
+    "Note",
+    "Occurrence",
+    "ProgressNote",
+    "Settled",
+    "StepNote",
+    "Transition",
+]
 
 
 class Driver(ABC):
@@ -611,19 +374,3 @@ class Driver(ABC):
         now: int | None = None,
     ) -> Page:
         """Jobs by id, newest first. A page may be short, even empty; the end is a cursor of None."""
-
-
-def member_id(workflow_id: str, index: int) -> str:
-    """The id of a workflow's job: it follows the workflow's own, so that all of them are one range."""
-    return str(UUID(int=UUID(workflow_id).int + 1 + index))
-
-
-def member_exists(job_id: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"a job has the id {job_id} already, which a job of this workflow would have; "
-        "give the workflow another id, or leave it out: random ones never come so close to each other"
-    )
-
-
-def worker_of(token: str) -> str:
-    return token.rpartition("/")[0]

@@ -1,0 +1,103 @@
+"""Leases: claiming a batch, extending it, and taking over what has expired."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from taskharbor.job import Delivery, repr_without_secrets
+
+
+class Answer(StrEnum):
+    """What became of a fenced write."""
+
+    DONE = "done"
+    NOT_RUNNING = "not_running"
+    LEASE_MISMATCH = "lease_mismatch"
+    LEASE_EXPIRED = "lease_expired"
+    CHANGED = "changed"  # the schedule's version is another: compute the next occurrence anew
+
+
+class ClaimRequest(Struct, frozen=True):
+    token: str
+    lease: int  # microseconds
+    limit: int
+    queues: tuple[str, ...] | None = None  # None: every queue
+    # At most so many at_most_once jobs: they are never claimed beyond the free slots. The claim ends
+    # before the first one too many, so that the order stays strict and the search bounded.
+    once_limit: int = 0
+    suspects: bool = False  # claim from the suspects' place instead, to execute alone
+    supervised: bool = False  # another process watches over this worker
+
+
+class Claimed(Struct, frozen=True, array_like=True, gc=False):
+    """A job under a lease, with what executing and settling it takes. (A store may hand it over as an array.)"""
+
+    __repr__ = repr_without_secrets
+
+    id: str
+    task: str
+    payload: str
+    queue: str
+    priority: int
+    number: int
+    attempts: int  # failures so far in this run
+    first_number: int
+    run_at: int  # its place, which it keeps when it is handed back
+    enqueued_at: int
+    due_at: int | None = None
+    expires_at: int | None = None  # None once the run has begun
+    delivery: Delivery | None = None
+    options: str | None = None  # the JSON of `Options`; None for the defaults
+    version: int = 1
+
+
+class Claim(Struct, frozen=True):
+    now: int  # the store's time
+    expires_at: int
+    jobs: list[Claimed]
+    next_due: int | None = None  # when the next job ahead becomes runnable, if fewer than `limit` were
+    suspects_waiting: bool = False  # somebody should execute a suspect alone
+    # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
+    searched: bool = True
+
+
+class Extension(Struct, frozen=True):
+    token: str
+    lease: int  # microseconds from the store's now
+    running: tuple[tuple[str, int], ...] = ()  # (job id, started at) of what runs for longer than a beat
+    # Jobs that only the worker's declaration knows to be at_most_once: written before they begin.
+    at_most_once: tuple[str, ...] = ()
+
+
+class Extended(Struct, frozen=True):
+    token: str
+    answer: Answer
+    expires_at: int = 0
+    cancel_requested: tuple[str, ...] = ()
+
+
+class Heartbeat(Struct, frozen=True):
+    now: int
+    leases: list[Extended]
+    paused: frozenset[str] = frozenset()  # the queues whose unbegun jobs are to be handed back
+
+
+class ExpiredLease(Struct, frozen=True):
+    """An expired lease, now held under the collector's token, for the policy to decide."""
+
+    token: str
+    now: int
+    expires_at: int
+    worker: str  # that let it expire
+    alone: bool  # it held a suspect
+    supervised: bool
+    outlived: bool  # its worker has shown itself alive since
+    jobs: list[Claimed]  # unfinished ones
+    running: dict[str, int]  # job id → started at, as far as a heartbeat told
+    expired_at: int
+
+
+def worker_of(token: str) -> str:
+    return token.rpartition("/")[0]

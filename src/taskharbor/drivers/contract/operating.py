@@ -1,0 +1,88 @@
+"""Operations: what an operator asks for, and what became of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import UNSET, Struct, UnsetType
+
+from taskharbor.drivers.contract.settling import Occurrence
+from taskharbor.job import Delivery, Options, State
+
+
+class Cancel(Struct, frozen=True):
+    """End what has not begun; ask a running one to end.
+
+    With `occurrence`, what has not begun is not ended but re-armed; a row of history says what became of the
+    occurrence that was cancelled. A job that waits for others has no occurrences: that is a conflict.
+    """
+
+    occurrence: Occurrence | None = None
+
+
+class Discard(Struct, frozen=True):
+    """Take a dead job out of the dead-letter queue for good."""
+
+
+class Delete(Struct, frozen=True):
+    """Remove the job and its history."""
+
+
+class RunNow(Struct, frozen=True):
+    """Make a scheduled job ready."""
+
+
+class Requeue(Struct, frozen=True):
+    """Begin a new run of a dead or cancelled job.
+
+    Then those that were cancelled because of it, and that nothing else stands against, wait again, and so on.
+    """
+
+    run_at: int | None = None
+    reset_attempts: bool = True
+
+
+class Update(Struct, frozen=True):
+    """Change what is set here, and nothing else.
+
+    A job with an idempotency key stays in its queue. `while_running` changes a running job as well, from its
+    next run on: its place and due time are then the settle's to set, which will be told that it changed.
+    """
+
+    priority: int | UnsetType = UNSET
+    run_at: int | UnsetType = UNSET
+    payload: str | UnsetType = UNSET
+    max_attempts: int | None | UnsetType = UNSET
+    timeout: float | None | UnsetType = UNSET
+    tags: tuple[str, ...] | UnsetType = UNSET
+    expires_at: int | None | UnsetType = UNSET
+    task: str | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    delivery: Delivery | None | UnsetType = UNSET
+    options: Options | UnsetType = UNSET  # all of them
+    due_at: int | UnsetType = UNSET  # of one that waits for others: nothing
+    at_due: bool = False  # its place is its due time, if it has one
+    while_running: bool = False
+    version: int | None = None  # only if this is still the job's version
+
+
+Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
+
+
+class Verdict(StrEnum):
+    DONE = "done"
+    REQUESTED = "requested"  # a running job has been asked to end
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
+    CHANGED = "changed"  # the job's version is another than the operation relies on
+
+
+class Operated(Struct, frozen=True):
+    job_id: str
+    verdict: Verdict
+    state: State | None = None  # before the operation; what a conflict is about
+
+
+# The row of history that a cancelled occurrence leaves which nobody had claimed.
+OPERATOR = "operator/cancel"  # as a token
+NOT_BEGUN = "cancelled before it began"

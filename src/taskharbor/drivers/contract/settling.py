@@ -1,0 +1,80 @@
+"""Transitions: the end of an attempt as a value, and what is stored while it is still under way."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from taskharbor.drivers.contract.leasing import Answer
+from taskharbor.job import AttemptStatus, NewJob, Progress, Reason, State
+
+
+class Occurrence(Struct, frozen=True):
+    """The next occurrence of a recurring job, computed from the schedule at `version`.
+
+    `run_at` is its place where that is not its due time: a paused one is parked, an extra run comes at once.
+    """
+
+    due_at: int
+    version: int
+    run_at: int | None = None
+
+
+class Transition(Struct, frozen=True, gc=False):
+    """The end of one attempt: what it proves, what to record, and where the job goes.
+
+    To `READY`, the job is runnable after `delay` from the store's now, or, when `delay` is None, at once
+    and in the place it had. With `occurrence`, any ending re-arms the job instead of finishing it.
+    A job that somebody asked to cancel ends cancelled, whatever this says, unless it succeeded; an
+    `occurrence` that came with `READY` is used only then.
+    """
+
+    token: str
+    job_id: str
+    number: int
+    status: AttemptStatus
+    to: State  # READY, SUCCEEDED, DEAD or CANCELLED
+    attempts: int = 0  # failures in the run, after this attempt
+    started_at: int | None = None  # None: it never began
+    delay: int | None = None
+    suspect: bool = False
+    reason: Reason | None = None
+    error: str | None = None
+    traceback: str | None = None
+    result: str | None = None
+    detail: str | None = None
+    worker: str | None = None  # whose attempt it was, when not the token's
+    outlived: bool = False
+    inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
+    occurrence: Occurrence | None = None
+    # With `occurrence`, to `DEAD`: a one-off copy of the job that is dead from the start, for `reason`, and has the
+    # run's attempts for its history. It exists if and only if this is applied as it says; with any other ending, never.
+    dead_letter: NewJob | None = None
+
+
+class Settled(Struct, frozen=True, gc=False):
+    answer: Answer
+    state: State | None = None  # where the job went
+    run_at: int | None = None  # when it is runnable again
+    recorded: AttemptStatus | None = None  # what the attempt's row already says, if it has one
+    released: tuple[str, ...] = ()  # dependants that stopped waiting
+    at: int = 0  # the store's time
+
+
+class ProgressNote(Struct, frozen=True):
+    token: str
+    job_id: str
+    number: int
+    progress: Progress
+
+
+class StepNote(Struct, frozen=True):
+    """The result of a durable step; the first one stored under a name stays."""
+
+    token: str
+    job_id: str
+    number: int
+    name: str
+    result: str
+
+
+Note = ProgressNote | StepNote
