@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
+import re
 import uuid
 from collections import OrderedDict
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from taskharbor import codec
@@ -108,7 +110,7 @@ def test_every_mapping_and_subclass_of_plain_values_is_taken_as_what_it_is():
         (datetime.date(2024, 1, 2), "would come back as '2024-01-02'"),
         (uuid.UUID(int=1), "would come back as"),
         ({1: "a"}, r"the key 1 \(int\) would come back as text"),
-        ({1: "a", "1": "b"}, r"the key 1 \(int\) would come back as text"),
+        ({1: "a", "1": "b"}, r"at x.y: the keys 1 \(int\) and '1' \(str\) are one and the same in JSON"),
         ({None: 1}, "at x.y: the key None is a NoneType"),
         ({(1, 2): 1}, "at x.y: the key .* is a tuple"),
     ],
@@ -200,6 +202,20 @@ class LooseModel(pydantic.BaseModel):
     ratio: float
 
 
+class Keyed(pydantic.BaseModel):
+    by: dict[Any, Any]
+    ratio: float = 1e16  # which pydantic and msgspec need not write in the same way
+
+
+class Level(Enum):
+    LOW = 1
+    HIGH = "high"
+
+
+class Unwritable(Enum):
+    PAIR = (1, 2)
+
+
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
@@ -210,6 +226,10 @@ class LooseModel(pydantic.BaseModel):
         (datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), '"2024-01-02T00:00:00Z"'),
         (Model(at=datetime.datetime(2024, 1, 2)), '{"at":"2024-01-02T00:00:00","ratio":1.0}'),  # noqa: DTZ001
         ([{"m": Colour.RED}], '[{"m":"red"}]'),
+        ({1: "a", "2": "b", Level.HIGH: "c"}, '{"1":"a","2":"b","high":"c"}'),
+        (Keyed(by={1: 2, "ä": 3}), '{"by":{"1":2,"ä":3},"ratio":1e16}'),
+        ([{"a": 1}, {"a": 2, "b": {"a": 3}}], '[{"a":1},{"a":2,"b":{"a":3}}]'),
+        ({"raw": msgspec.Raw(b'{ "a": 1 }')}, '{"raw":{ "a": 1 }}'),
     ],
     ids=case,
 )
@@ -231,12 +251,88 @@ def test_a_result_is_written_as_plain_json(value, stored):
         ("\ud800", "lone surrogate"),
         (circular(), "contains itself"),
         (nested(101), "nested deeper"),
+        ({1: "a", "1": "b"}, r"the keys 1 \(int\) and '1' \(str\) are one and the same in JSON"),
+        ([Point({2.5: 1, "2.5": 2})], r"at \[0\].x: the keys 2.5 \(float\) and '2.5' \(str\) are one"),  # type: ignore[arg-type]
+        ({True: 1, "1": None}, r"the keys True \(bool\) and '1' \(str\) are one"),
+        ({Level.LOW: 1, 1: 2}, r"the keys <Level.LOW: 1> \(Level\) and 1 \(int\) are one"),
+        ({Unwritable.PAIR: 1, 1: 2, "1": 3}, r"the keys 1 \(int\) and '1' \(str\) are one"),
+        ({Unwritable.PAIR: 1}, "tuple has no form in JSON"),
+        ({None: 1}, "the key None is a NoneType"),
+        (Keyed(by={1: 2, "1": 3}), "two keys of one object are both written as '1'"),
+        ([Keyed(by={True: 2, "true": 3})], "two keys of one object are both written as 'true'"),
+        ({"raw": msgspec.Raw(b"{")}, "truncated"),
     ],
     ids=case,
 )
 def test_a_result_that_cannot_be_json_is_one_clear_error(value, words):
     with pytest.raises(PayloadError, match=f"the result cannot be stored as JSON: .*{words}"):
         codec.encode_result(value)
+
+
+keys = (
+    st.integers(-3, 3)
+    | st.booleans()
+    | st.sampled_from([0.5, 1.0, -0.0])
+    | st.sampled_from([Level.LOW, Level.HIGH, Colour.RED])
+    | st.sampled_from(["-3", "0", "1", "2", "0.5", "1.0", "true", "high", "red"])
+)
+keyed_values = st.recursive(
+    st.integers() | st.none(),
+    lambda inner: (
+        st.dictionaries(keys, inner)
+        | st.lists(inner)
+        | st.tuples(inner)
+        | st.builds(Point, inner)
+        | st.builds(lambda value: Keyed.model_construct(by=value, ratio=0.5), st.dictionaries(keys, inner))
+    ),
+    max_leaves=12,
+)
+
+
+def values_in(value: object) -> int:
+    """How many leaves there are, in what was returned or in what came back for it."""
+    if isinstance(value, Point):
+        return values_in(value.x) + 1
+    if isinstance(value, Keyed):
+        return values_in(value.by) + 1
+    if isinstance(value, dict):
+        return sum(map(values_in, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(values_in, value))
+    return 1
+
+
+@settings(deadline=None)
+@given(keyed_values)
+@example({1: 2, "1": 3})
+def test_no_value_of_a_result_is_lost_because_two_keys_are_one_in_json(value):
+    try:
+        stored = codec.encode_result(value)
+    except PayloadError as error:
+        assert re.search("one and the same in JSON|both written as", str(error))  # noqa: PT017 - else nothing is lost
+    else:
+        assert values_in(codec.decode_result(stored)) == values_in(value)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(keys, st.integers(), min_size=1))
+def test_keys_that_differ_in_json_are_never_refused_in_a_result(value):
+    written = [json.loads(codec.encode_result({key: None})) for key in value]
+    if len({next(iter(each)) for each in written}) == len(value):
+        assert list(codec.decode_result(codec.encode_result(value)).values()) == list(value.values())
+    else:
+        with pytest.raises(PayloadError, match="one and the same in JSON"):
+            codec.encode_result(value)
+
+
+@settings(deadline=None)
+@given(keyed_values)
+def test_a_payload_comes_back_with_every_key_it_was_given_or_is_refused(value):
+    try:
+        stored = codec.encode_payload({"x": value})
+    except PayloadError:
+        return
+    assert codec.decode_payload(stored) == {"x": value}
 
 
 def test_a_result_over_the_limit_is_refused():

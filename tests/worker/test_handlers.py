@@ -104,15 +104,18 @@ async def test_a_typed_result_comes_back_as_its_annotation_says(memory, drained)
     assert await job.aresult() == receipt
 
 
+@pytest.mark.parametrize(
+    "returned", [object(), {1: "one", "1": "also one"}], ids=["no JSON", "two keys in one"]
+)
 @pytest.mark.parametrize("sync", [False, True])
 async def test_a_result_that_cannot_be_stored_ends_the_job_without_doing_the_work_again(
-    harbor, drained, sync
+    harbor, drained, sync, returned
 ):
     calls = []
 
     def body():
         calls.append(1)
-        return object()
+        return returned
 
     if sync:
         task = harbor.task(name="t")(body)

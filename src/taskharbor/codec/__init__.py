@@ -10,7 +10,7 @@ because the work is done when it is encoded: dataclasses, structs, models, datet
 written as JSON, and read back as plain JSON values.
 
 Neither may hold NaN or an infinity, a NUL or a lone surrogate in a text (no store can be trusted with them),
-nor be nested deeper than `NESTING_LIMIT`.
+two keys that are one in JSON (1 and "1"), nor be nested deeper than `NESTING_LIMIT`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from taskharbor.codec.keys import ensure_each_key_once
+
 
 def is_model(kind: object) -> bool:
     """Is this a pydantic model class? Never imports pydantic: without it nobody can have defined one."""
@@ -24,7 +26,10 @@ def encode_hook(value: Any) -> Any:
         return float.__float__(value)
     if is_model(type(value)):
         # Not as msgspec.Raw: a model may be configured to write NaN as it is, which is no JSON.
-        return msgspec.json.decode(value.model_dump_json(by_alias=True, round_trip=True))
+        written = value.model_dump_json(by_alias=True, round_trip=True).encode()
+        plain = msgspec.json.decode(written)
+        ensure_each_key_once(written, plain)
+        return plain
     raise TypeError(f"an object of type {type(value).__qualname__} has no form in JSON")
 
 

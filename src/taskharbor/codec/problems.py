@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from taskharbor.codec.models import is_model
+from taskharbor.codec.models import encode_hook, is_model
 from taskharbor.codec.text import SURROGATES, clean_text, shorten
 
 NESTING_LIMIT = 100  # objects and arrays inside one another
@@ -50,6 +50,8 @@ def problem_in(value: object) -> str | None:
             for key in item:
                 if problem := _problem_of_scalar(key) or _problem_of_key(key):
                     return at(path, f"the key {problem}")
+            if not in_model and (same := _one_key(item)):
+                return at(path, same)
         in_model = in_model or is_model(type(item))
         stack.extend((path + step, depth + 1, in_model, child) for step, child in children(item))
     return None
@@ -84,6 +86,26 @@ def _problem_of_key(key: object) -> str | None:
     if isinstance(key, _SCALARS):
         return None
     return f"{shorten(key)} is a {type(key).__qualname__}, and in JSON every key is text; use text keys"
+
+
+def _one_key(item: dict[Any, Any]) -> str | None:
+    if all(type(key) is str for key in item):
+        return None
+    written: dict[str, Any] = {}
+    for key in item:
+        try:
+            text = next(iter(msgspec.json.decode(msgspec.json.encode({key: None}, enc_hook=encode_hook))))
+        except Exception:  # noqa: BLE001 - a key that cannot be written is like no other; another error tells of it
+            continue
+        if text in written:
+            one = written[text]
+            return (
+                f"the keys {shorten(one)} ({type(one).__qualname__}) and {shorten(key)} ({type(key).__qualname__}) "
+                "are one and the same in JSON, where every key is text, and one value would be lost; "
+                "use text keys that differ"
+            )
+        written[text] = key
+    return None
 
 
 def _is_container(item: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from taskharbor.codec.changes import ensure_unchanged, equal
+from taskharbor.codec.keys import KeyTwice, ensure_each_key_once
 from taskharbor.codec.models import decode_hook, encode_hook
 from taskharbor.codec.problems import NESTING_LIMIT, TOO_DEEP, problem_in, reason_of
 from taskharbor.codec.text import shorten
@@ -62,10 +63,27 @@ def encode_result(value: object, *, limit: int = RESULT_LIMIT) -> str:
     if value is None:
         return "null"
     encoded = to_json(value, "the result", limit)
-    # NaN and the infinities are written as null: look for them where there is a null that was no None.
-    if b"null" in encoded and not equal(value, msgspec.json.decode(encoded)) and (found := problem_in(value)):
-        raise PayloadError(f"the result cannot be stored as JSON: {found}")
+    # NaN and the infinities are written as null, and keys such as 1 and "1" alike: look for them only where there is a
+    # null or an object, and where what comes back is not the same.
+    if b"{" in encoded or b"null" in encoded:
+        try:
+            decoded = msgspec.json.decode(encoded)
+        except msgspec.MsgspecError as error:  # a msgspec.Raw that is none
+            raise PayloadError(f"the result cannot be stored as JSON: {reason_of(error)}") from error
+        if not equal(value, decoded):
+            _ensure_nothing_lost(value, encoded, decoded)
     return encoded.decode()
+
+
+def _ensure_nothing_lost(value: object, encoded: bytes, decoded: object) -> None:
+    try:
+        ensure_each_key_once(encoded, decoded)
+    except KeyTwice as error:
+        found: str | None = problem_in(value) or reason_of(error)
+    else:
+        found = problem_in(value) if b"null" in encoded else None
+    if found:
+        raise PayloadError(f"the result cannot be stored as JSON: {found}")
 
 
 def decode_result(text: str) -> Any:

@@ -1,0 +1,33 @@
+"""Keys that are two in Python and one in JSON, where every key is text: 1 and "1"."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+
+class KeyTwice(ValueError):
+    """One object of a JSON text holds a key twice: whoever reads it gets the last one's value only."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"two keys of one object are both written as {key!r}")
+        self.key = key
+
+
+def ensure_each_key_once(encoded: bytes, decoded: object) -> None:
+    """Refuse with `KeyTwice` a text in which an object holds a key twice; `decoded` is what was read from it."""
+    # What was lost in reading is missing when it is written again. Both take C's time, and a text that was
+    # merely written in another style is looked at once more.
+    if len(msgspec.json.encode(decoded)) != len(encoded):
+        json.loads(encoded, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    read: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in read:
+            raise KeyTwice(key)
+        read[key] = value
+    return read
