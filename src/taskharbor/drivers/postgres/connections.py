@@ -19,8 +19,10 @@ from typing import Any, TypeVar
 import asyncpg
 
 from taskharbor.drivers.postgres import instants
+from taskharbor.drivers.postgres.address import names_application, refused_address
 from taskharbor.drivers.postgres.explain import COLLISIONS, ends_connection, explained
 from taskharbor.drivers.postgres.roles import explained_denial
+from taskharbor.errors import TaskHarborError
 
 T = TypeVar("T")
 
@@ -142,6 +144,7 @@ class Connections:
         # Behind a pooler that lends a server connection for one transaction at a time, a statement that was
         # prepared on one of them is unknown on the next: everything happens inside transactions, unprepared.
         self._pooler = pooler
+        self._named = names_application(dsn)  # as the caller wants it
         self._reset()
 
     def _reset(self) -> None:
@@ -173,6 +176,8 @@ class Connections:
                 await asyncio.sleep(random.uniform(0, 0.002 * (repetition + 1)))
         except asyncpg.InsufficientPrivilegeError as error:
             raise await self._denied(error) from error
+        except TaskHarborError:
+            raise
         except Exception as error:
             raise self._explained(error) from error
         raise AssertionError("the last repetition returns or raises")
@@ -240,14 +245,20 @@ class Connections:
         self, command_seconds: float | None = None, name: str = "taskharbor"
     ) -> asyncpg.Connection:
         async with asyncio.timeout(CONNECT_SECONDS):
-            connection = await asyncpg.connect(
-                self.dsn,
-                timeout=CONNECT_SECONDS,
-                command_timeout=command_seconds,
-                statement_cache_size=0 if self._pooler else 200,
-                max_cached_statement_lifetime=0,  # for as long as the connection lasts
-                server_settings={"application_name": name},
-            )
+            try:
+                connection = await asyncpg.connect(
+                    self.dsn,
+                    timeout=CONNECT_SECONDS,
+                    command_timeout=command_seconds,
+                    statement_cache_size=0 if self._pooler else 200,
+                    max_cached_statement_lifetime=0,  # for as long as the connection lasts
+                    server_settings={} if self._named else {"application_name": name},
+                )
+            except (asyncpg.PostgresError, ValueError, FileNotFoundError) as error:
+                refused = refused_address(error, self.dsn)
+                if refused is None:
+                    raise
+                raise refused from error
             try:
                 if self._pooler:
                     async with connection.transaction():
@@ -274,6 +285,8 @@ class Connections:
                 yield connection
             finally:
                 connection.terminate()
+        except TaskHarborError:
+            raise
         except Exception as error:
             raise self._explained(error) from error
 

@@ -8,13 +8,11 @@ import contextvars
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from msgspec import structs
 
 from taskharbor.calling import in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.codec import shorten
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
@@ -50,13 +48,13 @@ from taskharbor.drivers.postgres import (
     sql,
     workflows,
 )
+from taskharbor.drivers.postgres.address import address_of, read_url
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Connections, Lane, Session, Work
-from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
 from taskharbor.drivers.postgres.trails import Trails
-from taskharbor.errors import ConfigurationError, StoreUnavailable
+from taskharbor.errors import StoreUnavailable
 from taskharbor.job import (
     AttemptRecord,
     JobFilter,
@@ -114,14 +112,8 @@ class PostgresDriver(Driver):
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None) -> PostgresDriver:
         """postgresql://user@host:5432/database?schema=taskharbor&listen=on, and whatever else asyncpg takes."""
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        listen = options.pop("listen", "on")
-        if listen not in ("on", "off"):
-            raise ConfigurationError(f"?listen= is on or off, not {shorten(listen)}, in {address_of(url)}")
-        name = options.pop("schema", "taskharbor")
-        dsn = urlunsplit(parts._replace(query=urlencode(options)))
-        return cls(dsn, schema=name, listen=listen == "on", clock=clock)
+        address = read_url(url)
+        return cls(address.dsn, schema=address.schema, listen=address.listen, clock=clock)
 
     def __repr__(self) -> str:
         return f"PostgresDriver({address_of(self.dsn)!r}, schema={self.schema!r})"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import urlsplit
 
 import asyncpg
 from asyncpg import exceptions
 
+from taskharbor.drivers.postgres.address import address_of, user_of
 from taskharbor.errors import (
     AccessDenied,
     PayloadError,
@@ -48,14 +48,6 @@ _CONTENT = (
 )
 
 
-def address_of(dsn: str) -> str:
-    """The server and the database, without the password."""
-    parts = urlsplit(dsn)
-    host = parts.hostname or "localhost"
-    port = f":{parts.port}" if parts.port else ""
-    return f"postgresql://{host}{port}{parts.path}"
-
-
 def state_of(error: BaseException) -> str | None:
     """PostgreSQL's code of an error, wherever the library that it came by keeps it."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
@@ -82,7 +74,7 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
         return error
     where = address_of(dsn)
     if isinstance(error, exceptions.InvalidAuthorizationSpecificationError):
-        user = urlsplit(dsn).username or "the current user"
+        user = user_of(dsn)
         return AccessDenied(
             f"{where} does not let {user} in ({text_of(error)}). Check the user name and the password in the URL, "
             "and the server's pg_hba.conf"
@@ -116,7 +108,7 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
 
 def access_denied(error: BaseException, dsn: str, schema: str) -> AccessDenied:
     """All that the server itself says about it."""
-    user = urlsplit(dsn).username or "the current user"
+    user = user_of(dsn)
     return AccessDenied(
         f"{address_of(dsn)} does not let {user} do this in the schema {schema}: {text_of(error)}. What a producer, "
         "a worker and an admin need is granted by `taskharbor roles`; only the schema's owner migrates"

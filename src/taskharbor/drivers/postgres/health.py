@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from taskharbor.drivers.base import Check
+from taskharbor.drivers.postgres.address import address_of
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.explain import address_of
 from taskharbor.drivers.postgres.roles import REMEDY, Rights, Role, rights_of_user
 from taskharbor.drivers.postgres.schema import latest_version, version_of
 

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.drivers.postgres import sql
-from taskharbor.drivers.postgres.explain import access_denied, address_of, text_of
+from taskharbor.drivers.postgres.address import address_of
+from taskharbor.drivers.postgres.explain import access_denied, text_of
 from taskharbor.errors import AccessDenied, ConfigurationError
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncpg
 
 from taskharbor.drivers.postgres import sql
+from taskharbor.drivers.postgres.address import address_of
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.explain import address_of, missing_schema
+from taskharbor.drivers.postgres.explain import missing_schema
 from taskharbor.errors import SchemaError
 
 # The oldest schema version whose code works with the latest one.
