@@ -40,6 +40,10 @@ def read_url(url: str) -> Address:
     parts = _split(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     where = address_of(url)
+    listen = options.pop("listen", "on")
+    if listen not in ("on", "off"):
+        raise ConfigurationError(f"?listen= is on or off, not {shorten(listen)}, in {where}")
+    schema = options.pop("schema", "taskharbor")
     for name, value in options.items():
         if not value or not name:
             raise ConfigurationError(
@@ -50,10 +54,6 @@ def read_url(url: str) -> Address:
             raise ConfigurationError(
                 f"{shorten(name)} in the URL of {where} holds a NUL character; remove it"
             )
-    listen = options.pop("listen", "on")
-    if listen not in ("on", "off"):
-        raise ConfigurationError(f"?listen= is on or off, not {shorten(listen)}, in {where}")
-    schema = options.pop("schema", "taskharbor")
     return Address(urlunsplit(parts._replace(query=urlencode(options))), schema, listen == "on")
 
 
