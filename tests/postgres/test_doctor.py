@@ -14,6 +14,7 @@ from taskharbor.cli import cli
 from taskharbor.drivers.base import Check
 from taskharbor.drivers.postgres import PostgresDriver, health
 from taskharbor.drivers.postgres.roles import Role, quoted_role
+from taskharbor.drivers.postgres.schema import latest_version
 from taskharbor.job import NewJob
 from tests.postgres.crew import SCHEMA, Crew, crew
 from tests.postgres.server import DURABLE, running
@@ -88,14 +89,31 @@ async def _execute(dsn: str, statement: str) -> None:
     await connection.close()
 
 
-def test_schema_that_is_older_is_found(hands: Crew) -> None:
-    hands.as_superuser(f'UPDATE "{SCHEMA}".schema_versions SET version = version + 1000')
+def test_schema_that_is_newer_is_found(hands: Crew) -> None:
+    hands.as_superuser(
+        f'UPDATE "{SCHEMA}".schema_versions SET version = version + 1000, serves = serves + 1000'
+    )
     try:
         found = hands.run(hands.owner, findings)
         assert not found["schema"].ok
         assert f"{SCHEMA} has version 10" in found["schema"].detail
     finally:
-        hands.as_superuser(f'UPDATE "{SCHEMA}".schema_versions SET version = version - 1000')
+        hands.as_superuser(
+            f'UPDATE "{SCHEMA}".schema_versions SET version = version - 1000, serves = serves - 1000'
+        )
+
+
+def test_newer_schema_that_still_serves_this_version_is_no_failure(hands: Crew) -> None:
+    """Or the health checks of old workers would fail while new ones roll in."""
+    hands.as_superuser(
+        f"INSERT INTO \"{SCHEMA}\".schema_versions (version, name, serves) VALUES (1000, 'later', {latest_version()})"
+    )
+    try:
+        found = hands.run(hands.owner, findings)
+        assert found["schema"].ok
+        assert "newer, and it still serves this version" in found["schema"].detail
+    finally:
+        hands.as_superuser(f'DELETE FROM "{SCHEMA}".schema_versions WHERE version = 1000')
 
 
 @pytest.mark.parametrize("role", Role)

@@ -31,10 +31,8 @@ async def checks(session: Session, dsn: str, schema: str) -> list[Check]:
     ]
     if not rights.usage and rights.exists:
         return [*found, user_rights(rights)]
-    version, _serves = await version_of(session)
-    found.append(
-        Check("schema", version == latest_version(), f"{schema} has version {version} of {latest_version()}")
-    )
+    version, serves = await version_of(session)
+    found.append(schema_version(schema, version, serves))
     if not version:
         return found
     health = await _row(session, "health", schema)
@@ -45,6 +43,13 @@ async def _row(session: Session, name: str, *arguments: object) -> Settings:
     row = await session.row(name, *arguments)
     assert row is not None
     return dict(row)
+
+
+def schema_version(schema: str, version: int, serves: int) -> Check:
+    detail = f"{schema} has version {version} of {latest_version()}"
+    if version > latest_version() >= serves:
+        return Check("schema", True, f"{detail}: newer, and it still serves this version of TaskHarbor")
+    return Check("schema", version == latest_version(), detail)
 
 
 def server(settings: Settings) -> Check:

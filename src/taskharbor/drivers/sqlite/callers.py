@@ -68,11 +68,12 @@ def _check(connection: sqlite3.Connection, path: str) -> None:
             f"the connection given to transaction() is to a database without TaskHarbor's tables; connect to {path}, "
             "or point the Harbor at your own file and run `taskharbor migrate`"
         )
-    (version,) = cursor.execute("SELECT max(version) FROM taskharbor_schema").fetchone()
-    if version != schema.latest_version():
+    version = schema.applied_version(cursor)
+    if not schema.is_served(version):
+        newer = version.number > schema.latest_version()
         raise SchemaError(
-            f"the connection given to transaction() has schema version {version}, this version of TaskHarbor "
-            f"works with {schema.latest_version()}; run `taskharbor migrate`"
+            f"the connection given to transaction() has schema version {version.number}, this version of TaskHarbor "
+            f"works with {schema.latest_version()}; {'upgrade TaskHarbor' if newer else 'run `taskharbor migrate`'}"
         )
 
 

@@ -9,36 +9,65 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import NamedTuple
 
 from taskharbor.drivers.base import Check
 from taskharbor.drivers.sqlite import sql
 from taskharbor.errors import SchemaError, StoreError
 
+# The oldest schema version whose code works with the latest one. A migration that older code cannot work with raises
+# it to its own number; one that only adds something leaves it, so that older workers go on while new ones roll in.
+SERVES = 5
+
 VERSION_TABLE = """
 CREATE TABLE taskharbor_schema (
     version    INTEGER PRIMARY KEY,
     name       TEXT NOT NULL,
-    applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+    applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    serves     INTEGER
 )
 """
+
+
+class Version(NamedTuple):
+    number: int  # 0: there is no schema yet
+    serves: int  # the oldest one whose code works with it
 
 
 def latest_version() -> int:
     return sql.migrations()[-1][0]
 
 
-def version_of(connection: sqlite3.Connection) -> int | None:
+def version_of(connection: sqlite3.Connection) -> Version | None:
     """The schema's version; 0 for a database with nothing in it; None for one of another application."""
     tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if "taskharbor_schema" in tables:
-        row = connection.execute("SELECT max(version) FROM taskharbor_schema").fetchone()
-        return int(row[0] or 0)
+        return applied_version(connection.cursor())
     if any(name.startswith("taskharbor_") for name in tables):
         raise SchemaError(
             f"{_file_of(connection)} has tables named taskharbor_… but no taskharbor_schema table: "
             "something else made them. Use another file, or rename those tables"
         )
-    return None if tables else 0
+    return None if tables else Version(0, 0)
+
+
+def applied_version(cursor: sqlite3.Cursor) -> Version:
+    """What the table of versions says."""
+    serves = "coalesce(serves, version)" if _says_whom_it_serves(cursor) else "version"
+    row = cursor.execute(
+        f"SELECT version, {serves} FROM taskharbor_schema ORDER BY version DESC LIMIT 1"
+    ).fetchone()
+    return Version(*row) if row else Version(0, 0)
+
+
+def _says_whom_it_serves(cursor: sqlite3.Cursor) -> bool:
+    # The column came after the table: a file has it once it was made, or changed, by code that knows it.
+    return any(column[1] == "serves" for column in cursor.execute("PRAGMA table_info(taskharbor_schema)"))
+
+
+def is_served(version: Version) -> bool:
+    """Whether this version of the code works with that schema: its own, or a newer one that still serves it."""
+    return version.number == latest_version() or version.serves <= latest_version() < version.number
 
 
 def ensure(connection: sqlite3.Connection) -> None:
@@ -51,7 +80,7 @@ def ensure(connection: sqlite3.Connection) -> None:
             "another file"
         )
     _refuse_newer(connection, version)
-    if version < latest_version():
+    if version.number < latest_version():
         migrate(connection)
 
 
@@ -60,18 +89,21 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     applied: list[str] = []
     connection.execute("BEGIN IMMEDIATE")
     try:
-        version = version_of(connection)
-        _refuse_newer(connection, version or 0)
-        if not version:
+        version = version_of(connection) or Version(0, 0)
+        _refuse_newer(connection, version)
+        missing = [migration for migration in sql.migrations() if migration[0] > version.number]
+        if missing and not version.number:
             connection.execute(VERSION_TABLE)
-        for number, name, script in sql.migrations():
-            if number > (version or 0):
-                for statement in _split(script):
-                    connection.execute(statement)
-                connection.execute(
-                    "INSERT INTO taskharbor_schema (version, name) VALUES (?, ?)", (number, name)
-                )
-                applied.append(name)
+        elif missing and not _says_whom_it_serves(connection.cursor()):
+            connection.execute("ALTER TABLE taskharbor_schema ADD COLUMN serves INTEGER")
+        for number, name, script in missing:
+            for statement in _split(script):
+                connection.execute(statement)
+            connection.execute(
+                "INSERT INTO taskharbor_schema (version, name, serves) VALUES (?, ?, ?)",
+                (number, name, min(number, SERVES)),
+            )
+            applied.append(name)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -80,10 +112,10 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     return applied
 
 
-def _refuse_newer(connection: sqlite3.Connection, version: int) -> None:
-    if version > latest_version():
+def _refuse_newer(connection: sqlite3.Connection, version: Version) -> None:
+    if version.number > latest_version() and not is_served(version):
         raise SchemaError(
-            f"{_file_of(connection)} has schema version {version}, newer than the {latest_version()} this "
+            f"{_file_of(connection)} has schema version {version.number}, newer than the {latest_version()} this "
             "version of TaskHarbor knows; nothing was changed. Upgrade TaskHarbor, or use another file"
         )
 
@@ -93,20 +125,13 @@ def checks(connection: sqlite3.Connection, path: str) -> list[Check]:
     (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
     damage = check_integrity(connection)
-    version = version_of(connection)
-    misplaced = _misplaced(connection) if damage is None and version == latest_version() else 0
+    version = version_of(connection) or Version(0, 0)
     free_bytes = shutil.disk_usage(Path(path).resolve().parent).free
     return [
         Check("file", damage is None, damage or f"{Path(path).resolve()} is whole"),
-        Check("schema", version == latest_version(), f"version {version} of {latest_version()}"),
-        Check(
-            "places",
-            misplaced == 0,
-            "every job is in one place"
-            if misplaced == 0
-            else f"{abs(misplaced):,} jobs are in {'no place' if misplaced > 0 else 'more than one'}: "
-            "something else has changed TaskHarbor's tables. Restore the file from a backup",
-        ),
+        _schema_check(version),
+        # A damaged file cannot be counted, and a newer schema may know places that this code does not.
+        *([_places_check(connection)] if damage is None and version.number == latest_version() else []),
         Check("journal", journal == "wal", f"journal_mode is {journal}"),
         Check(
             "durability",
@@ -116,6 +141,25 @@ def checks(connection: sqlite3.Connection, path: str) -> list[Check]:
         ),
         Check("disk", free_bytes > 100 * 2**20, f"{free_bytes // 2**20:,} MiB free"),
     ]
+
+
+def _schema_check(version: Version) -> Check:
+    detail = f"version {version.number} of {latest_version()}"
+    if version.number > latest_version():
+        detail += ": newer, and it still serves this version of TaskHarbor"
+    return Check("schema", is_served(version), detail)
+
+
+def _places_check(connection: sqlite3.Connection) -> Check:
+    misplaced = _misplaced(connection)
+    return Check(
+        "places",
+        misplaced == 0,
+        "every job is in one place"
+        if misplaced == 0
+        else f"{abs(misplaced):,} jobs are in {'no place' if misplaced > 0 else 'more than one'}: "
+        "something else has changed TaskHarbor's tables. Restore the file from a backup",
+    )
 
 
 def _misplaced(connection: sqlite3.Connection) -> int:
