@@ -7,9 +7,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,16 +72,16 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Released by every other thread that waits for news, at its first look."""
     arrivals, test_thread = threading.Semaphore(0), threading.get_ident()
     arrived: set[int] = set()
-    data_version = Engine.data_version
+    data_version = Engine.data_version_if_open
 
-    def look(engine: Engine) -> int:
+    def look(engine: Engine) -> int | None:
         version, thread = data_version(engine), threading.get_ident()
         if thread != test_thread and thread not in arrived:
             arrived.add(thread)
             arrivals.release()
         return version
 
-    monkeypatch.setattr(Engine, "data_version", look)
+    monkeypatch.setattr(Engine, "data_version_if_open", look)
     return arrivals
 
 
@@ -212,3 +213,81 @@ async def test_wait_outlasts_a_log_that_is_replaced(driver: SQLiteDriver, file: 
     await other.enqueue([job(1)])
     await asyncio.wait_for(waiter, 5)
     await other.close()
+
+
+# -- closing beside those who wait ---------------------------------------------------------------
+
+
+class Turnstile:
+    """Stands where the lock of the newsreader is, and tells when another thread comes to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._keeper = threading.get_ident()
+        self.comes = threading.Semaphore(0)
+
+    def acquire(self, *arguments: Any) -> bool:
+        if threading.get_ident() != self._keeper:
+            self.comes.release()
+        return self._lock.acquire(*arguments)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _is_owned(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def await_another(self) -> None:
+        """Until somebody comes who has not come yet."""
+        while self.comes.acquire(blocking=False):
+            pass
+        assert self.comes.acquire(timeout=LONG_SECONDS)
+
+
+def wait_in_a_loop(driver: SQLiteDriver, news: int) -> None:
+    asyncio.run(driver.wait(news, LONG_SECONDS))
+
+
+def wait_synchronously(driver: SQLiteDriver, news: int) -> None:
+    step_to_end(driver.wait(news, LONG_SECONDS))
+
+
+@linux
+@pytest.mark.parametrize("wait", [wait_in_a_loop, wait_synchronously])
+def test_closing_is_not_undone_by_one_who_is_about_to_look(
+    file: Path, wait: Callable[[SQLiteDriver, int], None]
+):
+    """He has seen that nobody has closed it, and looks when it is closed."""
+    descriptors = inotify_descriptors()
+    driver = SQLiteDriver(str(file))
+    step_to_end(driver.open())
+    driver._engine._news_lock = turnstile = Turnstile()  # type: ignore[assignment]
+    waiter = threading.Thread(target=wait, args=(driver, driver.news()))
+    waiter.start()
+    turnstile.await_another()
+    turnstile.await_another()  # he waits by now
+    with turnstile:
+        turnstile.await_another()
+        step_to_end(driver.close())
+    waiter.join(LONG_SECONDS)
+    assert not waiter.is_alive()
+    assert driver._engine._writer is None, "nobody has opened it again"
+    assert inotify_descriptors() == descriptors
+
+
+def test_wait_for_news_of_a_store_that_was_closed_ends_at_once_and_opens_nothing(file: Path):
+    driver = SQLiteDriver(str(file))
+    step_to_end(driver.open())
+    news = driver.news()
+    step_to_end(driver.close())
+    wait_synchronously(driver, news)
+    wait_in_a_loop(driver, news)
+    assert driver._engine._writer is None
+    assert driver.news() != news  # whoever looks again finds that there may be news
+    step_to_end(driver.close())

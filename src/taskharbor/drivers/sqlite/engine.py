@@ -432,14 +432,22 @@ class Engine:
         """A number that changes whenever anybody, in any process, has committed."""
         with self._news_lock:
             self.open()
-            connection = self._newsreader
-            assert connection is not None, "nobody closes it without its lock"
+            version = self.data_version_if_open()
+            assert version is not None, "nobody closes it without its lock"
+            return version
+
+    def data_version_if_open(self) -> int | None:
+        """The same for whoever waits, and must not open again what somebody else closes meanwhile."""
+        self.forget_after_fork()
+        with self._news_lock:
+            if self._newsreader is None:
+                return None
             try:
-                (version,) = connection.execute("PRAGMA data_version").fetchone()
-                # Each connection counts for itself: a new one may say the old one's number again.
-                return (self._openings << 32) + int(version)
+                (version,) = self._newsreader.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:
                 raise self._explained(error) from error
+            # Each connection counts for itself: a new one may say the old one's number again.
+            return (self._openings << 32) + int(version)
 
     def _open_reader(self) -> sqlite3.Connection:
         self.open()

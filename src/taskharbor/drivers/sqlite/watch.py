@@ -6,6 +6,7 @@ idle worker sleeps; the write comes a little before the commit, so it is then lo
 it is looked for every few milliseconds.
 
 However many wait on one event loop, one of us looks for all of them. A synchronous caller looks for itself.
+Nobody who waits opens the store: one that was closed meanwhile may have news, and whoever looks at it next opens it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ class Watch:
 
     async def wait(self, news: int, seconds: float) -> None:
         """Return once the data version is another one than `news`, at the latest after `seconds`."""
+        closings = self._closings
         if in_sync_call():
             self._block(news, seconds)
-        elif self._engine.data_version() == news and seconds > 0:
-            await self._of_this_loop().wait(news, seconds)
+        elif self._engine.data_version_if_open() == news and seconds > 0:
+            watch = self._of_this_loop()
+            if closings == self._closings:  # or it comes too late to be dismissed
+                await watch.wait(news, seconds)
 
     def close(self) -> None:
         """Nobody is left waiting, and no descriptor open."""
@@ -79,7 +83,7 @@ class Watch:
             # Pauses are in real time also under a test's clock: other processes commit in real time.
             while (
                 closings == self._closings
-                and self._engine.data_version() == news
+                and self._engine.data_version_if_open() == news
                 and (left := give_up_at - clock.monotonic()) > 0
             ):
                 since = time.monotonic() - stirred_at
@@ -92,6 +96,8 @@ class Watch:
                 elif _readable(log, min(NET_SECONDS, left)):
                     _drain(log)
                     stirred_at = time.monotonic()
+            if closings != self._closings:
+                self._logs.close()  # this one may have been lent since
 
 
 class _LoopWatch:
@@ -126,7 +132,7 @@ class _LoopWatch:
                 self._rest()
 
     def dismiss(self) -> None:
-        """Wake everybody, from any thread, and look no more: that would open the store again."""
+        """Wake everybody, from any thread, and look no more."""
         self._dismissed = True
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._wake_all)
@@ -145,7 +151,7 @@ class _LoopWatch:
         if self._dismissed:
             return self._wake_all()
         try:
-            version = self._engine.data_version()
+            version = self._engine.data_version_if_open()
         except Exception as error:  # noqa: BLE001 - it belongs to those who wait
             for woken in self._waiting:
                 if not woken.done():
@@ -202,6 +208,8 @@ class _LoopWatch:
             self._next_look.cancel()
             self._next_look = None
         self._stop_listening()
+        if self._dismissed:
+            self._logs.close()  # this one may have been lent since
         self._logs.give_back(self._log)
         self._log = None
 
