@@ -73,7 +73,8 @@ def next_due(recurrence: Recurrence, run: Run, now: int) -> int:
     """When it is due after this run, seen at the store's time `now`."""
     try:
         schedule = parse(recurrence.schedule, recurrence.timezone)
-        if run.is_extra and run.due_at > now:
+        if run.is_extra and (run.due_at > now or recurrence.misfire is Misfire.SKIP):
+            # As if it had not been: one that has come due is dropped by whoever claims it, if it is too late by then.
             return run.due_at
         if recurrence.misfire is Misfire.RUN_ONCE:
             # What was due before this run began, it has made up for; what came due since was missed.
@@ -101,7 +102,10 @@ def armed(
     if recurrence is None:
         return transition
     run = Run.of(job, transition.started_at, rows)
-    due_at = next_due(recurrence, run, now)
+    if run.is_extra and version != job.version and _has_other_times(job, recurrence):
+        due_at = next_due(recurrence, Run(now), now)  # the occurrence that it leaves alone is none any more
+    else:
+        due_at = next_due(recurrence, run, now)
     run_at = None
     if recurrence.paused:
         run_at = PARKED_AT
@@ -117,6 +121,13 @@ def armed(
     if transition.to is State.DEAD and recurrence.dead_letter and copy_id is not None:
         return replace(transition, dead_letter=_copy(job, options, copy_id))
     return transition
+
+
+def _has_other_times(job: Claimed, recurrence: Recurrence) -> bool:
+    """Whether the schedule is due by another rule than when the job was claimed."""
+    options = decoded_options(job)
+    former = None if options is None else options.recurrence
+    return former is None or (former.schedule, former.timezone) != (recurrence.schedule, recurrence.timezone)
 
 
 def armed_blindly(transition: Transition, job: Claimed, version: int, now: int) -> Transition:

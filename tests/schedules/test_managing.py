@@ -10,7 +10,7 @@ import pytest
 
 from taskharbor import ConfigurationError, Context, Harbor, JobConflict, JobNotFound, Worker, presets
 from taskharbor.client.schedule import schedule_id
-from taskharbor.clock import ManualClock
+from taskharbor.clock import ManualClock, from_micros
 from taskharbor.job import State
 from taskharbor.schedule import every
 from tests.schedules.stage import at, pass_time, statuses, the, work
@@ -249,6 +249,70 @@ async def test_a_retried_extra_run_consumes_no_occurrence(harbor: Harbor, clock:
     await pass_time(harbor, clock, 4)
     # at 58, 59 and, past the occurrence of 60, at 61: the extra run; then the occurrence itself
     assert await statuses(harbor) == ["failed", "failed", "succeeded", "succeeded"]
+    assert (await the(harbor)).due_at == at(120)
+
+
+async def extra_run(harbor: Harbor, clock: ManualClock, do: Any, **options: Any) -> list[float]:
+    """An extra run of `tick` at 20 seconds, something done meanwhile, and the seconds at which it was executed."""
+    ran: list[float] = []
+
+    @harbor.task(name="note")
+    async def note() -> None:
+        ran.append((from_micros(clock.now()) - at(0)).total_seconds())
+        if len(ran) == 1:
+            await do()
+
+    await harbor.schedules.aadd("tick", "note", **({"schedule": "* * * * *"} | options))
+    clock.advance(20)
+    await harbor.schedules.arun_now("tick")
+    await work(harbor, lease_seconds=HOUR)
+    return ran
+
+
+@pytest.mark.parametrize("misfire", ["run_once", "skip"])
+async def test_an_extra_run_that_outlasts_the_occurrence_does_not_consume_it(
+    harbor: Harbor, clock: ManualClock, misfire: str
+):
+    async def outlast() -> None:
+        clock.advance(45)
+
+    ran = await extra_run(harbor, clock, outlast, misfire=misfire)
+    assert (ran, (await the(harbor)).due_at) == ([20, 65], at(120))
+
+
+async def test_an_occurrence_that_is_too_late_after_an_extra_run_is_dropped_as_it_would_be_without(
+    harbor: Harbor, clock: ManualClock
+):
+    async def outlast() -> None:
+        clock.advance(150)
+
+    ran = await extra_run(harbor, clock, outlast, misfire="skip")
+    assert (ran, (await the(harbor)).due_at) == ([20], at(180))
+    assert await statuses(harbor) == ["succeeded", "cancelled"]
+    [dropped, *_] = await harbor.jobs.ahistory(schedule_id("default", "tick"))
+    assert dropped.detail == "missed: 110 s late, and its misfire_grace is 60 s"
+
+
+@pytest.mark.parametrize("misfire", ["run_once", "skip"])
+async def test_a_schedule_that_is_changed_during_an_extra_run_is_due_by_its_new_times(
+    harbor: Harbor, clock: ManualClock, misfire: str
+):
+    async def change() -> None:
+        await harbor.schedules.aupdate("tick", schedule="30 * * * *")
+
+    ran = await extra_run(harbor, clock, change, schedule="@hourly", misfire=misfire)
+    assert (ran, (await the(harbor)).due_at) == ([20], at(1800))
+
+
+async def test_a_cancelled_occurrence_stays_cancelled_when_a_schedule_is_changed_otherwise_during_an_extra_run(
+    harbor: Harbor, clock: ManualClock
+):
+    async def change() -> None:
+        await harbor.schedules.aupdate("tick", priority=5)
+
+    await harbor.schedules.aadd("tick", "note", schedule="* * * * *")
+    await harbor.jobs.acancel((await the(harbor)).id)
+    await extra_run(harbor, clock, change)
     assert (await the(harbor)).due_at == at(120)
 
 

@@ -115,16 +115,20 @@ def test_the_next_due_time_is_an_occurrence_after_this_one_and_misses_are_made_u
         assert schedule.latest_micros(max(due_at, began_at), now, due_at) is None
 
 
-@given(expression=expressions, ahead=st.integers(1, 3600 * SECOND))
-def test_an_extra_run_consumes_no_occurrence(expression, ahead):
-    recurrence = Recurrence(expression, "tick")
+@given(expression=expressions, misfire=st.sampled_from(Misfire), ahead=st.integers(1, 3600 * SECOND))
+def test_an_extra_run_consumes_no_occurrence(expression, misfire, ahead):
+    recurrence = Recurrence(expression, "tick", misfire=misfire)
     assert next_due(recurrence, Run(T0 + ahead, T0 - SECOND, is_extra=True), T0) == T0 + ahead
 
 
 def test_an_extra_run_that_overran_leaves_the_occurrence_to_be_made_up():
     assert next_due(MINUTELY, Run(T0, T0 - SECOND, is_extra=True), T0 + 5 * SECOND) == T0
     assert next_due(MINUTELY, Run(T0, T0 - SECOND, is_extra=True), T0 + 3 * MINUTE) == T0 + 3 * MINUTE
-    assert next_due(SKIPPING, Run(T0, T0 - SECOND, is_extra=True), T0 + 5 * SECOND) == T0 + MINUTE
+
+
+@given(late=st.integers(0, 3 * 86_400 * SECOND))
+def test_an_extra_run_leaves_it_to_the_claim_whether_the_occurrence_is_too_late(late):
+    assert next_due(SKIPPING, Run(T0, T0 - SECOND, is_extra=True), T0 + late) == T0
 
 
 def test_what_cannot_be_computed_here_comes_later():
