@@ -82,6 +82,14 @@ class ErrorInfo(Struct, frozen=True):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorInfo:
+        """What can be said of the error, whatever its own code does: asking it must neither fail nor end the worker."""
+        try:
+            return cls._read(error)
+        except BaseException:  # noqa: BLE001 - even its type may have no name that can be read
+            return cls(type_name(error), _text_of(error))
+
+    @classmethod
+    def _read(cls, error: BaseException) -> ErrorInfo:
         return cls(
             type_name=type(error).__name__,
             text=_text_of(error),
@@ -91,10 +99,17 @@ class ErrorInfo(Struct, frozen=True):
         )
 
 
+def type_name(error: BaseException) -> str:
+    try:
+        return str(type(error).__name__)
+    except BaseException:  # noqa: BLE001 - a metaclass may raise anything
+        return BaseException.__name__
+
+
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ in a handler's error must not stop the decision about it
+    except BaseException:  # noqa: BLE001 - a __str__ that fails, or exits, does not stop the decision about its error
         return ""
 
 

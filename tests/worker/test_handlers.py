@@ -195,21 +195,41 @@ class Unreadable(Exception):
         raise RuntimeError("no text")
 
 
+class Leaving(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+def nameless() -> Exception:
+    class Anonymous(type):
+        @property
+        def __name__(cls):
+            raise RuntimeError("no name")
+
+    class Nameless(Exception, metaclass=Anonymous):
+        pass
+
+    return Nameless()
+
+
 @pytest.mark.parametrize("sync", [False, True])
-async def test_an_error_whose_text_cannot_be_read_is_still_an_error(harbor, drained, sync):
+@pytest.mark.parametrize(
+    ("error", "kept"), [(Unreadable, "Unreadable"), (Leaving, "Leaving"), (nameless, "BaseException")]
+)
+async def test_an_error_that_cannot_be_read_is_still_an_error(harbor, drained, sync, error, kept):
     def raise_sync():
-        raise Unreadable
+        raise error()
 
     async def raise_async():
-        raise Unreadable
+        raise error()
 
     task = harbor.task(name="t", max_attempts=1)(raise_sync if sync else raise_async)
     job = await task.aenqueue()
-    await drained(harbor)
+    await soon(drained(harbor))
     [attempt] = await attempts_of(job)
     assert str(attempt.status) == "failed"
     assert attempt.error is not None
-    assert "Unreadable" in attempt.error
+    assert kept in attempt.error
     assert attempt.traceback
 
 

@@ -21,7 +21,7 @@ from taskharbor.outcome import (
     Succeeded,
     Unfit,
 )
-from taskharbor.retry import ErrorInfo
+from taskharbor.retry import ErrorInfo, type_name
 from taskharbor.telemetry.logs import masked
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.steps import FallAsleep
@@ -41,6 +41,8 @@ def of_value(value: Any) -> Succeeded | Failed:
     except PayloadError as error:
         # The work is done; doing it again would not make its result fit.
         return of_failure(Unrecoverable(f"the result cannot be stored: {error}"))
+    except BaseException as error:  # noqa: BLE001 - storing it runs the result's own code, which may exit
+        return of_failure(Unrecoverable(f"the result cannot be stored: {error_text(error)}"))
 
 
 def of_error(execution: Execution, error: BaseException) -> Outcome:
@@ -128,11 +130,12 @@ def of_timeout(execution: Execution, trace: str | None = None) -> Failed:
 
 
 def error_text(error: BaseException) -> str:
+    """The error's type and text. Its own code makes them: what that raises is an ending of nothing but this text."""
     try:
         text = str(error)
-    except Exception as broken:  # noqa: BLE001 - a handler's error with a broken __str__ is still an error
-        text = f"(its text cannot be read: {type(broken).__name__})"
-    name = type(error).__name__
+    except BaseException as broken:  # noqa: BLE001 - a SystemExit in here would end the worker
+        text = f"(its text cannot be read: {type_name(broken)})"
+    name = type_name(error)
     return masked(clean_text(f"{name}: {text}" if text else name, ERROR_MAX))
 
 
@@ -142,6 +145,6 @@ def traceback_of(error: BaseException) -> str:
         trace = trace.tb_next  # what called the handler is of no interest to whoever wrote it
     try:
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
-    except Exception:  # noqa: BLE001 - formatting runs the error's own code
+    except BaseException:  # noqa: BLE001 - formatting runs the error's own code
         lines = traceback.format_tb(error.__traceback__)
     return masked(clean_text("".join(lines), TRACEBACK_MAX))
