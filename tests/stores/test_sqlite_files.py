@@ -310,6 +310,27 @@ def test_a_file_that_was_removed_while_it_was_open_accepts_nothing(file: Path):
         assert file.exists()
 
 
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_log_that_was_removed_while_it_was_open_accepts_nothing_and_loses_nothing(
+    file: Path, tmp_path: Path, linked: bool
+):
+    """What was committed into it is saved when it is closed; what came after it would only be there until a crash."""
+    path = file
+    if linked:  # the log lies beside the file itself
+        path = tmp_path / "elsewhere" / "link.db"
+        path.parent.mkdir()
+        path.symlink_to(file)
+    with Harbor(f"sqlite:///{path}") as harbor:
+        first = harbor.enqueue("t")
+        Path(f"{file}-wal").unlink()
+        with pytest.raises(StoreUnavailable, match="-wal was removed") as caught:
+            harbor.enqueue("t")
+        assert len(caught.value.job_ids) == 1
+        second = harbor.enqueue("t")
+        with Harbor(f"sqlite:///{file}") as other:
+            assert {job.id for job in other.jobs.list()} == {first.id, second.id}
+
+
 def test_closing_does_not_wait_for_a_lock_as_long_as_a_write_does(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ):

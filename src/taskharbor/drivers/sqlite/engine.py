@@ -93,7 +93,9 @@ class Engine:
         self._read_pool: ThreadPoolExecutor | None = None
         self._held: list[_Lock] = []
         self._openings = 0
+        self._log_path = ""  # of the write-ahead log, which stays the same file for as long as anybody has it open
         self._file: int | None = None
+        self._log: int | None = None
 
     # -- forking --
 
@@ -137,7 +139,8 @@ class Engine:
             try:
                 self._newsreader, self._reader, writer = self._patiently(self._connect_all)
                 self._openings += 1
-                self._file = _inode(self.path)
+                self._log_path = os.path.realpath(self.path) + "-wal"
+                self._file, self._log = _inode(self.path), _inode(self._log_path)
                 self._writer = writer  # the last one: whoever sees it, without the lock, finds the others
             except sqlite3.Error as error:
                 raise self._explained(error) from error
@@ -345,13 +348,20 @@ class Engine:
 
     def _refuse_if_removed(self) -> None:
         """SQLite writes on happily into a file that has been deleted: what it accepts then is lost."""
-        if _inode(self.path) != self._file:
-            with self._read_lock, self._news_lock:
-                self._let_go()
+        has_file, has_log = _inode(self.path) == self._file, _inode(self._log_path) == self._log
+        if has_file and has_log:
+            return
+        with self._read_lock, self._news_lock:
+            self._let_go()  # of a log that is gone from its folder, the last one to close saves what it holds
+        if has_file:
             raise StoreUnavailable(
-                f"{self.path} was removed or replaced while it was open; nothing was written. "
-                "The next use opens the file that is there then"
+                f"{self._log_path} was removed while it was open; nothing was written. It is a part of the "
+                "database: leave it alone"
             )
+        raise StoreUnavailable(
+            f"{self.path} was removed or replaced while it was open; nothing was written. "
+            "The next use opens the file that is there then"
+        )
 
     def _apply_guarded(self, session: Session, write: _Write[Any]) -> None:
         """One member of a joint transaction: what it got wrong undoes only itself."""
