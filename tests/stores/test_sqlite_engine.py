@@ -123,6 +123,51 @@ async def test_interrupt_while_answers_are_delivered_leaves_nobody_waiting(
     assert await asyncio.wait_for(other.future, 5) == "done"
 
 
+class Interrupted:
+    """A connection with Ctrl-C before some statements and after others, once each."""
+
+    def __init__(self, connection: sqlite3.Connection, before: set[str], after: set[str]) -> None:
+        self._connection, self._before, self._after = connection, before, after
+
+    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+        self._interrupt(statement, self._before)
+        cursor = self._connection.execute(statement, *parameters)
+        self._interrupt(statement, self._after)
+        return cursor
+
+    def _interrupt(self, statement: str, armed: set[str]) -> None:
+        if statement in armed:
+            armed.remove(statement)
+            raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_interrupt_after_a_read_has_begun_leaves_the_store_readable(driver: SQLiteDriver):
+    engine = driver._engine
+    step_to_end(driver.enqueue([job(1)]))
+    assert engine._reader is not None
+    engine._reader = Interrupted(engine._reader, set(), {"BEGIN"})  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step_to_end(driver.get([job(1).id]))
+    step_to_end(driver.enqueue([job(2)]))
+    assert None not in step_to_end(driver.get([job(1).id, job(2).id]))
+
+
+def test_interrupts_within_a_write_leave_nothing_of_it_and_the_store_writable(driver: SQLiteDriver):
+    """The second one comes while the first is being cleared up."""
+    engine = driver._engine
+    assert engine._writer is not None
+    engine._writer = Interrupted(engine._writer, {"COMMIT", "ROLLBACK"}, set())  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step_to_end(driver.enqueue([job(1)]))
+    step_to_end(driver.enqueue([job(2)]))
+    first, second = step_to_end(driver.get([job(1).id, job(2).id]))
+    assert first is None
+    assert second is not None
+
+
 # -- what a read remembers -----------------------------------------------------------------------
 
 

@@ -324,6 +324,7 @@ class Engine:
         connection = self._writer
         assert connection is not None, "nobody closes it without the writer's lock"
         self._refuse_if_removed()
+        _end_what_was_left_open(connection)
         begun = False
         try:
             self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
@@ -429,6 +430,7 @@ class Engine:
         with self._read_lock:
             connection = self._open_reader()
             try:
+                _end_what_was_left_open(connection)
                 connection.execute("BEGIN")
                 try:
                     return operation(Session(connection, self.clock.now() if now is None else now, found={}))
@@ -485,6 +487,12 @@ def _refuse_to_wait_for_myself(lock: _Lock) -> None:
             "a signal handler or finalizer cannot use the store while it interrupts another call to it; "
             "set a flag there, or hand the work to a thread"
         )
+
+
+def _end_what_was_left_open(connection: sqlite3.Connection) -> None:
+    """Ctrl-C may come right after a BEGIN, or right before a ROLLBACK: every later BEGIN would be refused."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def _mark_committed(batch: list[_Write[Any]]) -> None:
