@@ -13,7 +13,11 @@ HEAVY = [
     "pydantic",
     "sqlite3",
     "uvloop",
+    "urllib.parse",
     "taskharbor.worker",
+    "taskharbor.policy",
+    "taskharbor.schedule",
+    "taskharbor.drivers.registry",
     "taskharbor.cli",
     "taskharbor.conformance",
 ]

@@ -17,7 +17,6 @@ from taskharbor.client.events import Event, Events
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.jobs import Jobs
-from taskharbor.client.losses import tell_lost
 from taskharbor.client.options import (
     FIRST_INSTANT,
     OWN_OPTIONS,
@@ -34,10 +33,8 @@ from taskharbor.client.transaction import block_of, refuse_inside_transaction, t
 from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
-from taskharbor.collecting import collect_expired
 from taskharbor.context import Context
 from taskharbor.drivers.base import Driver, Enqueued, Settled, Transition
-from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import JobRecord, NewJob, Recurrence
 from taskharbor.locating import refuse_while_importing
@@ -88,7 +85,7 @@ class Harbor:
             )
         self.url = url if url is not None else os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
         self.has_url = driver is None  # otherwise only the driver knows where its store is
-        self.driver = driver if driver is not None else driver_for(self.url, clock)
+        self.driver = driver if driver is not None else _driver_for(self.url, clock)
         self.retention = Retention.of(retention)
         self.application = checked_name("application", application)  # whose schedules the code declares
         self.http_allow = _http_allow(http_allow)
@@ -266,6 +263,8 @@ class Harbor:
             )
 
     def _tell_lost(self, transition: Transition, settled: Settled, record: JobRecord) -> None:
+        from taskharbor.client.losses import tell_lost
+
         tell_lost(self.events, logger, transition, settled, record)
 
     @contextmanager
@@ -331,6 +330,8 @@ class Harbor:
 
     async def _collect_all_expired(self) -> bool:
         """Settle what expired leases hold, and tell of it as a worker would."""
+        from taskharbor.collecting import collect_expired  # a producer never does
+
         return bool(await collect_expired(self.driver, report=self._tell_lost))
 
     def _decode_result(self, record: JobRecord) -> Any:
@@ -450,6 +451,12 @@ class Declaration:
                 "give its parameters defaults, or use harbor.schedules.add(name, task, payload, schedule=…)"
             ) from None
         return checked_recurrence(task.name, self._harbor.application, self._recurs, declared=True)
+
+
+def _driver_for(url: str, clock: Clock | None) -> Driver:
+    from taskharbor.drivers.registry import driver_for  # the importing of it waits for a harbor that needs it
+
+    return driver_for(url, clock)
 
 
 def _http_allow(entries: Iterable[str] | None) -> AllowList:

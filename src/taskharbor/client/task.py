@@ -6,7 +6,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
 from taskharbor.client.display import shown_payload
@@ -244,7 +243,9 @@ def default_name(function: Callable[..., Any]) -> str:
     if module in ("__main__", "__mp_main__"):  # the latter in a child that multiprocessing spawned
         main = getattr(function, "__globals__", None) or vars(sys.modules[module])
         spec, file = main.get("__spec__"), main.get("__file__")
-        module = spec.name if spec is not None else Path(file).stem if file else "main"
+        module = (
+            spec.name if spec is not None else os.path.splitext(os.path.basename(file))[0] if file else "main"
+        )
     return f"{module}.{name}".replace(".<locals>", "")
 
 

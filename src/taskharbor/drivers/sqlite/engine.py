@@ -93,7 +93,9 @@ class Engine:
         self._read_pool: ThreadPoolExecutor | None = None
         self._held: list[_Lock] = []
         self._openings = 0
-        self._log_path = ""  # of the write-ahead log, which stays the same file for as long as anybody has it open
+        self._log_path = (
+            ""  # of the write-ahead log, which stays the same file for as long as anybody has it open
+        )
         self._file: int | None = None
         self._log: int | None = None
 
