@@ -203,7 +203,7 @@ class Leaving(Exception):
 def nameless() -> Exception:
     class Anonymous(type):
         @property
-        def __name__(cls):
+        def __name__(cls):  # type: ignore[override]
             raise RuntimeError("no name")
 
     class Nameless(Exception, metaclass=Anonymous):
