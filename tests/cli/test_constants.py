@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taskharbor import State
-from taskharbor.cli import jobs, upkeep
+from taskharbor import State, WorkflowState
+from taskharbor.cli import jobs, upkeep, workflows
 from taskharbor.client import filters
 from taskharbor.lifecycle import TERMINAL
 
@@ -11,6 +11,7 @@ from taskharbor.lifecycle import TERMINAL
 def test_the_states_are_the_packages():
     assert set(jobs.STATES) == set(State)
     assert set(upkeep.FINISHED) == TERMINAL
+    assert set(workflows.STATES) == set(WorkflowState)
 
 
 def test_the_longest_page_is_the_packages():

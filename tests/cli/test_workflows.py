@@ -78,6 +78,20 @@ def test_list(run, flow):
     assert "there are more" in run("workflow", "list", "--limit", "1").err
 
 
+def test_list_by_state_fills_its_page(run, flow, drain, monkeypatch):
+    number, *_ = flow
+    monkeypatch.setattr("taskharbor.client.workflows.LOOK_PAGE", 2)
+    monkeypatch.setattr("taskharbor.client.workflows.LOOK_MAX", 4)
+    stuck = [chain(number.si(13), number.s()).enqueue().id for _ in range(2)]
+    for n in range(9):
+        chain(number.s(n)).enqueue()
+    drain()
+    page = run("workflow", "list", "--state", "stuck", "--limit", "1", "--json").document
+    assert [item["id"] for item in page["items"]] == [stuck[1]]
+    rest = run("workflow", "list", "--state", "stuck", "--cursor", page["nextCursor"]).out.splitlines()[1:]
+    assert [row.split()[0] for row in rest] == [stuck[0]]
+
+
 def test_cancel_and_retry(run, flow, drain):
     number, total, _, allowed = flow
     workflow = chord([number.s(n) for n in (1, 13)], total.s()).enqueue()

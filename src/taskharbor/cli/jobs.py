@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,14 +47,20 @@ def list_jobs(session: Session, /, limit: int, cursor: str | None, **where: str 
 async def page_of(
     harbor: Harbor, limit: int, cursor: str | None, where: dict[str, str | None]
 ) -> tuple[list[Job[Any]], str | None]:
-    """A full page, as far as there are jobs: the store's own pages may be short."""
-    jobs: list[Job[Any]] = []
+    return await whole_page(partial(harbor.jobs.alist, **where), limit, cursor)
+
+
+async def whole_page(
+    read: Callable[..., Awaitable[Any]], limit: int, cursor: str | None
+) -> tuple[list[Any], str | None]:
+    """A full page, as far as there is something to be listed: those that are read may be short."""
+    found: list[Any] = []
     while True:
-        page = await harbor.jobs.alist(**where, cursor=cursor, limit=limit - len(jobs))
-        jobs += page
+        page = await read(cursor=cursor, limit=limit - len(found))
+        found += page
         cursor = page.next_cursor
-        if cursor is None or len(jobs) >= limit:
-            return jobs, cursor
+        if cursor is None or len(found) >= limit:
+            return found, cursor
 
 
 def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.jobs import PAGE_MAX
+from taskharbor.cli.jobs import PAGE_MAX, whole_page
 from taskharbor.cli.screen import Screen, age, instant, span
 from taskharbor.cli.session import Session, with_session
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.workflow import Workflow
 
+STATES = ("running", "stuck", "succeeded", "cancelled")
 DRAWN_MAX = 500  # jobs whose times are looked up
 
 
@@ -29,22 +31,26 @@ def workflow() -> None:
 
 
 @workflow.command("list")
+@click.option("--state", type=click.Choice(STATES), help="Only workflows in this state.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
 @click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
 @with_session
-def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
+def list_workflows(session: Session, limit: int, cursor: str | None, state: str | None) -> None:
     """Show workflows, newest first.
 
     \b
-    Example:
-      taskharbor workflow list --json
+    Examples:
+      taskharbor workflow list --state stuck
+      taskharbor workflow list --limit 200 --json
     """
-    page = session.run(lambda harbor: harbor.workflows.alist(limit=limit, cursor=cursor))
+    page, next_cursor = session.run(
+        lambda harbor: whole_page(partial(harbor.workflows.alist, state=state), limit, cursor)
+    )
     screen = session.screen
     if screen.as_json:
         from taskharbor.views import documents
 
-        screen.document(documents.of_list([documents.of_workflow(each) for each in page], page.next_cursor))
+        screen.document(documents.of_list([documents.of_workflow(each) for each in page], next_cursor))
         return
     screen.table(
         ("ID", "STATE", "SUCCEEDED", "TOTAL", "DEAD", "CANCELLED", "ENQUEUED"),
@@ -63,8 +69,8 @@ def list_workflows(session: Session, limit: int, cursor: str | None) -> None:
         empty="no workflows",
         optional=("CANCELLED", "DEAD", "ENQUEUED"),
     )
-    if page.next_cursor is not None:
-        screen.note(f"there are more: --cursor {page.next_cursor}")
+    if next_cursor is not None:
+        screen.note(f"there are more: --cursor {next_cursor}")
 
 
 @workflow.command("show")

@@ -16,8 +16,11 @@ from taskharbor.job import Delivery, JobFilter, JobRecord, State
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Composition, Workflow
+    from taskharbor.workflow.handle import WorkflowState
 
 CANCEL_PAGE = 5_000
+LOOK_PAGE = 50  # at least so many are looked at in one go for those of a state
+LOOK_MAX = 500  # and no more than about so many in one call: each of them has its jobs counted
 
 
 class WorkflowList(list["Workflow"]):
@@ -56,15 +59,40 @@ class Workflows(Operator):
 
     get = synced(aget)
 
-    async def alist(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowList:
-        """Workflows, newest first; the end is `next_cursor` None."""
+    async def alist(
+        self, *, state: str | WorkflowState | None = None, cursor: str | None = None, limit: int = 100
+    ) -> WorkflowList:
+        """Workflows that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
+        from taskharbor.workflow.handle import checked_state
+
+        wanted = None if state is None else checked_state(state)
+        cursor, limit = checked_cursor(cursor), checked_limit(limit)
+        return await (self._page(cursor, limit) if wanted is None else self._search(wanted, cursor, limit))
+
+    list = synced(alist)
+
+    async def _page(self, cursor: str | None, limit: int) -> WorkflowList:
         from taskharbor.workflow.handle import Workflow
 
-        page = await self._driver.list_workflows(cursor=checked_cursor(cursor), limit=checked_limit(limit))
+        page = await self._driver.list_workflows(cursor=cursor, limit=limit)
         found = [Workflow._stored(record, self._harbor) for record in page.workflows]
         return WorkflowList(found, page.next_cursor)
 
-    list = synced(alist)
+    async def _search(self, state: WorkflowState, cursor: str | None, limit: int) -> WorkflowList:
+        """Those in a state. A store does not know it: it follows from where the jobs are, and from `on_failure`."""
+        found: builtins.list[Workflow] = []
+        for _ in range(0, LOOK_MAX, LOOK_PAGE):
+            page = await self._page(cursor, max(limit, LOOK_PAGE))
+            for workflow in page:
+                if workflow.state is state:
+                    found.append(workflow)
+                    if len(found) == limit:
+                        ended = workflow is page[-1] and page.next_cursor is None
+                        return WorkflowList(found, None if ended else workflow.id)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return WorkflowList(found, cursor)
 
     async def acancel(self, id: object) -> Workflow:
         """End all that has not begun, and ask what is running to end."""

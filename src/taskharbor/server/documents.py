@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from taskharbor.client.filters import PAGE_MAX
 from taskharbor.codec import KEY_LIMIT, NAME_LIMIT
 from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, Reason, State
+from taskharbor.workflow.handle import WorkflowState
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Key = Annotated[str, Meta(min_length=1, max_length=KEY_LIMIT)]
@@ -22,6 +23,7 @@ Attempts = Annotated[int, Meta(ge=0, le=10_000)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
 Tags = Annotated[list[Name], Meta(max_length=32)]
 Uuid = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
+WorkflowId = Annotated[str, Meta(description="The id of a workflow.", extra_json_schema={"format": "uuid"})]
 Payload = Annotated[dict[str, Any], Meta(description="The task's arguments, by parameter name.")]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="At most so many.")]
 Cursor = Annotated[str, Meta(max_length=64, description="The nextCursor of the page before.")]
@@ -156,6 +158,7 @@ class JobQuery(Given):
     queue: Name | None = None
     task: Name | None = None
     tag: Name | None = None
+    workflow: WorkflowId | None = None
     cursor: Cursor | None = None
     limit: Limit = 100
 
@@ -166,6 +169,15 @@ class DeadQuery(Given):
     queue: Name | None = None
     task: Name | None = None
     tag: Name | None = None
+    workflow: WorkflowId | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class WorkflowQuery(Given):
+    """Which workflows."""
+
+    state: WorkflowState | UnsetType = UNSET  # not None, as with jobs
     cursor: Cursor | None = None
     limit: Limit = 100
 
@@ -220,6 +232,7 @@ class JobDocument(Shown):
     retry: dict[str, Any] | None
     correlation_id: str | None
     tags: list[str]
+    workflow: Annotated[str, Meta(description="The id of the workflow that it is a member of.")] | None
     delivery: Delivery
     idempotency_key: str | None
     depends_on: list[str]
@@ -349,7 +362,7 @@ class WorkflowDocument(Shown):
     """A workflow as it stands: how many of its jobs are where."""
 
     id: Uuid
-    state: Literal["running", "stuck", "succeeded", "cancelled"]
+    state: WorkflowState
     total: int
     succeeded: int
     dead: int
@@ -359,7 +372,17 @@ class WorkflowDocument(Shown):
     on_failure: Literal["wait", "cancel"]
     idempotency_key: str | None
     enqueued_at: datetime
-    shape: Any
+    shape: Annotated[
+        Any,
+        Meta(description="How it was put together: chains, groups and chords of the indexes of its jobs."),
+    ]
+
+
+class WorkflowPage(Shown):
+    """Workflows, newest first. A page may be short; the end is a nextCursor of null."""
+
+    items: list[WorkflowDocument]
+    next_cursor: str | None
 
 
 class Stats(Shown):

@@ -15,6 +15,7 @@ from taskharbor.client.awaiting import Unended, until_ended
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.clock import from_micros
+from taskharbor.codec import shorten
 from taskharbor.drivers.base import member_id
 from taskharbor.errors import (
     ConfigurationError,
@@ -42,6 +43,15 @@ class WorkflowState(StrEnum):
     STUCK = "stuck"  # members are dead or cancelled: it cannot end until somebody retries them
     SUCCEEDED = "succeeded"
     CANCELLED = "cancelled"  # by somebody, or because a member failed and the others end with it
+
+
+def checked_state(value: object) -> WorkflowState:
+    try:
+        return WorkflowState(str(value))
+    except ValueError:
+        raise ConfigurationError(
+            f"no state of a workflow is called {shorten(value)}; the states are {', '.join(WorkflowState)}"
+        ) from None
 
 
 class About(Struct, frozen=True, omit_defaults=True):

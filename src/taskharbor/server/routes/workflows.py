@@ -1,4 +1,4 @@
-"""`/workflows/{id}`: jobs that depend on each other, as a whole."""
+"""`/workflows`: jobs that depend on each other, as a whole."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ from starlette.responses import Response
 
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
+from taskharbor.server.options import given
 from taskharbor.tokens import Role
 from taskharbor.views import documents as told
 
 routes = Routes("workflows")
+
+
+@routes.on(
+    "GET",
+    "/workflows",
+    Role.READ,
+    query=documents.WorkflowQuery,
+    answers={200: documents.WorkflowPage},
+    errors=(422,),
+)
+async def list_workflows(call: Call) -> Response:
+    """Workflows that match, newest first."""
+    page = await call.harbor.workflows.alist(**given(call.query))
+    return answer(told.of_list([told.of_workflow(workflow) for workflow in page], page.next_cursor))
 
 
 @routes.on("GET", "/workflows/{id}", Role.READ, answers={200: documents.WorkflowDocument}, errors=(404, 422))
