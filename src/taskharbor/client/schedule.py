@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from taskharbor.client.display import shown_payload
@@ -19,6 +19,7 @@ from taskharbor.job import (
     RESERVED_TAGS,
     SCHEDULE_TAG,
     AttemptStatus,
+    Delivery,
     JobRecord,
     Misfire,
     NewJob,
@@ -72,6 +73,13 @@ class Schedule(Struct, frozen=True):
     last_finished_at: datetime | None
     last_error: str | None
     tags: tuple[str, ...]
+    max_attempts: int | None = None
+    timeout: float | None = None
+    retry: dict[str, Any] | None | UnsetType = (
+        UNSET  # as JSON; None: no retries, as was given; unset: not given
+    )
+    delivery: Delivery | None = None  # None: as its task declares
+    correlation_id: str | None = None
 
     @classmethod
     def of(cls, record: JobRecord, *, orphaned: bool | None) -> Schedule:
@@ -104,6 +112,11 @@ class Schedule(Struct, frozen=True):
             else from_micros(record.last_finished_at),
             last_error=record.error,
             tags=tuple(tag for tag in record.options.tags if not tag.startswith(RESERVED_TAGS)),
+            max_attempts=record.options.max_attempts,
+            timeout=record.options.timeout,
+            retry=record.options.retry,
+            delivery=record.delivery,
+            correlation_id=record.options.correlation_id,
         )
 
 

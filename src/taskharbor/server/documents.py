@@ -8,9 +8,13 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from taskharbor.client.filters import PAGE_MAX
+from taskharbor.clock import MAX_SECONDS
 from taskharbor.codec import KEY_LIMIT, NAME_LIMIT
 from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, Reason, State
+from taskharbor.retry import MAX_ATTEMPTS
 from taskharbor.workflow.handle import WorkflowState
+
+PATTERNS_MAX = 100
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Key = Annotated[str, Meta(min_length=1, max_length=KEY_LIMIT)]
@@ -19,7 +23,7 @@ Instant = Annotated[
     str, Meta(max_length=40, extra_json_schema={"format": "date-time"}, examples=["2026-01-31T12:00:00Z"])
 ]
 Priority = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX, description="Higher runs first.")]
-Attempts = Annotated[int, Meta(ge=0, le=10_000)]
+Attempts = Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
 Tags = Annotated[list[Name], Meta(max_length=32)]
 Uuid = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
@@ -27,6 +31,15 @@ WorkflowId = Annotated[str, Meta(description="The id of a workflow.", extra_json
 Payload = Annotated[dict[str, Any], Meta(description="The task's arguments, by parameter name.")]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="At most so many.")]
 Cursor = Annotated[str, Meta(max_length=64, description="The nextCursor of the page before.")]
+Delay = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="Seconds.")]
+Patterns = Annotated[
+    list[Annotated[str, Meta(min_length=1)]],
+    Meta(max_length=PATTERNS_MAX, description="Texts that the error's text or type name contains."),
+]
+TypeNames = Annotated[
+    list[Annotated[str, Meta(pattern=r"^[^:\s]+:[^:\s]+(?!\n)$", examples=["builtins:PermissionError"])]],
+    Meta(max_length=PATTERNS_MAX, description="Types of errors, or bases of them, as module:name."),
+]
 Status = Literal["SUCCESS", "FAILED", "TIMED_OUT", "LOST", "CANCELLED", "RELEASED", "SLEPT"]
 
 
@@ -41,6 +54,31 @@ class Shown(Struct, rename="camel"):
 # -- what is sent ----------------------------------------------------------------------------------
 
 
+class RetryDocument(Given):
+    """How often a failed job is tried again, after what delay, and after which errors.
+
+    The same when it is sent and when it is shown. What is left out is as in the default policy.
+    """
+
+    max_attempts: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS, description="0: no limit of its own.")] = 25
+    initial: Delay = 0.2
+    maximum: Delay | UnsetType = UNSET
+    multiplier: Annotated[float, Meta(ge=1)] = 2.0
+    jitter: (
+        Annotated[float, Meta(ge=0, le=1, description="A fraction of the delay.")] | Literal["full"] | None
+    ) = 0.2
+    retry_on: Patterns = []
+    never_retry_on: Patterns = []
+    retry_on_types: TypeNames = []
+    never_retry_on_types: TypeNames = []
+
+
+Retry = Annotated[
+    RetryDocument | Literal["none"] | None,
+    Meta(description="A policy; `none` for no retries at all; null where the task's declaration decides."),
+]
+
+
 class NewTaskJob(Given):
     """A job for a task. What is left out is as the task declares it."""
 
@@ -53,6 +91,7 @@ class NewTaskJob(Given):
     max_attempts: Attempts | UnsetType = UNSET
     max_retries: Attempts | UnsetType = UNSET
     timeout: Seconds | UnsetType = UNSET
+    retry: Retry | UnsetType = UNSET
     expires_at: Instant | None | UnsetType = UNSET
     idempotency_key: Key | None | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
@@ -117,6 +156,7 @@ class ScheduleFields(Given):
     max_attempts: Attempts | UnsetType = UNSET
     max_retries: Attempts | UnsetType = UNSET
     timeout: Seconds | UnsetType = UNSET
+    retry: Retry | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
     correlation_id: Name | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
@@ -229,7 +269,7 @@ class JobDocument(Shown):
     number: Annotated[int, Meta(description="Of the latest attempt; rises on every claim.")]
     max_attempts: int | None
     timeout: float | None
-    retry: dict[str, Any] | None
+    retry: Retry
     correlation_id: str | None
     tags: list[str]
     workflow: Annotated[str, Meta(description="The id of the workflow that it is a member of.")] | None
@@ -251,6 +291,10 @@ class JobDocument(Shown):
     lease_expired: bool
     cancel_requested: bool
     version: int
+    options_unreadable: Annotated[
+        str | UnsetType,
+        Meta(description="Only where a newer version wrote options that cannot be read here."),
+    ] = UNSET
 
 
 class JobPage(Shown):
@@ -348,6 +392,11 @@ class ScheduleDocument(Shown):
     last_status: str | None
     last_finished_at: datetime | None
     last_error: str | None
+    max_attempts: int | None
+    timeout: float | None
+    retry: Retry
+    delivery: Delivery
+    correlation_id: str | None
     tags: list[str]
 
 
@@ -385,12 +434,39 @@ class WorkflowPage(Shown):
     next_cursor: str | None
 
 
+class RunningDocument(Shown):
+    """A job that a worker has been executing for longer than a heartbeat."""
+
+    id: Uuid
+    task: str
+    started_at: datetime
+    seconds: float
+    overdue_seconds: Annotated[float, Meta(description="For how long it should have ended.")] | None
+    cancel_requested: bool
+
+
+class WorkerDocument(Shown):
+    """A worker that is there, or holds leases. Of one that only its leases are known by, much is null."""
+
+    worker: str
+    open: Annotated[int, Meta(description="Jobs that it holds and has not settled.")]
+    expires_at: Annotated[datetime, Meta(description="Of its last lease.")] | None
+    expired: bool
+    running: list[RunningDocument]
+    slots: int | None
+    queues: Annotated[list[str], Meta(description="Those that it serves; null: every queue.")] | None
+    host: str | None
+    pid: int | None
+    started_at: datetime | None
+    supervisor: str | None
+
+
 class Stats(Shown):
     """Counts, queues and what the workers do."""
 
-    counts: dict[str, int]
+    counts: dict[State, int]
     queues: list[QueueDocument]
-    workers: list[dict[str, Any]]
+    workers: list[WorkerDocument]
 
 
 class Health(Shown):

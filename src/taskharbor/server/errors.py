@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ from taskharbor.errors import (
     StoreError,
     StoreUnavailable,
 )
+from taskharbor.server.documents import Given
+from taskharbor.views.documents import camel_case
 
 logger = logging.getLogger("taskharbor.server")
 
@@ -61,6 +65,22 @@ def malformed(message: str) -> ApiError:
     return ApiError(400, "malformed", message)
 
 
+@cache
+def _names() -> re.Pattern[str]:
+    """Names of more than one word, by which callers in Python know what documents have in camelCase; not in quotes."""
+    kinds = list(Given.__subclasses__())
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    names = {name for kind in kinds for name in kind.__struct_fields__ if "_" in name}
+    quoted = r"""(?<!\w)'[^']*'|(?<!\w)"[^"]*\""""
+    return re.compile(rf"{quoted}|\b({'|'.join(sorted(names, key=len, reverse=True))})\b")
+
+
+def _as_sent(message: str) -> str:
+    """What a harbor says, by the names of the interface."""
+    return _names().sub(lambda found: camel_case(found[1]) if found[1] else found[0], message)
+
+
 def api_error(error: Exception) -> ApiError:
     """What a caller is told of whatever was raised."""
     match error:
@@ -72,7 +92,9 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(409, "conflict", str(error), {"jobId": error.job_id})
         case LookupError() if hasattr(error, "job_id") or hasattr(error, "workflow_id"):
             return ApiError(404, "not_found", str(error))
-        case ConfigurationError() | PayloadError():
+        case ConfigurationError():
+            return ApiError(422, "unprocessable", _as_sent(str(error)))
+        case PayloadError():
             return ApiError(422, "unprocessable", str(error))
         case StoreError():
             # Its text names the store, which is the operator's to know.

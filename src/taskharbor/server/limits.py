@@ -126,6 +126,7 @@ def _whole_numbers(value: Any) -> Any:
             number = value.get(name)
             if isinstance(number, float) and number.is_integer():
                 value[name] = int(number)
+        _whole_numbers(value.get("retry"))
     return value
 
 

@@ -6,28 +6,52 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from taskharbor.codec import reason_of, shorten
 from taskharbor.errors import ConfigurationError
+from taskharbor.retry import RetryPolicy
+from taskharbor.server.documents import RetryDocument
+from taskharbor.views.documents import camel_case
 
 INSTANTS = frozenset({"run_at", "expires_at"})
 
 
 def given(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What was sent, by the names that the harbor knows, and instants as such."""
+    """What was sent, by the names that the harbor knows; instants and policies as such."""
     options: dict[str, Any] = {}
     for name in document.__struct_fields__:
         value = getattr(document, name)
-        if value is not UNSET and name not in without:
-            options[name] = instant(value, name) if name in INSTANTS else value
+        if value is UNSET or name in without:
+            continue
+        if name == "retry":
+            value = retry_policy(value)
+        elif name in INSTANTS:
+            value = instant(value, name)
+        options[name] = value
     return options
+
+
+def given_anew(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The same for what does not exist yet: null where a policy could be is as if nothing had been sent."""
+    options = given(document, without=without)
+    return {name: value for name, value in options.items() if value is not UNSET}
+
+
+def retry_policy(document: RetryDocument | str | None) -> RetryPolicy | None | UnsetType:
+    """As the harbor says it: null is "not given", and None is "no retries"."""
+    if document is None:
+        return UNSET
+    if isinstance(document, str):
+        return None
+    sent = {name: getattr(document, name) for name in document.__struct_fields__}
+    return RetryPolicy.from_dict({name: value for name, value in sent.items() if value is not UNSET})
 
 
 def instant(value: str | None, name: str) -> datetime | None:
     if value is None:
         return None
-    expected = f"{_sent_as(name)} is an instant such as 2026-01-31T12:00:00Z"
+    expected = f"{camel_case(name)} is an instant such as 2026-01-31T12:00:00Z"
     try:
         found = msgspec.convert(value, datetime)
     except msgspec.ValidationError as error:
@@ -37,9 +61,3 @@ def instant(value: str | None, name: str) -> datetime | None:
             f"{expected}, and {shorten(value)} does not say its offset from UTC; add Z if it is in UTC"
         )
     return found
-
-
-def _sent_as(name: str) -> str:
-    """The name by which the document has it."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)

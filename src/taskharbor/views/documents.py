@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Attempt, Job, Step
@@ -67,12 +67,31 @@ def of_options(options: Options) -> dict[str, Any]:
     return {
         "maxAttempts": options.max_attempts,
         "timeout": options.timeout,
-        # Not said: null. Said that there is to be none: a policy with nothing in it.
-        "retry": None if options.retry is UNSET else options.retry or {},
+        "retry": of_retry(options.retry),
         "correlationId": options.correlation_id,
         "tags": [tag for tag in options.tags if not tag.startswith(RESERVED_TAGS)],
         "workflow": options.workflow,
     }
+
+
+def of_retry(stored: dict[str, Any] | None | UnsetType) -> dict[str, Any] | str | None:
+    """Not said: null. Said that there is to be none: a word."""
+    if stored is UNSET:
+        return None
+    if stored is None:
+        return "none"
+    lists = {name: stored.get(name, []) for name in ("retry_on", "never_retry_on")}
+    types = {f"{name}_types": stored.get(f"{name}_types", []) for name in lists}
+    numbers = {
+        name: stored.get(name) for name in ("max_attempts", "initial", "maximum", "multiplier", "jitter")
+    }
+    return {camel_case(name): value for name, value in (numbers | lists | types).items()}
+
+
+def camel_case(name: str) -> str:
+    """The name by which a document has it."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def of_attempt(attempt: Attempt) -> dict[str, Any]:
@@ -145,6 +164,11 @@ def of_schedule(schedule: Schedule) -> dict[str, Any]:
         "lastStatus": None if schedule.last_status is None else str(schedule.last_status),
         "lastFinishedAt": schedule.last_finished_at,
         "lastError": schedule.last_error,
+        "maxAttempts": schedule.max_attempts,
+        "timeout": schedule.timeout,
+        "retry": of_retry(schedule.retry),
+        "delivery": str(schedule.delivery or Delivery.AT_LEAST_ONCE),
+        "correlationId": schedule.correlation_id,
         "tags": list(schedule.tags),
     }
 

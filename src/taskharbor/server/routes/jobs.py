@@ -12,7 +12,7 @@ from taskharbor.server import documents
 from taskharbor.server.errors import malformed
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job
 from taskharbor.server.operation import Call, Routes, answer, no_content
-from taskharbor.server.options import given, instant
+from taskharbor.server.options import given, given_anew, instant
 from taskharbor.tokens import Role
 from taskharbor.views import documents as told
 
@@ -54,7 +54,7 @@ async def create_job(call: Call) -> Response:
     if isinstance(call.body, NewHttpJob):
         job = await enqueue_http_job(call.harbor, call.body)
         return _told(job, 200 if job.existed else 201)
-    options = given(call.body, without=("task", "payload"))
+    options = given_anew(call.body, without=("task", "payload"))
     payload = call.body.payload
     job = await call.harbor.aenqueue(
         call.body.task, payload if isinstance(payload, dict) else None, **options

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from taskharbor.client.schedule import Schedule
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer, no_content
-from taskharbor.server.options import given
+from taskharbor.server.options import given, given_anew
 from taskharbor.tokens import Role
 from taskharbor.views import documents as told
 
@@ -54,7 +54,7 @@ async def create_schedule(call: Call) -> Response:
         call.body.task,
         application=call.query.application,
         replace=False,
-        **given(call.body, without=("name", "task")),
+        **given_anew(call.body, without=("name", "task")),
     )
     return _told(schedule, 201)
 
