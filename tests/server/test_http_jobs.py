@@ -13,7 +13,9 @@ from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.http.client import Network
 from taskharbor.http.task import http_task
+from taskharbor.server import application
 from tests.http.stage import FakeNetwork, Server, reply, serving
+from tests.server.conftest import client_of
 from tests.server.test_resources import API, error_of
 
 RECURRING = {
@@ -135,3 +137,47 @@ async def test_a_bad_http_job_is_refused_and_nothing_stored(harbor, client, docu
     assert response.status_code == status, response.text
     error_of(response)
     assert sum((await harbor.jobs.acounts()).values()) == 0
+
+
+CLOSED = {"url": "http://127.0.0.1:9/"}
+OPEN = {"url": "https://example.com/"}
+
+
+async def test_a_closed_address_is_refused_wherever_it_is_sent(harbor: Harbor, client: httpx.AsyncClient):
+    job = (await client.post(f"{API}/jobs", json={"api": OPEN["url"], "schedule": "0 0 12 * * *"})).json()
+    schedule = {"name": "s", "task": "http", "schedule": "0 0 12 * * *", "payload": OPEN}
+    assert (await client.post(f"{API}/schedules", json=schedule)).status_code == 201
+    other = {"name": "other", "task": "t", "schedule": "0 0 12 * * *", "payload": CLOSED}
+    assert (await client.post(f"{API}/schedules", json=other)).status_code == 201
+    before = [(await client.get(f"{API}/{path}")).text for path in ("jobs", "schedules")]
+    for method, path, document in [
+        ("POST", "jobs", {"api": CLOSED["url"]}),
+        ("POST", "jobs", {"task": "http", "payload": CLOSED}),
+        ("PATCH", f"jobs/{job['id']}", {"payload": CLOSED}),
+        ("POST", "schedules", {**schedule, "name": "new", "payload": CLOSED}),
+        ("PATCH", "schedules/s", {"payload": CLOSED}),
+        ("PATCH", "schedules/s", {"payload": {"url": "http://[::ffff:10.0.0.1]/"}}),
+        ("PATCH", "schedules/other", {"task": "http"}),
+    ]:
+        response = await client.request(method, f"{API}/{path}", json=document)
+        assert response.status_code == 422, (method, path, response.text)
+        assert "--http-allow opens it" in error_of(response)["message"]
+    assert [(await client.get(f"{API}/{path}")).text for path in ("jobs", "schedules")] == before
+    assert (await client.patch(f"{API}/schedules/s", json={"payload": OPEN})).status_code == 200
+    assert (await client.patch(f"{API}/schedules/s", json={"priority": 3})).status_code == 200
+
+
+async def test_an_address_that_was_opened_is_taken_and_so_is_a_task_of_ones_own(clock: ManualClock):
+    sent = {"task": "http", "payload": CLOSED}
+    async with (
+        Harbor("memory://", clock=clock, http_allow=["127.0.0.1:9"]) as harbor,
+        client_of(application(harbor, open_on_loopback=True)) as client,
+    ):
+        assert (await client.post(f"{API}/jobs", json=sent)).status_code == 201
+    async with Harbor("memory://", clock=clock) as harbor:
+
+        @harbor.task(name="http")
+        def own(url: str) -> None: ...
+
+        async with client_of(application(harbor, open_on_loopback=True)) as client:
+            assert (await client.post(f"{API}/jobs", json=sent)).status_code == 201

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -48,7 +49,7 @@ class NewHttpJob(Given, kw_only=True):
 
 async def enqueue_http_job(harbor: Harbor, given: NewHttpJob) -> Job[Any]:
     """The job that now stands for what was given."""
-    _refuse_closed(harbor, given.api)
+    refuse_closed(harbor, TASK_NAME, {"url": given.api})
     payload = http_payload(
         given.api, method=given.method, headers=given.headers, body=given.body, timeout=given.timeout
     )
@@ -88,8 +89,14 @@ async def _recurring(
     return Job((await harbor.jobs.aget(added.id)).record, harbor, existed=False)
 
 
-def _refuse_closed(harbor: Harbor, url: str) -> None:
-    """An address that a worker would refuse, where the URL says it outright; names are looked up by the worker."""
+def refuse_closed(harbor: Harbor, task: str, payload: Mapping[str, Any]) -> None:
+    """An address that a worker would refuse, where the URL says it outright; names are looked up by the worker.
+
+    An application's own task of the name is none of our business.
+    """
+    url = payload.get("url")
+    if task != TASK_NAME or TASK_NAME in harbor.tasks or not isinstance(url, str):
+        return
     target = parse_url(url)
     try:
         address = ipaddress.ip_address(target.host)

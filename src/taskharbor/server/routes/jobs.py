@@ -10,7 +10,7 @@ from taskharbor.client.handle import Attempt, Job
 from taskharbor.job import AttemptStatus
 from taskharbor.server import documents
 from taskharbor.server.errors import malformed
-from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job
+from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job, refuse_closed
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, given_anew, instant
 from taskharbor.tokens import Role
@@ -55,10 +55,9 @@ async def create_job(call: Call) -> Response:
         job = await enqueue_http_job(call.harbor, call.body)
         return _told(job, 200 if job.existed else 201)
     options = given_anew(call.body, without=("task", "payload"))
-    payload = call.body.payload
-    job = await call.harbor.aenqueue(
-        call.body.task, payload if isinstance(payload, dict) else None, **options
-    )
+    payload = call.body.payload if isinstance(call.body.payload, dict) else {}
+    refuse_closed(call.harbor, call.body.task, payload)
+    job = await call.harbor.aenqueue(call.body.task, payload, **options)
     return _told(job, 200 if job.existed else 201)
 
 
@@ -93,6 +92,9 @@ async def get_job(call: Call) -> Response:
 )
 async def update_job(call: Call) -> Response:
     """Change a job that is neither running nor finished."""
+    if isinstance(call.body.payload, dict):
+        job = await call.harbor.jobs.aget(call.params["id"])
+        refuse_closed(call.harbor, job.task, call.body.payload)
     return _told(await call.harbor.jobs.aupdate(call.params["id"], **given(call.body)))
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from starlette.responses import Response
 
 from taskharbor.client.schedule import Schedule
 from taskharbor.server import documents
+from taskharbor.server.http_jobs import refuse_closed
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, given_anew
 from taskharbor.tokens import Role
@@ -49,6 +51,8 @@ async def list_schedules(call: Call) -> Response:
 )
 async def create_schedule(call: Call) -> Response:
     """Let a job recur. A name that is taken is a conflict."""
+    if isinstance(call.body.payload, dict):
+        refuse_closed(call.harbor, call.body.task, call.body.payload)
     schedule = await call.harbor.schedules.aadd(
         call.body.name,
         call.body.task,
@@ -88,6 +92,7 @@ async def get_schedule(call: Call) -> Response:
 @routes.on("PATCH", _NAMED, Role.WRITE, body=(documents.ScheduleChanges,), **_ONE)
 async def update_schedule(call: Call) -> Response:
     """Change a schedule, also one that runs."""
+    await _refuse_closed(call)
     changed = await call.harbor.schedules.aupdate(
         call.params["name"], application=call.query.application, **given(call.body)
     )
@@ -106,6 +111,17 @@ async def delete_schedule(call: Call) -> Response:
     """Remove a schedule with its history. A run that is under way goes on, and is the last one."""
     await call.harbor.schedules.adelete(call.params["name"], application=call.query.application)
     return no_content()
+
+
+async def _refuse_closed(call: Call) -> None:
+    """By the task and the payload that it would have: either may be changed without the other."""
+    task, payload = call.body.task, call.body.payload
+    if task is UNSET and payload is UNSET:
+        return
+    now = await call.harbor.schedules.aget(call.params["name"], application=call.query.application)
+    refuse_closed(
+        call.harbor, now.task if task is UNSET else task, now.payload if payload is UNSET else payload
+    )
 
 
 def _told(schedule: Schedule, status: int = 200) -> Response:
