@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
 from taskharbor import Harbor
 from taskharbor.server.limits import BODY_BYTES_MAX
+from taskharbor.server.unread import DROPPED_BYTES_MAX
 from tests.server.test_resources import API, created, error_of
 
 JSON = {"Content-Type": "application/json"}
@@ -122,13 +124,53 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: htt
     told = {**JSON, "Content-Length": str(100 * 2**20)}
     response = await client.post(f"{API}/jobs", content=endless(), headers=told)
     assert (response.status_code, error_of(response)["code"]) == (413, "too_large")
-    assert read <= 2**17
+    assert read <= DROPPED_BYTES_MAX + 2**18
     read = 0
     response = await client.post(
         f"{API}/jobs", content=endless(), headers=JSON
     )  # in chunks, without a length
     assert (response.status_code, error_of(response)["code"]) == (413, "too_large")
-    assert read <= BODY_BYTES_MAX + 2**18
+    assert read <= BODY_BYTES_MAX + DROPPED_BYTES_MAX + 2**18
+
+
+@pytest.mark.parametrize("headers", [{"Content-Length": str(100 * 2**20)}, {"Transfer-Encoding": "chunked"}])
+@pytest.mark.parametrize(
+    ("path", "status"), [(f"{API}/jobs", 401), (f"{API}/nowhere", 404), (f"{API}/queues/a/pause", 401)]
+)
+async def test_an_answer_comes_before_the_rest_of_a_body_is_dropped(
+    harbor: Harbor, headers: dict[str, str], path: str, status: int
+):
+    log: list[str | int] = []
+
+    async def receive() -> dict[str, Any]:
+        log.append("read")
+        return {"type": "http.request", "body": b" " * 2**20, "more_body": log.count("read") < 3}
+
+    async def send(message: dict[str, Any]) -> None:
+        log.append(message.get("status", "body"))
+        if "status" in message:
+            assert (b"connection", b"close") in message["headers"]
+        else:
+            assert message.get("more_body", False) is (log.count("body") == 1)
+
+    sent = [(name.lower().encode(), value.encode()) for name, value in {**JSON, **headers}.items()]
+    await harbor.asgi()(_scope(path, sent), receive, send)
+    assert log == [status, "body", "read", "read", "read", "body"]
+    # Nobody who waits to be told to send the rest is told so.
+    log.clear()
+    await harbor.asgi()(_scope(path, [*sent, (b"expect", b"100-continue")]), receive, send)
+    assert log == [status, "body", "body"]
+
+
+def _scope(path: str, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+    }
 
 
 @pytest.mark.parametrize(

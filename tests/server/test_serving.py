@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import httpx
 import pytest
 
 from taskharbor import Harbor
+from taskharbor.server.limits import BODY_BYTES_MAX
 from taskharbor.tokens import create_token
 
 API = "/api/v1"
@@ -109,6 +112,54 @@ def test_the_head_of_a_stream_has_no_stream(url: str):
             "text/event-stream; charset=utf-8",
         )
         assert client.get(f"{API}/jobs").status_code == 200  # on the same connection
+
+
+def test_a_body_that_is_too_large_is_answered_before_the_connection_ends(url: str):
+    """Sent in one go, with its length or in chunks; the answer is whole, and no reset comes before it."""
+    size = 2 * BODY_BYTES_MAX
+    chunk = b"%x\r\n" % size + b" " * size + b"\r\n0\r\n\r\n"
+    with serving(url) as (_, base), httpx.Client(base_url=base, timeout=LIMIT) as client:
+        place = ("127.0.0.1", int(base.rpartition(":")[2]))
+        for head, body in [
+            (b"Content-Length: %d" % size, b" " * size),
+            (b"Transfer-Encoding: chunked", chunk),
+        ]:
+            with socket.create_connection(place, timeout=LIMIT) as connection:
+                connection.sendall(
+                    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                    + head
+                    + b"\r\n\r\n"
+                    + body
+                )
+                answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert b'"code":"too_large"' in answer
+        for content in (b" " * size, iter([b" " * size])):
+            response = client.post(
+                f"{API}/jobs", content=content, headers={"Content-Type": "application/json"}
+            )
+            assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
+        curl = shutil.which("curl")
+        for expect in ("Expect: 100-continue", "Expect:") if curl else ():
+            command = [
+                curl,
+                "-sS",
+                "-H",
+                expect,
+                "-H",
+                "Content-Type: application/json",
+                "--data-binary",
+                "@-",
+            ]
+            told = subprocess.run(
+                [*command, f"{base}{API}/jobs"],
+                input=b" " * size,
+                capture_output=True,
+                timeout=LIMIT,
+                check=True,
+            )
+            assert b'"code":"too_large"' in told.stdout
+        assert client.get(f"{API}/stats").json()["counts"]["ready"] == 0
 
 
 def _until(lines: Iterator[str], wanted: str) -> Iterator[str]:

@@ -24,6 +24,7 @@ from taskharbor.server.limits import converted, parsed_json, parsed_query, read_
 from taskharbor.server.openapi import openapi
 from taskharbor.server.operation import Call, Operation
 from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
+from taskharbor.server.unread import UnreadBodies
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -57,7 +58,7 @@ def application(
         redoc_url=None,
         redirect_slashes=False,
         routes=[*_routes(api, described), *_documentation(described, __version__)],
-        middleware=[Middleware(SecurityHeaders)],
+        middleware=[Middleware(SecurityHeaders), Middleware(UnreadBodies)],
         exception_handlers={
             HTTPException: _http_exception,
             RequestValidationError: _invalid_request,
