@@ -48,6 +48,7 @@ def settled_promised(
         elif attempt in over:
             promised.append((settled.answer,))
         else:
-            promised.append((settled.answer, settled.state, settled.run_at, settled.released, settled.at))
+            dependants = (settled.released, settled.cancelled)
+            promised.append((settled.answer, settled.state, settled.run_at, *dependants, settled.at))
             over.add(attempt)
     return promised

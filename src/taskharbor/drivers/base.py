@@ -51,6 +51,7 @@ from taskharbor.drivers.contract.operating import (
     RunNow,
     Update,
     Verdict,
+    with_dependants,
 )
 from taskharbor.drivers.contract.reading import (
     Check,
@@ -112,6 +113,7 @@ __all__ = [
     "RunNow",
     "Update",
     "Verdict",
+    "with_dependants",
     # reading
     "Check",
     "LeaseRecord",
@@ -218,7 +220,7 @@ class Driver(ABC):
 
         In the same transaction a success releases those for whom it was the last one to wait for, and any other
         end of a job cancels those that end with it, and those that end with them. (So it is when an operator
-        or its age ends a job.)
+        or its age ends a job.) One that would have ended with several of a batch is told of the first of them.
         """
 
     @abstractmethod
@@ -303,7 +305,10 @@ class Driver(ABC):
     async def operate(
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
     ) -> list[Operated]:
-        """Do one thing to each of these jobs whose state allows it; see `taskharbor.lifecycle`."""
+        """Do one thing to each of these jobs whose state allows it; see `taskharbor.lifecycle`.
+
+        A dependant that ended with several of them is told of the first one, by id.
+        """
 
     @abstractmethod
     async def pause(self, queue: str, paused: bool) -> None:
@@ -311,7 +316,10 @@ class Driver(ABC):
 
     @abstractmethod
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
-        """Cancel at most `limit` jobs that were not begun by their `expires_at`: which, the first to expire first."""
+        """Cancel at most `limit` jobs that were not begun by their `expires_at`.
+
+        Which, the first to expire first; and then, by id, the dependants that ended with them.
+        """
 
     @abstractmethod
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:

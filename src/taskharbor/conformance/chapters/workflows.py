@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store
-from taskharbor.drivers.base import Answer, Cancel, Delete, Discard, Requeue, Verdict, member_id
+from taskharbor.drivers.base import Answer, Cancel, Delete, Discard, Requeue, Transition, Verdict, member_id
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import AttemptStatus, MemberResult, Reason, State
 
 SUCCESS = (AttemptStatus.SUCCEEDED, State.SUCCEEDED)
+DEATH = (AttemptStatus.FAILED, State.DEAD)
 CHORD = ((), (), (0, 1))  # two jobs, and one that depends on both
 CHAIN = ((), (0,), (1,))
 ALL_OVER = {State.SUCCEEDED: 0, State.DEAD: 0, State.CANCELLED: 0}
@@ -131,12 +132,44 @@ class Workflows(Chapter):
         assert store.job(last).finished_at == store.now
         assert store.counts()[State.CANCELLED] == (2 if ending == "dead" else 3)
 
+    @pytest.mark.parametrize("ending", ["dead", "cancelled", "asked to end"])
+    def test_settle_tells_who_ended_with_the_job(self, store: Store, ending: str) -> None:
+        """Each dependant, by id, and only the settle that took effect: whoever tells others tells them once."""
+        _, _a, b, last = store.workflow(*CHAIN, ends_with_members=True)
+        store.workflow(*CHAIN)
+        held = store.claim_one(limit=1)
+        if ending == "asked to end":
+            store.do(Cancel(), held.id)
+        to = State.DEAD if ending == "dead" else State.CANCELLED
+        transition = store.transition(held, AttemptStatus.CANCELLED, to, reason=Reason.CANCELLED)
+        [settled] = store.settle_all(transition)
+        assert settled.cancelled == (b, last)
+        [repeated] = store.settle_all(transition)
+        assert (repeated.answer, repeated.cancelled) == (Answer.DONE, ())
+
+    def test_dependant_of_several_is_told_of_once(self, store: Store) -> None:
+        """Of the first that it ended with: of a batch of settles by their order, of an operation by id."""
+        shape = ((), (), (0, 1), (2,), (1,))
+        _, *_, both, after, one = store.workflow(*shape, ends_with_members=True)
+        batch = self._deaths(store)
+        assert [each.cancelled for each in store.settle_all(*batch)] == [(both, after), (one,)]
+        _, *_, both, after, one = store.workflow(*shape, ends_with_members=True)
+        batch = self._deaths(store)
+        assert [each.cancelled for each in store.settle_all(*batch[::-1])] == [(both, after, one), ()]
+        _, a, b, both, after, one = store.workflow(*shape, ends_with_members=True)
+        told = store.run(store.driver.operate(Cancel(), [b, store.new_id(), a, after], now=store.now))
+        assert [each.cancelled for each in told] == [(one,), (), (both,), ()]
+
+    def _deaths(self, store: Store) -> list[Transition]:
+        held = store.claim(limit=2)
+        return [store.transition(each, *DEATH, reason=Reason.EXHAUSTED) for each in held]
+
     def test_expiry_cancels_those_that_end_with_it(self, store: Store) -> None:
         """Not begun in time: whoever waits for it waits no longer."""
         workflow, [a, b] = store.new_workflow((), (0,), ends_with_members=True)
         store.enqueue_workflow(workflow, [replace(a, expires_at=store.now + SECOND), b])
         store.pass_time(SECOND)
-        assert store.expire(1) == [a.id]
+        assert store.expire(1) == [a.id, b.id]
         assert (store.job(a.id).reason, store.job(b.id).reason) == (Reason.EXPIRED, Reason.DEPENDENCY)
 
     def _end_first(self, store: Store, ending: str) -> None:

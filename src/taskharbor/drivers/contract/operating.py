@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from taskharbor.drivers.contract.settling import Occurrence
 from taskharbor.job import Delivery, Options, State
@@ -81,6 +83,17 @@ class Operated(Struct, frozen=True):
     job_id: str
     verdict: Verdict
     state: State | None = None  # before the operation; what a conflict is about
+    cancelled: tuple[str, ...] = ()  # dependants that ended with it, by id
+
+
+def with_dependants(answers: Iterable[Operated], cancelled: Mapping[str, tuple[str, ...]]) -> list[Operated]:
+    """The answers, each with the dependants that ended with its job."""
+    return [
+        replace(answer, cancelled=ids)
+        if answer.verdict is Verdict.DONE and (ids := cancelled.get(answer.job_id))
+        else answer
+        for answer in answers
+    ]
 
 
 # The row of history that a cancelled occurrence leaves which nobody had claimed.

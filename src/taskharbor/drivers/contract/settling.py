@@ -58,6 +58,7 @@ class Settled(Struct, frozen=True, gc=False):
     recorded: AttemptStatus | None = None  # what the attempt's row already says, if it has one
     released: tuple[str, ...] = ()  # dependants that stopped waiting
     at: int = 0  # the store's time
+    cancelled: tuple[str, ...] = ()  # dependants that ended with it, by id
 
 
 class ProgressNote(Struct, frozen=True):

@@ -21,6 +21,7 @@ from taskharbor.drivers.base import (
     RunNow,
     Update,
     Verdict,
+    with_dependants,
     worker_of,
 )
 from taskharbor.drivers.memory.enqueue import options_json
@@ -34,11 +35,12 @@ from taskharbor.lifecycle import TERMINAL, allows, check_prunable
 
 def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) -> list[Operated]:
     answers = [_operate(store, operation, job_id, now) for job_id in ids]
-    done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+    done = sorted(answer.job_id for answer in answers if answer.verdict is Verdict.DONE)
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
     if isinstance(operation, Cancel) and operation.occurrence is None:
-        store.cancel_dependants(done, now)
-    elif isinstance(operation, Requeue):
+        cancelled = {job_id: store.cancel_dependants([job_id], now) for job_id in done}
+        return with_dependants(answers, cancelled)
+    if isinstance(operation, Requeue):
         store.restore_dependants(done, now)
     return answers
 
@@ -188,8 +190,7 @@ def expire(store: Store, limit: int, now: int) -> list[str]:
             continue  # it has begun, ended or been changed meanwhile; where it still counts, it stands anew
         store.finish(job, State.CANCELLED, Reason.EXPIRED, now)
         expired.append(job_id)
-    store.cancel_dependants(expired, now)
-    return expired
+    return [*expired, *store.cancel_dependants(expired, now)]
 
 
 def prune(store: Store, before: dict[State, int], limit: int) -> int:

@@ -66,6 +66,7 @@ def _apply(store: Store, job: Job, transition: Transition, now: int) -> Settled:
     _record(job, transition, now)
     job.attempts = transition.attempts
     released: tuple[str, ...] = ()
+    dependants: tuple[str, ...] = ()
     if transition.to is State.READY and not cancelled:
         _put_back(store, job, transition, now)
     elif transition.occurrence is not None:
@@ -75,16 +76,16 @@ def _apply(store: Store, job: Job, transition: Transition, now: int) -> Settled:
         rearm(store, job, transition.occurrence)
     elif cancelled:
         store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
-        store.cancel_dependants([job.id], now)
+        dependants = store.cancel_dependants([job.id], now)
     else:
         job.result = transition.result if transition.to is State.SUCCEEDED else None
         store.finish(job, transition.to, transition.reason, now)
         released = _release_dependants(store, job)
         if job.state is not State.SUCCEEDED:
-            store.cancel_dependants([job.id], now)
+            dependants = store.cancel_dependants([job.id], now)
     enqueue(store, inserts, now)
     run_at = None if job.state in TERMINAL else job.place
-    return Settled(Answer.DONE, job.state_at(now), run_at, released=released, at=now)
+    return Settled(Answer.DONE, job.state_at(now), run_at, released=released, at=now, cancelled=dependants)
 
 
 def turned_into_cancellation(job: Job, transition: Transition) -> bool:

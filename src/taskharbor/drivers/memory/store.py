@@ -205,9 +205,10 @@ class Store:
 
     # -- dependants that end with a job, and begin again with it --
 
-    def cancel_dependants(self, ended: Iterable[str], now: int) -> None:
+    def cancel_dependants(self, ended: Iterable[str], now: int) -> tuple[str, ...]:
         """Whoever waits for one that ended without success and ends with it; and so on."""
         ends = list(ended)
+        cancelled: list[str] = []
         while ends:
             member = ends.pop()
             for job_id in self.dependants.get(member, ()):
@@ -216,6 +217,8 @@ class Store:
                 if waits and dependant.ends_with_members:
                     self.finish(dependant, State.CANCELLED, Reason.DEPENDENCY, now)
                     ends.append(job_id)
+                    cancelled.append(job_id)
+        return tuple(sorted(cancelled))
 
     def restore_dependants(self, requeued: Iterable[str], now: int) -> None:
         """Those that were cancelled because of these wait again, unless another one stands against it."""

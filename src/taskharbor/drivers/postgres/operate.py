@@ -24,6 +24,7 @@ from taskharbor.drivers.base import (
     RunNow,
     Update,
     Verdict,
+    with_dependants,
 )
 from taskharbor.drivers.postgres import places, workflows
 from taskharbor.drivers.postgres.connections import Session
@@ -102,8 +103,8 @@ class _Operating:
         for row in await session.rows("cancel_jobs", known, session.given_now):
             state = None if row["state"] is None else State(row["state"])
             answers[row["id"]] = Operated(row["id"], Verdict(row["verdict"]), state)
-        await workflows.cancel_dependants(session, _done(answers), self._now)
-        return answers
+        cancelled = await workflows.cancel_dependants_of(session, _done(answers), self._now)
+        return {answer.job_id: answer for answer in with_dependants(answers.values(), cancelled)}
 
     async def _lock(self, ids: Sequence[str]) -> None:
         """Leases by token, then jobs by id. Only deleting (and cancelling) writes to a lease."""
@@ -341,8 +342,8 @@ async def overdue(session: Session, limit: int) -> tuple[list[str], int]:
 async def expire(session: Session, ids: Sequence[str], at: int) -> list[str]:
     """Inside a transaction: cancel those that are still overdue."""
     expired = {row["id"] for row in await session.rows("expire", ids, at)}
-    await workflows.cancel_dependants(session, sorted(expired), at)
-    return [job_id for job_id in ids if job_id in expired]
+    cancelled = await workflows.cancel_dependants(session, sorted(expired), at)
+    return [*(job_id for job_id in ids if job_id in expired), *cancelled]
 
 
 async def prune(session: Session, before: dict[State, int], limit: int) -> int:

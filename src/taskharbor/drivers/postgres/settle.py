@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import asyncpg
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor.drivers.base import Answer, Claim, Note, Occurrence, ProgressNote, Settled, Transition
+from taskharbor.drivers.postgres import workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead
 from taskharbor.drivers.postgres.places import is_id
@@ -217,11 +219,12 @@ async def settle(session: Session, transitions: Sequence[Transition]) -> list[Se
     versions = await _versions(session, transitions)
     settling = _Settling(session, fence)
     answers = [settling.settle(t, versions) for t in transitions]
-    released = await settling.write()
-    return [
-        Settled(a.answer, a.state, a.run_at, a.recorded, tuple(released[i]), a.at) if i in released else a
-        for i, a in enumerate(answers)
-    ]
+    await settling.write()
+    for index, released in settling.released.items():
+        answers[index] = replace(answers[index], released=tuple(released))
+    for index, cancelled in settling.cancelled.items():
+        answers[index] = replace(answers[index], cancelled=cancelled)
+    return answers
 
 
 async def _versions(session: Session, transitions: Sequence[Transition]) -> dict[str, tuple[int, str | None]]:
@@ -246,6 +249,9 @@ class _Settling:
         self._rearmed: list[str] = []
         self._dead_letters: list[tuple[Transition, int, NewJob]] = []  # with the run's first number
         self._succeeded: dict[str, int] = {}  # job id → index of its transition
+        self._failed: dict[str, int] = {}
+        self.released: dict[int, list[str]] = {}  # dependants, by the transition that did it
+        self.cancelled: dict[int, tuple[str, ...]] = {}
         self._inserts: list[NewJob] = []
         self._closed: Counter[str] = Counter()
         self._tally: Counter[tuple[str, str]] = Counter()
@@ -316,6 +322,7 @@ class _Settling:
         if state is State.SUCCEEDED:
             self._succeeded[t.job_id] = self._index
         else:
+            self._failed[t.job_id] = self._index
             self._ended.append((t.job_id, state, reason, t.number, t.attempts, entry.delivery))
         self._tally[entry.queue, state] += 1
         return Settled(Answer.DONE, state, at=self._now)
@@ -334,11 +341,11 @@ class _Settling:
 
     # -- writing --
 
-    async def write(self) -> dict[int, list[str]]:
-        """Everything that was gathered; the dependants that were released, by the transition that did it."""
+    async def write(self) -> None:
+        """Everything that was gathered."""
         session = self._session
         if not self._attempts:
-            return {}
+            return
         self._attempts.sort(key=lambda row: (row[0], row[1]))
         await session.do("insert_attempts", *columns(self._attempts), self._now)
         if self._rearmed:
@@ -350,15 +357,19 @@ class _Settling:
             await session.do("insert_ready", *columns(self._ready))
         if self._ended:
             await session.do("insert_ended", *columns(self._ended), self._now)
-            await session.do("cancel_dependants", [row[0] for row in self._ended], self._now)
-        released = await self._release_dependants() if self._succeeded else {}
+        if self._failed:
+            cancelled = await workflows.cancel_dependants_of(session, list(self._failed), self._now)
+            self.cancelled = {self._failed[job_id]: ids for job_id, ids in cancelled.items()}
+        if self._succeeded:
+            # Those for whom the last job to wait for has succeeded leave `waiting`.
+            rows = await session.rows("release_dependants", sorted(self._succeeded))
+            self.released = _released_by(rows, self._succeeded)
         await self._close_leases()
         await add_tallies(session, self._tally)
         if self._inserts:
             await enqueue(
                 Session(session.connection, session.sql, self._now, limit=session.limit), self._inserts
             )
-        return released
 
     async def _leave_dead_letters(self) -> None:
         """Copies of the runs that have just ended, dead from the start."""
@@ -371,11 +382,6 @@ class _Settling:
                 self._tally[copy.queue, State.DEAD] += 1
         if runs:
             await self._session.do("copy_attempts", *columns(runs))
-
-    async def _release_dependants(self) -> dict[int, list[str]]:
-        """Those for whom the last job to wait for has succeeded leave `waiting`."""
-        rows = await self._session.rows("release_dependants", sorted(self._succeeded))
-        return _released_by(rows, self._succeeded)
 
     async def _close_leases(self) -> None:
         tokens = sorted(self._closed)

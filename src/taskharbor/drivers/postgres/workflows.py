@@ -187,10 +187,39 @@ async def results(session: Session, ids: Sequence[str]) -> list[list[MemberResul
 # -- ending and beginning again with others --------------------------------------------------------
 
 
-async def cancel_dependants(session: Session, ended: Sequence[str], now: int) -> None:
+async def cancel_dependants(session: Session, ended: Sequence[str], now: int) -> list[str]:
     """Whoever waits for one that ended without success and ends with it; and so on."""
-    if ended:
-        await session.do("cancel_dependants", list(ended), now)
+    if not ended:
+        return []
+    return [row["id"] for row in await session.rows("cancel_dependants", list(ended), now)]
+
+
+async def cancel_dependants_of(
+    session: Session, ended: Sequence[str], now: int
+) -> dict[str, tuple[str, ...]]:
+    """The same, by the first of these that each of them ended with."""
+    cancelled = await cancel_dependants(session, ended, now)
+    if not cancelled or len(ended) == 1:
+        return {ended[0]: tuple(cancelled)} if cancelled else {}
+    dependants: dict[str, list[str]] = {}
+    for row in await session.rows("fatal_dependencies", [*ended, *cancelled], cancelled):
+        dependants.setdefault(row["member"], []).append(row["id"])
+    return _traced(ended, dependants)
+
+
+def _traced(ended: Sequence[str], dependants: dict[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    met: set[str] = set()
+    traced: dict[str, tuple[str, ...]] = {}
+    for first in ended:
+        found, ends = [], [first]
+        while ends:
+            new = [job_id for job_id in dependants.get(ends.pop(), ()) if job_id not in met]
+            met.update(new)
+            found += new
+            ends += new
+        if found:
+            traced[first] = tuple(sorted(found))
+    return traced
 
 
 async def restore_dependants(session: Session, requeued: Sequence[str], now: int) -> None:

@@ -21,6 +21,7 @@ from taskharbor.drivers.base import (
     RunNow,
     Update,
     Verdict,
+    with_dependants,
 )
 from taskharbor.drivers.sqlite import leases, places, workflows
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, encoded_options
@@ -37,11 +38,12 @@ OPERATE = statements("operate")
 
 def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[Operated]:
     answers = [_operate_one(session, operation, job_id) for job_id in ids]
-    done = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+    done = sorted(answer.job_id for answer in answers if answer.verdict is Verdict.DONE)
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
     if isinstance(operation, Cancel) and operation.occurrence is None:
-        workflows.cancel_dependants(session, done)
-    elif isinstance(operation, Requeue):
+        cancelled = {job_id: workflows.cancel_dependants(session, [job_id]) for job_id in done}
+        return with_dependants(answers, cancelled)
+    if isinstance(operation, Requeue):
         workflows.restore_dependants(session, done)
     return answers
 
@@ -313,8 +315,7 @@ def expire(session: Session, limit: int) -> list[str]:
         place = places.find(session, job, places.latest_attempt(session, job_id))
         _leave_place(session, job, place)
         _end(session, job, place, Reason.EXPIRED)
-    workflows.cancel_dependants(session, expired)
-    return expired
+    return [*expired, *workflows.cancel_dependants(session, expired)]
 
 
 def prune(session: Session, before: dict[State, int], limit: int) -> int:

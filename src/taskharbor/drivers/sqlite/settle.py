@@ -167,15 +167,16 @@ class _Settling:
         session = self._session
         self._record(t, entry, None)
         released: list[str] = []
+        cancelled: tuple[str, ...] = ()
         if state is State.SUCCEEDED:
             released = release_dependants(session, t.job_id)
         else:
             row = (t.job_id, state, reason, session.now, t.number, t.attempts, entry.delivery)
             session.execute(SETTLE["insert_ended"], row)
-            workflows.cancel_dependants(session, [t.job_id])
+            cancelled = workflows.cancel_dependants(session, [t.job_id])
         queue = session.one(SETTLE["job_place"], (t.job_id,))[0]  # it may have been moved while it ran
         add_to_tally(session, queue, state, 1)
-        return Settled(Answer.DONE, state, released=tuple(released), at=session.now)
+        return Settled(Answer.DONE, state, released=tuple(released), at=session.now, cancelled=cancelled)
 
     def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
         lease = self._lease(t.token)

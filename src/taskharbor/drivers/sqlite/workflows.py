@@ -67,9 +67,10 @@ def results(session: Session, job_id: str) -> list[MemberResult]:
 # -- ending and beginning again with others --------------------------------------------------------
 
 
-def cancel_dependants(session: Session, ended: Iterable[str]) -> None:
+def cancel_dependants(session: Session, ended: Iterable[str]) -> tuple[str, ...]:
     """Whoever waits for one that ended without success and ends with it; and so on."""
     ends = list(ended)
+    cancelled: list[str] = []
     while ends:
         doomed = session.execute(WORKFLOWS["doomed_dependants"], (ends.pop(),)).fetchall()
         for job_id, number, attempts, delivery, queue in doomed:
@@ -78,6 +79,8 @@ def cancel_dependants(session: Session, ended: Iterable[str]) -> None:
             session.execute(SETTLE["insert_ended"], row)
             session.execute(SETTLE["add_to_tally"], (queue, State.CANCELLED, 1))
             ends.append(job_id)
+            cancelled.append(job_id)
+    return tuple(sorted(cancelled))
 
 
 def restore_dependants(session: Session, requeued: Iterable[str]) -> None:

@@ -72,7 +72,12 @@ FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
 CROSS JOIN LATERAL {schema}.results_of(i.id) AS r
 
 -- name: cancel_dependants
-SELECT count(*) FROM {schema}.cancel_dependants($1::text[]::uuid[], $2)
+SELECT cancelled::text AS id FROM {schema}.cancel_dependants($1::text[]::uuid[], $2) AS cancelled ORDER BY cancelled
+
+-- name: fatal_dependencies
+-- Which of these members each of these jobs ends with.
+SELECT d.job_id::text AS id, d.member_id::text AS member FROM {schema}.dependencies AS d
+WHERE d.member_id = ANY ($1::text[]::uuid[]) AND d.job_id = ANY ($2::text[]::uuid[]) AND d.fatal AND NOT d.done
 
 -- name: restore_dependants
 SELECT {schema}.restore_dependants($1::text[]::uuid[], $2)
