@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import uuid_utils
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
-from taskharbor.job import AttemptRecord, JobRecord, Options, State
+from taskharbor.job import AttemptRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.recurring import armed, armed_blindly, decoded_options
 
@@ -18,7 +18,8 @@ COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
 LEASES_MAX = 100  # in one go, so that nobody collects for ever
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
-Report = Callable[[Transition, Settled, JobRecord], None]
+Done = Sequence[tuple[Transition, Settled]]
+Report = Callable[[Driver, Done], Awaitable[None]]
 Ending = tuple[Transition, Claimed, list[AttemptRecord]]  # with the attempts of the job before it
 
 
@@ -31,7 +32,7 @@ async def collect_expired(
 ) -> list[tuple[Transition, Settled]]:
     """Settle what expired leases held; each transition with the store's answer.
 
-    `report` is told of each of them, with the job as it stands afterwards, as soon as its lease is settled.
+    `report` is told of those of a lease as soon as it is settled.
     """
     name = collector or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
     collected: list[tuple[Transition, Settled]] = []
@@ -47,7 +48,7 @@ async def collect_expired(
             if answer.answer is Answer.DONE
         ]
         if report is not None and done:
-            await _tell(driver, done, report)
+            await report(driver, done)
         collected += done
     return collected
 
@@ -117,10 +118,3 @@ async def with_failure_task(driver: Driver, transition: Transition, job: Claimed
     except msgspec.MsgspecError:  # of a newer version: its own workers know better
         return transition
     return await FailureTasks(driver).added(transition, job, options)
-
-
-async def _tell(driver: Driver, done: list[tuple[Transition, Settled]], report: Report) -> None:
-    records = await driver.get([transition.job_id for transition, _ in done])
-    for (transition, settled), record in zip(done, records, strict=True):
-        if record is not None:  # deleted since
-            report(transition, settled, record)

@@ -107,7 +107,12 @@ async def test_no_retries_and_no_word_about_them_can_be_sent_as_they_are_shown(
     @harbor.task(name="declared", retry=presets.EMAIL)
     def declared() -> None: ...
 
-    for sent, shown in [({"retry": "none"}, "none"), ({"retry": None}, None), ({}, None)]:
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"retry": "none"}, "none"),
+        ({"retry": None}, None),
+        ({}, None),
+    ]
+    for sent, shown in cases:
         assert (await created(client, **sent))["retry"] == shown
     # Where the task is declared here, null leaves that to it.
     for sent in ({"retry": None}, {}):
@@ -183,11 +188,12 @@ async def test_a_schedule_shows_what_it_was_given_and_its_policy_can_be_taken_ba
 
 
 async def test_what_a_harbor_says_is_told_by_the_names_of_the_interface(client: httpx.AsyncClient):
-    for document, told, untold in [
+    cases: list[tuple[dict[str, Any], str, str]] = [
         ({"runAt": "2100-01-01T00:00:00Z", "delay": 5}, "runAt and delay", "run_at"),
         ({"maxAttempts": 1, "maxRetries": 1}, "maxAttempts=1 and maxRetries=1", "max_"),
         ({"id": "run_at"}, "'run_at'", "runAt"),  # what was sent stays what it is
-    ]:
+    ]
+    for document, told, untold in cases:
         message = error_of(await client.post(f"{API}/jobs", json={"task": "t", **document}))["message"]
         assert told in message
         assert untold not in message

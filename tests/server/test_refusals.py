@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from taskharbor import Harbor
 from taskharbor.server.limits import BODY_BYTES_MAX
@@ -142,11 +143,11 @@ async def test_an_answer_comes_before_the_rest_of_a_body_is_dropped(
 ):
     log: list[str | int] = []
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         log.append("read")
         return {"type": "http.request", "body": b" " * 2**20, "more_body": log.count("read") < 3}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         log.append(message.get("status", "body"))
         if "status" in message:
             assert (b"connection", b"close") in message["headers"]

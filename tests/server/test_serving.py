@@ -139,7 +139,7 @@ def test_a_body_that_is_too_large_is_answered_before_the_connection_ends(url: st
                 f"{API}/jobs", content=content, headers={"Content-Type": "application/json"}
             )
             assert (response.status_code, response.json()["error"]["code"]) == (413, "too_large")
-        curl = shutil.which("curl")
+        curl = shutil.which("curl") or ""
         for expect in ("Expect: 100-continue", "Expect:") if curl else ():
             command = [
                 curl,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Harbor
+from taskharbor import Harbor, chain
+from taskharbor.client.events import Event
 from taskharbor.client.handle import Job
+from taskharbor.client.losses import Losses
 from taskharbor.drivers.base import ClaimRequest, Transition
 from taskharbor.job import AttemptStatus, Reason, State
 from taskharbor.worker.supervisor.page import Held
@@ -47,9 +50,18 @@ class Dead:
             [(self.token, self.held)],
             death,
             lease=LEASE,
-            report=lambda transition, settled, record: self.told.append(record.id),
+            report=Losses(self, logging.getLogger("test")).tell,
             **more,
         )
+
+    # -- whom it is told to --
+
+    def wanted(self, name: str) -> bool:
+        return True
+
+    def emit(self, event: Event) -> None:
+        if event.name in ("lost", "cancelled"):
+            self.told.append(event.job_id)
 
 
 async def enqueued(harbor: Harbor, count: int, **options: Any) -> list[Job[Any]]:
@@ -145,6 +157,20 @@ async def test_a_child_that_did_not_stop_in_time_has_its_jobs_released(harbor: H
     assert (await often.arefresh()).state is State.READY
     assert (await often.ahistory())[0].status == "released"
     assert ((await once.arefresh()).state, (await once.arefresh()).reason) == (State.DEAD, Reason.INTERRUPTED)
+
+
+async def test_those_that_end_with_a_lost_job_are_told_of(harbor: Harbor):
+    @harbor.task(name="t", delivery="at_most_once")
+    def once() -> None: ...
+
+    workflow = await chain(once.si(), once.si(), once.si()).using(on_failure="cancel").aenqueue()
+    dead = await Dead(harbor).claims()
+    first, *others = workflow.jobs.ids
+    dead.held.begun = {first: 7}
+    await dead.settled()
+    assert dead.told == [first, *others]
+    await dead.settled()  # repeated, there is nothing left to tell
+    assert dead.told == [first, *others]
 
 
 @pytest.mark.parametrize(

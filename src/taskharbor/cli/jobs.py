@@ -45,7 +45,7 @@ def list_jobs(session: Session, /, limit: int, cursor: str | None, **where: str 
 
 
 async def page_of(
-    harbor: Harbor, limit: int, cursor: str | None, where: dict[str, str | None]
+    harbor: Harbor, limit: int, cursor: str | None, where: dict[str, Any]
 ) -> tuple[list[Job[Any]], str | None]:
     return await whole_page(partial(harbor.jobs.alist, **where), limit, cursor)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 from taskharbor.client import everywhere
 from taskharbor.client.dead_letters import DeadLetters
+from taskharbor.client.endings import tell_cancelled
 from taskharbor.client.events import Event, Events
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
@@ -34,7 +35,7 @@ from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
 from taskharbor.context import Context
-from taskharbor.drivers.base import Driver, Enqueued, Settled, Transition
+from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import JobRecord, NewJob, Recurrence
 from taskharbor.locating import refuse_while_importing
@@ -251,21 +252,7 @@ class Harbor:
 
     def _tell_cancelled(self, record: JobRecord) -> None:
         """An operator ended a job that was not running."""
-        if self.events.wanted("cancelled"):
-            self.events.emit(
-                Event.about(
-                    record,
-                    record.options,
-                    "cancelled",
-                    record.finished_at or record.enqueued_at,
-                    reason=record.reason,
-                )
-            )
-
-    def _tell_lost(self, transition: Transition, settled: Settled, record: JobRecord) -> None:
-        from taskharbor.client.losses import tell_lost
-
-        tell_lost(self.events, logger, transition, settled, record)
+        tell_cancelled(self.events, record)
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
@@ -330,9 +317,10 @@ class Harbor:
 
     async def _collect_all_expired(self) -> bool:
         """Settle what expired leases hold, and tell of it as a worker would."""
-        from taskharbor.collecting import collect_expired  # a producer never does
+        from taskharbor.client.losses import Losses  # a producer never does
+        from taskharbor.collecting import collect_expired
 
-        return bool(await collect_expired(self.driver, report=self._tell_lost))
+        return bool(await collect_expired(self.driver, report=Losses(self.events, logger).tell))
 
     def _decode_result(self, record: JobRecord) -> Any:
         """What the job's handler returned, in the type its task declares where the task is known."""

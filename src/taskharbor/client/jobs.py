@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from msgspec import UnsetType
 
+from taskharbor.client.endings import READ_AT_ONCE
 from taskharbor.client.facade import synced
 from taskharbor.client.filters import asked_filter, checked_cursor, checked_limit, job_filter
 from taskharbor.client.handle import Attempt, Job, Step
@@ -24,7 +25,7 @@ from taskharbor.client.options import (
 )
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, decode_result, encode_payload
-from taskharbor.drivers.base import Cancel, Delete, Operation, RunNow, Update, Verdict
+from taskharbor.drivers.base import Cancel, Delete, Operated, Operation, RunNow, Update, Verdict
 from taskharbor.errors import ConfigurationError, JobConflict
 from taskharbor.job import JobFilter, JobRecord, State
 from taskharbor.lifecycle import CANCELLABLE, DELETABLE
@@ -103,6 +104,7 @@ class Jobs(Operator):
         job = await self.aget(id)
         if answer.verdict is Verdict.DONE:  # a running one ends in its worker, which tells of it then
             self._harbor._tell_cancelled(job.record)
+            await self._tell_cancelled(answer.cancelled)
         return job
 
     cancel = synced(acancel)
@@ -192,7 +194,7 @@ class Jobs(Operator):
             answers = await self._driver.operate(operation, [job.id for job in one_off])
             done += sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
             if isinstance(operation, Cancel):
-                await self._tell_cancelled([a.job_id for a in answers if a.verdict is Verdict.DONE])
+                await self._tell_ended(answers)
                 done += await self._cancel_occurrences(
                     [job for job in jobs if job.options.recurrence is not None]
                 )
@@ -212,9 +214,16 @@ class Jobs(Operator):
                 f"job {job.id} is the schedule {name!r}; change it with harbor.schedules.update({name!r}, …)",
             )
 
-    async def _tell_cancelled(self, ids: builtins.list[str]) -> None:
-        if self._harbor.events.wanted("cancelled"):
-            for record in await self._driver.get(ids):
+    async def _tell_ended(self, answers: Sequence[Operated]) -> None:
+        """Of those that were cancelled, and of those that ended with them."""
+        await self._tell_cancelled([a.job_id for a in answers if a.verdict is Verdict.DONE])
+        await self._tell_cancelled([job_id for a in answers for job_id in a.cancelled])
+
+    async def _tell_cancelled(self, ids: Sequence[str]) -> None:
+        if not self._harbor.events.wanted("cancelled"):
+            return
+        for start in range(0, len(ids), READ_AT_ONCE):
+            for record in await self._driver.get(ids[start : start + READ_AT_ONCE]):
                 if record is not None:
                     self._harbor._tell_cancelled(record)
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+from taskharbor.client.endings import Subscribers, tell_dependants
 from taskharbor.client.events import Event
-from taskharbor.drivers.base import Settled, Transition
-from taskharbor.job import JobRecord, State
+from taskharbor.drivers.base import Driver, Settled, Transition
+from taskharbor.job import AttemptStatus, JobRecord, State
 from taskharbor.recurring import next_run, was_rearmed
 
 
-class Subscribers(Protocol):
-    """Whoever wants to hear of it, here or in another process."""
+class Losses:
+    """The same whoever collected the lease: a worker, its supervisor, or an operator's verb that came first."""
 
-    def wanted(self, name: str) -> bool: ...
-    def emit(self, event: Event) -> None: ...
+    def __init__(self, events: Subscribers, logger: logging.Logger) -> None:
+        self._events = events
+        self._logger = logger
+
+    async def tell(self, driver: Driver, done: Sequence[tuple[Transition, Settled]]) -> None:
+        """What became of jobs that others had begun, and of those that ended with them."""
+        lost = [pair for pair in done if pair[0].status is AttemptStatus.LOST]
+        records = await driver.get([transition.job_id for transition, _ in lost]) if lost else []
+        for (transition, settled), record in zip(lost, records, strict=True):
+            if record is not None:  # deleted since
+                _tell_lost(self._events, self._logger, transition, settled, record)
+        await tell_dependants(self._events, [settled for _, settled in done], self._logger, driver.get)
 
 
-def tell_lost(
+def _tell_lost(
     events: Subscribers,
     logger: logging.Logger,
     transition: Transition,
     settled: Settled,
     record: JobRecord,
 ) -> None:
-    """The same whoever collected the lease: a worker, or an operator's verb that came first."""
     fields: dict[str, Any] = {
         "job": record.id,
         "task": record.task,

@@ -10,7 +10,7 @@ from taskharbor.client.filters import checked_cursor, checked_limit
 from taskharbor.client.operating import Operator
 from taskharbor.client.options import checked_id
 from taskharbor.client.transaction import refuse_inside_transaction
-from taskharbor.drivers.base import Cancel, Requeue, Verdict, member_id
+from taskharbor.drivers.base import Cancel, Requeue, member_id
 from taskharbor.errors import JobConflict
 from taskharbor.job import Delivery, JobFilter, JobRecord, State
 
@@ -105,8 +105,7 @@ class Workflows(Operator):
             answers = await self._driver.operate(
                 Cancel(), [member_id(workflow.id, index) for index in indexes]
             )
-            ended = [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
-            await self._harbor.jobs._tell_cancelled(ended)
+            await self._harbor.jobs._tell_ended(answers)
         return await self.aget(id)
 
     cancel = synced(acancel)

@@ -151,6 +151,7 @@ class Committer:
             else:
                 refused.setdefault(transition.token, []).append((transition.job_id, transition.number))
                 self._reporter.refused(execution, transition, answer)
+        await self._reporter.ended_with(answers, self._records_surely)
         for token, jobs in refused.items():
             await self.outlive(token, jobs)
 
@@ -227,8 +228,11 @@ class Committer:
         return await self._read_surely(lambda: self._driver.history(job.id, rows))
 
     async def _get_surely(self, job_id: str) -> JobRecord | None:
-        [record] = await self._read_surely(lambda: self._driver.get([job_id]))
+        [record] = await self._records_surely([job_id])
         return record
+
+    async def _records_surely(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._read_surely(lambda: self._driver.get(ids))
 
     async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await until_answered(self._clock, read, "the store cannot be read")

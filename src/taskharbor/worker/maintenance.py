@@ -64,7 +64,7 @@ class Maintenance:
         """Settle what expired leases held."""
         await self._before_collecting()
         await collect_expired(
-            self._driver, self._worker, max_losses=self._max_losses, report=self._reporter.collected
+            self._driver, self._worker, max_losses=self._max_losses, report=self._reporter.losses.tell
         )
 
     async def expire(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from taskharbor.client.endings import tell_cancelled, tell_dependants
 from taskharbor.client.events import Event, Events
-from taskharbor.client.losses import tell_lost
+from taskharbor.client.losses import Losses
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Answer, Settled, Transition
 from taskharbor.job import AttemptStatus, JobRecord, Reason, State
@@ -23,6 +25,7 @@ class Reporter:
         self._worker = worker
         self._events = events
         self._time = time
+        self.losses = Losses(events, logger)  # of workers that vanished
 
     @property
     def wants_begins(self) -> bool:
@@ -133,20 +136,15 @@ class Reporter:
             fields["recorded"] = str(settled.recorded)
         logger.warning("the lease was lost; nothing was committed", extra={"fields": fields})
 
-    def collected(self, transition: Transition, settled: Settled, record: JobRecord) -> None:
-        """A job of a worker that vanished."""
-        tell_lost(self._events, logger, transition, settled, record)
+    async def ended_with(
+        self, settled: Sequence[Settled], read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]]
+    ) -> None:
+        """Jobs that ended with one that they depend on."""
+        await tell_dependants(self._events, settled, logger, read)
 
     def expired(self, record: JobRecord) -> None:
-        """A job that nobody began by its `expires_at`."""
-        fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": str(record.reason)}
-        if record.options.correlation_id is not None:
-            fields["correlation_id"] = record.options.correlation_id
-        logger.info("job cancelled", extra={"fields": fields})
-        if self._events.wanted("cancelled"):
-            at = record.finished_at or record.enqueued_at
-            event = Event.about(record, record.options, "cancelled", at, reason=str(record.reason))
-            self._events.emit(event)
+        """A job that nobody began by its `expires_at`, or that ended with such a one."""
+        tell_cancelled(self._events, record, logger)
 
     def _emit(self, name: str, execution: Execution, at: int, **more: Any) -> None:
         if self._events.wanted(name):

@@ -7,9 +7,9 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 
-from taskharbor.client.losses import Subscribers, tell_lost
+from taskharbor.client.endings import Subscribers
+from taskharbor.client.losses import Losses
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.errors import StoreError, TaskHarborError
@@ -43,7 +43,7 @@ class Bookkeeper:
         self._orders = orders
         self._lease = seconds_to_micros(orders.lease_seconds)
         self._children = children
-        self._report = partial(tell_lost, subscribers, logger)
+        self._losses = Losses(subscribers, logger)
         self._clock = clock
         self._time = StoreTime(clock)
         self._open_store = open_store
@@ -109,7 +109,7 @@ class Bookkeeper:
         while True:
             try:
                 return await settle_left_behind(
-                    self._driver, tokens, death, lease=self._lease, report=self._report
+                    self._driver, tokens, death, lease=self._lease, report=self._losses.tell
                 )
             except StoreError as error:
                 fields = {"worker": death.worker, "error": str(error)}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from taskharbor.collecting import Ending, past_of, settle_endings, with_failure_task
+from taskharbor.collecting import Ending, Report, past_of, settle_endings, with_failure_task
 from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Driver, Settled, Transition
-from taskharbor.job import AttemptStatus, Delivery, JobRecord
+from taskharbor.job import AttemptStatus, Delivery
 from taskharbor.outcome import HandedBack, Interrupted
 from taskharbor.policy import (
     DEFAULT_MAX_LOSSES,
@@ -56,9 +56,6 @@ def describe(status: int) -> str:
         return f"was ended by signal {-status}"
 
 
-Report = Callable[[Transition, Settled, JobRecord], None]
-
-
 async def settle_left_behind(
     driver: Driver,
     left: Sequence[tuple[str, Held]],
@@ -81,13 +78,10 @@ async def settle_left_behind(
     for first in range(0, len(endings), BATCH_MAX):
         batch, answers = await settle_endings(driver, endings[first : first + BATCH_MAX], now)
         done += [pair for pair in zip(batch, answers, strict=True) if pair[1].answer is Answer.DONE]
-    lost = [pair for pair in done if pair[0].status is AttemptStatus.LOST]
-    if lost:
-        records = await driver.get([transition.job_id for transition, _ in lost])
-        for (transition, settled), record in zip(lost, records, strict=True):
-            if record is not None:  # deleted since
-                report(transition, settled, record)
-    return Estate(len(lost), len(done) - len(lost), any(transition.suspect for transition, _ in done))
+    if done:
+        await report(driver, done)
+    lost = sum(transition.status is AttemptStatus.LOST for transition, _ in done)
+    return Estate(lost, len(done) - lost, any(transition.suspect for transition, _ in done))
 
 
 async def _ending(
