@@ -112,15 +112,25 @@ def test_the_memory_of_failures_is_bounded(monkeypatch: pytest.MonkeyPatch):
 async def test_without_tokens_only_loopback_names_are_served(client: httpx.AsyncClient):
     for host in ("localhost", "localhost:8400", "127.0.0.1:8400", "[::1]:8400"):
         assert (await client.get(f"{API}/jobs", headers={"Host": host})).status_code == 200, host
-    for host in ("evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example:80", ""):
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "10.0.0.1",
+        "127.0.0.1.evil.example:80",
+        "x@localhost",
+        "[::1",
+        "",
+    ):
         response = await client.get(f"{API}/jobs", headers={"Host": host})
         assert (response.status_code, error_of(response)["code"]) == (403, "host_refused"), host
 
 
 async def test_without_tokens_pages_of_other_sites_are_refused(harbor: Harbor, client: httpx.AsyncClient):
-    for origin in ("https://evil.example", "null", "http://localhost:3000"):
+    for origin in ("https://evil.example", "null", "http://localhost:3000", "http://[", ""):
         response = await client.post(f"{API}/jobs", json={"task": "t"}, headers={"Origin": origin})
         assert (response.status_code, error_of(response)["code"]) == (403, "origin_refused"), origin
+    both = [("Origin", "http://localhost"), ("Origin", "https://evil.example")]
+    assert (await client.post(f"{API}/jobs", json={"task": "t"}, headers=both)).status_code == 403
     assert (await harbor.jobs.acounts())["ready"] == 0
     own = await client.post(f"{API}/jobs", json={"task": "t"}, headers={"Origin": "http://localhost"})
     assert own.status_code == 201

@@ -110,7 +110,29 @@ async def test_a_bad_query_is_refused(client: httpx.AsyncClient, query: str):
 
 
 async def test_a_cursor_of_nobody_is_refused(client: httpx.AsyncClient):
-    assert (await client.get(f"{API}/jobs?cursor=x")).status_code == 422
+    for path in ("jobs", "dlq", "workflows"):
+        response = await client.get(f"{API}/{path}?cursor=x")
+        assert response.status_code == 422
+        assert "the nextCursor of an earlier page" in error_of(response)["message"]
+
+
+async def test_where_there_are_only_so_many_words_they_are_told(client: httpx.AsyncClient):
+    for path, told in {
+        "jobs?state=READY": "one of waiting, scheduled, ready, running, succeeded, dead, cancelled",
+        "workflows?state=dead": "one of running, stuck, succeeded, cancelled",
+    }.items():
+        assert error_of(await client.get(f"{API}/{path}"))["message"].endswith(told)
+    for document, told in [
+        ({"task": "t", "delivery": "exactly_once"}, "one of at_least_once, at_most_once"),
+        ({"api": "https://example.com", "type": "x"}, "one of AT_LEAST_ONCE, AT_MOST_ONCE"),
+    ]:
+        assert error_of(await client.post(f"{API}/jobs", json=document))["message"].endswith(told)
+
+
+async def test_an_instant_that_has_no_date_in_utc_is_told_as_it_was_sent(client: httpx.AsyncClient):
+    sent = "0001-01-01T00:00:00+23:59"
+    response = await client.post(f"{API}/jobs", json={"task": "t", "runAt": sent})
+    assert (response.status_code, f"not '{sent}'" in error_of(response)["message"]) == (422, True)
 
 
 async def test_a_body_that_is_too_large_is_refused_before_it_is_read(client: httpx.AsyncClient):
@@ -192,6 +214,8 @@ async def test_unknown_paths_and_methods_have_the_same_shape(client: httpx.Async
     wrong = await client.put(f"{API}/jobs")
     assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "GET, HEAD, POST"
+    docs = await client.post("/docs")
+    assert (docs.status_code, error_of(docs)["code"]) == (405, "method_not_allowed")
 
 
 async def test_a_payload_that_does_not_fit_its_task_is_refused(harbor: Harbor, client: httpx.AsyncClient):

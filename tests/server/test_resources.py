@@ -223,3 +223,62 @@ async def test_a_workflow_is_shown_cancelled_and_retried(harbor: Harbor, client:
     assert (await client.post(f"{path}/cancel")).json()["cancelled"] == 2
     assert (await client.post(f"{path}/retry")).json()["state"] == "running"
     assert (await client.get(f"{API}/workflows/{uuid.uuid4()}")).status_code == 404
+
+
+@pytest.mark.parametrize("word", ["pause", "resume", "run"])
+async def test_a_schedule_may_be_called_as_what_is_asked_of_schedules(client: httpx.AsyncClient, word: str):
+    """An escaped slash belongs to the name, another one ends it."""
+    for name in (f"a/{word}", word, "a"):
+        document = {"name": name, "task": "t", "schedule": "0 0 * * *"}
+        assert (await client.post(f"{API}/schedules", json=document)).status_code == 201
+    path = f"{API}/schedules/a%2F{word}"
+    assert (await client.get(path)).json()["name"] == f"a/{word}"
+    assert (await client.patch(path, json={"priority": 3})).json()["priority"] == 3
+    assert (await client.post(path)).status_code == 405
+    assert (await client.post(f"{path}/pause")).json()["name"] == f"a/{word}"
+    assert (await client.post(f"{API}/schedules/a/pause")).json()["name"] == "a"
+    assert (await client.get(f"{API}/schedules/{word}")).json()["paused"] is False
+    assert (await client.delete(path)).status_code == 204
+    left = {each["name"] for each in (await client.get(f"{API}/schedules")).json()["items"]}
+    assert left == {word, "a"}
+
+
+async def test_a_queue_whose_name_ends_in_pause_is_not_another_one(client: httpx.AsyncClient):
+    await created(client, queue="a")
+    assert (await client.post(f"{API}/queues/a%2Fpause")).status_code == 404
+    [queue] = (await client.get(f"{API}/queues")).json()["items"]
+    assert (queue["name"], queue["paused"]) == ("a", False)
+    assert (await client.post(f"{API}/queues/a%2Fpause/pause")).json()["name"] == "a/pause"
+
+
+async def test_members_that_may_have_been_executed_are_retried_by_force(
+    harbor: Harbor, client: httpx.AsyncClient
+):
+    from taskharbor import chain
+
+    @harbor.task(name="once", delivery="at_most_once")
+    def once() -> None:
+        raise RuntimeError("no luck")
+
+    workflow = await chain(once.si()).aenqueue()
+    await Worker(harbor).drain()
+    path = f"{API}/workflows/{workflow.id}/retry"
+    refused = await client.post(path)
+    assert (refused.status_code, '"force": true' in error_of(refused)["message"]) == (409, True)
+    assert (await client.post(path, json={"force": True})).json()["active"] == 1
+
+
+async def test_a_page_of_large_jobs_is_short(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("taskharbor.server.paging.READ_AT_ONCE", 2)
+    monkeypatch.setattr("taskharbor.server.paging.PAGE_BYTES_MAX", 400)
+    large = [(await created(client, payload={"x": "y" * 400}))["id"] for _ in range(5)]
+    small = [(await created(client))["id"] for _ in range(5)]
+    seen, cursor, lengths = [], "", []
+    while cursor is not None:
+        page = (await client.get(f"{API}/jobs?limit=10{cursor and f'&cursor={cursor}'}")).json()
+        seen += [job["id"] for job in page["items"]]
+        lengths.append(len(page["items"]))
+        cursor = page["nextCursor"]
+    assert seen == (large + small)[::-1]
+    assert lengths == [6, 2, 2]
+    assert (await client.get(f"{API}/jobs?limit=3")).json()["nextCursor"] == small[2]

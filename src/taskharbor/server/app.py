@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from fastapi import FastAPI
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskharbor.server.auth import Auth, Authorize
@@ -72,7 +73,18 @@ def _routes(api: Api, described: Iterable[tuple[str, Operation]]) -> list[Route]
     paths: dict[str, dict[str, Operation]] = {}
     for prefix, operation in described:
         paths.setdefault(prefix + operation.path, {})[operation.method] = operation
-    return [Route(path, Path(api, operations)) for path, operations in paths.items()]
+    return [NamedRoute(path, Path(api, operations)) for path, operations in paths.items()]
+
+
+class NamedRoute(Route):
+    """A route whose name may hold slashes, which are escaped: `a%2Frun` is a name, and `a/run` asks to run `a`."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        last = self.path.rpartition("/")[2]
+        raw: bytes | None = scope.get("raw_path")
+        if raw is not None and "{" not in last and unquote_to_bytes(raw.rpartition(b"/")[2]) != last.encode():
+            return Match.NONE, {}
+        return super().matches(scope)
 
 
 class Api:
@@ -167,7 +179,10 @@ class SecurityHeaders:
 
 async def _http_exception(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = {404: ("not_found", "nothing is at this path; /docs shows what there is")}
+    known = {
+        404: ("not_found", "nothing is at this path; /docs shows what there is"),
+        405: ("method_not_allowed", "this cannot be asked of this path; /docs shows what can"),
+    }
     code, message = known.get(error.status_code, ("refused", str(error.detail)))
     return ApiError(error.status_code, code, message, headers=error.headers).response()
 

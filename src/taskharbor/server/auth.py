@@ -87,12 +87,12 @@ def _unauthorized(message: str) -> ApiError:
 def refuse_other_sites(request: Request) -> None:
     """Without tokens, whatever a browser sends for another site is refused: by its name for us, or by its own."""
     host = request.headers.get("host", "")
-    if not is_loopback(_host_of(f"//{host}")):
+    if "@" in host or not is_loopback(_host_of(f"//{host}")):
         raise ApiError(
             403, "host_refused", "without tokens, only loopback names such as localhost are served"
         )
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    origins = request.headers.getlist("origin")
+    if any(_place_of(origin) != host.lower() for origin in origins):
         raise ApiError(403, "origin_refused", "without tokens, pages of other sites are not served")
 
 
@@ -101,6 +101,13 @@ def _host_of(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def _place_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def is_loopback(host: str) -> bool:

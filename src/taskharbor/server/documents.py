@@ -37,7 +37,11 @@ Patterns = Annotated[
     Meta(max_length=PATTERNS_MAX, description="Texts that the error's text or type name contains."),
 ]
 TypeNames = Annotated[
-    list[Annotated[str, Meta(pattern=r"^[^:\s]+:[^:\s]+(?!\n)$", examples=["builtins:PermissionError"])]],
+    list[
+        Annotated[
+            str, Meta(pattern=r"^[^:\x00-\x20]+:[^:\x00-\x20]+(?!\n)$", examples=["builtins:PermissionError"])
+        ]
+    ],
     Meta(max_length=PATTERNS_MAX, description="Types of errors, or bases of them, as module:name."),
 ]
 Status = Literal["SUCCESS", "FAILED", "TIMED_OUT", "LOST", "CANCELLED", "RELEASED", "SLEPT"]
@@ -120,6 +124,12 @@ class RetryRequest(Given):
     force: Annotated[bool, Meta(description="Also an at_most_once job that may have been executed.")] = False
 
 
+class WorkflowRetryRequest(Given):
+    """A new run of what is dead or cancelled in a workflow."""
+
+    force: Annotated[bool, Meta(description="Also at_most_once members that may have been executed.")] = False
+
+
 class RequeueRequest(Given):
     """A new run of a dead job."""
 
@@ -167,7 +177,7 @@ Expression = Annotated[
     Meta(
         min_length=1,
         max_length=256,
-        description="Cron with 5 fields, or 6 with seconds first, or an interval such as `every 30s`.",
+        description="Cron with 5 fields, or 6 with seconds first, or an interval such as `@every 30s`.",
         examples=["*/10 * * * * *"],
     ),
 ]

@@ -20,7 +20,7 @@ from taskharbor.errors import (
     StoreError,
     StoreUnavailable,
 )
-from taskharbor.server.documents import Given
+from taskharbor.server.documents import Given, Shown
 from taskharbor.views.documents import camel_case
 
 logger = logging.getLogger("taskharbor.server")
@@ -68,7 +68,7 @@ def malformed(message: str) -> ApiError:
 @cache
 def _names() -> re.Pattern[str]:
     """Names of more than one word, by which callers in Python know what documents have in camelCase; not in quotes."""
-    kinds = list(Given.__subclasses__())
+    kinds = [*Given.__subclasses__(), *Shown.__subclasses__()]
     for kind in kinds:
         kinds += kind.__subclasses__()
     names = {name for kind in kinds for name in kind.__struct_fields__ if "_" in name}
@@ -89,7 +89,8 @@ def api_error(error: Exception) -> ApiError:
         case PayloadTooLarge():
             return ApiError(413, "too_large", str(error))
         case JobConflict():
-            return ApiError(409, "conflict", str(error), {"jobId": error.job_id})
+            message = str(error).replace("force=True", '"force": true')
+            return ApiError(409, "conflict", message, {"jobId": error.job_id})
         case LookupError() if hasattr(error, "job_id") or hasattr(error, "workflow_id"):
             return ApiError(404, "not_found", str(error))
         case ConfigurationError():

@@ -7,7 +7,9 @@ import ipaddress
 import json
 import time
 from collections import OrderedDict
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Literal, NoReturn, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -113,7 +115,7 @@ def converted(value: Any, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(_whole_numbers(value), kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise malformed(f"the body is not as described: {reason_of(error)}") from None
+        raise malformed(f"the body is not as described: {reason_of(error)}{_choices(error, kind)}") from None
 
 
 _INTEGERS = ("priority", "maxAttempts", "maxRetries", "maxRetryCount")
@@ -152,7 +154,31 @@ def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise malformed(f"the query is not as described: {reason_of(error)}") from None
+        raise malformed(f"the query is not as described: {reason_of(error)}{_choices(error, kind)}") from None
+
+
+def _choices(error: Exception, kind: type[Any]) -> str:
+    """What could have been said instead, where there are only so many words."""
+    problem, _, path = str(error).rpartition(" - at `$.")
+    if not problem.startswith("Invalid enum value"):
+        return ""
+    words = [
+        word
+        for field in msgspec.structs.fields(kind)
+        if field.encode_name == path.rstrip("`")
+        for word in _words(field.type)
+    ]
+    return f"; it is one of {', '.join(words)}" if words else ""
+
+
+def _words(kind: Any) -> Iterator[str]:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        yield from kind
+    elif get_origin(kind) is Literal:
+        yield from map(str, get_args(kind))
+    else:
+        for inner in get_args(kind):
+            yield from _words(inner)
 
 
 # -- failures --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from taskharbor.client.options import checked_instant
 from taskharbor.codec import reason_of, shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.retry import RetryPolicy
@@ -60,4 +61,10 @@ def instant(value: str | None, name: str) -> datetime | None:
         raise ConfigurationError(
             f"{expected}, and {shorten(value)} does not say its offset from UTC; add Z if it is in UTC"
         )
+    try:
+        checked_instant(found, name)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{expected}, between the years 1 and 9999 in UTC, not {shorten(value)}"
+        ) from None
     return found

@@ -49,9 +49,12 @@ async def cancel_workflow(call: Call) -> Response:
     "POST",
     "/workflows/{id}/retry",
     Role.WRITE,
+    body=(documents.WorkflowRetryRequest,),
+    body_required=False,
     answers={200: documents.WorkflowDocument},
     errors=(404, 409, 422),
 )
 async def retry_workflow(call: Call) -> Response:
     """Begin again what is dead or cancelled."""
-    return answer(told.of_workflow(await call.harbor.workflows.aretry(call.params["id"])))
+    workflow = await call.harbor.workflows.aretry(call.params["id"], force=call.body.force)
+    return answer(told.of_workflow(workflow))
