@@ -269,7 +269,7 @@ async def test_members_that_may_have_been_executed_are_retried_by_force(
 
 
 async def test_a_page_of_large_jobs_is_short(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("taskharbor.server.paging.READ_AT_ONCE", 2)
+    monkeypatch.setattr("taskharbor.server.paging.READ_AT_FIRST", 2)
     monkeypatch.setattr("taskharbor.server.paging.PAGE_BYTES_MAX", 400)
     large = [(await created(client, payload={"x": "y" * 400}))["id"] for _ in range(5)]
     small = [(await created(client))["id"] for _ in range(5)]
@@ -280,5 +280,5 @@ async def test_a_page_of_large_jobs_is_short(client: httpx.AsyncClient, monkeypa
         lengths.append(len(page["items"]))
         cursor = page["nextCursor"]
     assert seen == (large + small)[::-1]
-    assert lengths == [6, 2, 2]
+    assert lengths == [6, 2, 2]  # first two, then twice as many
     assert (await client.get(f"{API}/jobs?limit=3")).json()["nextCursor"] == small[2]

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
 from taskharbor.server.options import given, instant
-from taskharbor.server.routes.jobs import job_page
+from taskharbor.server.paging import page_of_jobs
 from taskharbor.tokens import Role
 from taskharbor.views import documents as told
 
@@ -19,7 +19,8 @@ routes = Routes("dead letters")
 )
 async def list_dead_jobs(call: Call) -> Response:
     """Dead jobs that match, newest first."""
-    return await job_page(call.harbor.dlq.alist, call)
+    page = await page_of_jobs(call.harbor.dlq.alist, given(call.query))
+    return answer(told.of_list([told.of_job(job) for job in page], page.next_cursor))
 
 
 @routes.on(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.responses import Response
 
 from taskharbor.client.handle import Attempt, Job
-from taskharbor.client.jobs import JobPage
 from taskharbor.job import AttemptStatus
 from taskharbor.server import documents
 from taskharbor.server.errors import malformed
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job, refuse_closed
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, given_anew, instant
-from taskharbor.server.paging import page_of
+from taskharbor.server.paging import page_of_jobs
 from taskharbor.tokens import Role
 from taskharbor.views import documents as told
 
@@ -74,7 +72,8 @@ async def create_job(call: Call) -> Response:
 )
 async def list_jobs(call: Call) -> Response:
     """Jobs that match, newest first."""
-    return await job_page(call.harbor.jobs.alist, call)
+    page = await page_of_jobs(call.harbor.jobs.alist, given(call.query))
+    return answer(told.of_list([told.of_job(job) for job in page], page.next_cursor))
 
 
 @routes.on("GET", "/jobs/{id}", Role.READ, answers={200: documents.JobDocument}, errors=(404, 422))
@@ -148,16 +147,6 @@ async def retry_job(call: Call) -> Response:
 async def run_job(call: Call) -> Response:
     """Make a scheduled job ready. Of a recurring one, that is an extra run."""
     return _told(await call.harbor.jobs.arun_now(call.params["id"]))
-
-
-async def job_page(read: Callable[..., Awaitable[JobPage]], call: Call) -> Response:
-    jobs, next_cursor = await page_of(read, _size_of, given(call.query))
-    return answer(told.of_list([told.of_job(job) for job in jobs], next_cursor))
-
-
-def _size_of(job: Job[Any]) -> int:
-    """About so many bytes: what is not payload or result is small."""
-    return len(job.record.payload) + len(job.record.result or "")
 
 
 def _told(job: Job[Any], status: int = 200) -> Response:
