@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import asyncpg
+from msgspec import structs
 
 from taskharbor.drivers.base import (
     Answer,
@@ -13,6 +17,7 @@ from taskharbor.drivers.base import (
     Verdict,
 )
 from taskharbor.drivers.postgres import leases, operate, settle
+from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.trails import Look
 from taskharbor.job import State
 from tests.postgres import store
@@ -25,6 +30,77 @@ from tests.postgres.races import (
     race,
     success,
 )
+
+# -- many at once ------------------------------------------------------------------------------------
+
+
+class Counting(Session):
+    """Counts what is sent to the server."""
+
+    sent = 0
+
+    async def rows(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
+        self.sent += 1
+        return await super().rows(name, *arguments)
+
+    async def row(self, name: str, *arguments: Any) -> asyncpg.Record | None:
+        self.sent += 1
+        return await super().row(name, *arguments)
+
+    async def value(self, name: str, *arguments: Any) -> Any:
+        self.sent += 1
+        return await super().value(name, *arguments)
+
+    async def do(self, name: str, *arguments: Any) -> None:
+        self.sent += 1
+        await super().do(name, *arguments)
+
+
+@race
+async def test_deleting_many_ended_jobs_takes_no_more_statements_than_deleting_one(race: Race) -> None:
+    ids = [await race.ready() for _ in range(60)]
+    await race.operate(Cancel(), *ids)
+    sent = []
+    for some in (ids[:1], ids[1:]):
+        async with race.transaction() as session:
+            counting = Counting(session.connection, session.sql, NOW)
+            answers = await operate.operate(counting, Delete(), some)
+            sent.append(counting.sent)
+        assert [answers[job_id].verdict for job_id in some] == [Verdict.DONE] * len(some)
+    assert sent[0] == sent[1]
+    assert sum((await race.driver.counts(now=NOW)).values()) == 0
+
+
+@race
+async def test_ended_jobs_deleted_together_are_struck_out_of_the_lease_that_lives_on(race: Race) -> None:
+    """Otherwise its collector would raise them from the dead."""
+    for _ in range(3):
+        await race.ready()
+    token, claim = await race.claim(limit=3)
+    first, second, left = claim.jobs
+    await race.settle(success(token, first), success(token, second))
+    assert await race.operate(Delete(), first.id, second.id, left.id) == [
+        Verdict.DONE,
+        Verdict.DONE,
+        Verdict.CONFLICT,
+    ]
+    expired = await race.driver.take_expired("collector/1", LEASE, now=NOW + 2 * LEASE)
+    assert expired is not None
+    assert [job.id for job in expired.jobs] == [left.id]
+
+
+@race
+async def test_job_is_deleted_after_those_that_depend_on_it_and_not_before(race: Race) -> None:
+    """All of them have ended, so that they are erased together, but for the order."""
+    member, dependant = race.new(), race.new()
+    dependant = structs.replace(dependant, depends_on=(member.id,))
+    await race.driver.enqueue([member, dependant], now=NOW)
+    other = await race.ready()
+    assert await race.operate(Cancel(), member.id, other) == [Verdict.DONE] * 2
+    assert await race.operate(Delete(), other, member.id) == [Verdict.DONE, Verdict.CONFLICT]
+    assert await race.operate(Cancel(), dependant.id) == [Verdict.DONE]
+    assert await race.operate(Delete(), dependant.id, member.id) == [Verdict.DONE] * 2
+
 
 # -- cancel and settle ---------------------------------------------------------------------------
 

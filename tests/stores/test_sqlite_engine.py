@@ -192,6 +192,21 @@ def test_list_reads_each_lease_once(driver: SQLiteDriver, monkeypatch: pytest.Mo
     assert len(decoded) == 3
 
 
+def test_list_of_a_queues_ready_jobs_is_one_scan_however_many_other_jobs_there_are(driver: SQLiteDriver):
+    step_to_end(driver.enqueue([job(n, queue="a" if n % 100 == 0 else "b") for n in range(2_000)]))
+    scans: list[str] = []
+    assert driver._engine._reader is not None
+    driver._engine._reader.set_trace_callback(
+        lambda statement: (
+            scans.append(statement) if "FROM taskharbor_ready\nWHERE run_at" in statement else None
+        )
+    )
+    page = step_to_end(driver.list(JobFilter(state=State.READY, queue="a")))
+    assert [found.id for found in page.jobs] == [job(n).id for n in range(1_900, -1, -100)]
+    assert page.next_cursor is None
+    assert len(scans) == 1
+
+
 def test_job_that_an_older_lease_names_is_shown_under_its_own(driver: SQLiteDriver):
     """Settled under one lease that lives on for another job, and claimed again under the next."""
     step_to_end(driver.enqueue([job(1), job(2)]))

@@ -69,6 +69,11 @@ class _Operating:
         self._locked: set[str] = set()  # tokens
         self._tally: Counter[tuple[str, str]] = Counter()
         self._kept = workflows.Kept(session)
+        self._needed: set[str] = set()  # jobs that somebody depended on when we began
+        self._named: set[str] | None = (
+            None  # tokens of leases that name an ended one; None if not all are locked
+        )
+        self._doomed: list[Found] = []  # ended jobs to erase, all at once: there may be thousands
 
     async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
         session = self._session
@@ -77,6 +82,8 @@ class _Operating:
         await self._lock(ids)
         self._now = await session.now()
         found = await places.find(Session(session.connection, session.sql, self._now), ids)
+        if isinstance(self._operation, Delete):
+            await self._look_who_stays(found)
         answers: dict[str, Operated] = {}
         for job_id in ids:
             if job_id not in found:
@@ -88,6 +95,7 @@ class _Operating:
                 verdict = await self._do(found[job_id])
             if verdict is not None:
                 answers[job_id] = Operated(job_id, verdict, state)
+        await self._erase_doomed()
         await add_tallies(session, self._tally)
         if isinstance(self._operation, Requeue):
             # When all that was asked for has been done: what is named has what was asked, not what follows.
@@ -171,17 +179,42 @@ class _Operating:
         self._tally[job.row["queue"], State.CANCELLED] += 1
         return Verdict.DONE
 
+    async def _look_who_stays(self, found: dict[str, Found]) -> None:
+        """Once for all of them: which ones somebody depends on, and which leases still name one that has ended."""
+        session, ids = self._session, sorted(found)
+        ended = [job_id for job_id in ids if found[job_id].place.state in TERMINAL]
+        await self._kept.look(ids)
+        self._needed = {row["id"] for row in await session.rows("needed", ids)}
+        named = {row["token"] for row in await session.rows("leases_naming", ended)}
+        self._named = named if named <= self._locked else None
+
     async def _delete(self, job: Found) -> Verdict | None:
+        """In the order given, since a job goes only after those that depend on it."""
         session = self._session
-        if await session.rows("needed", [job.id]) or await self._kept.holds(job.id):
+        if job.id in self._needed:
+            await self._erase_doomed()  # perhaps those that depended on it
+            if await session.rows("needed", [job.id]):
+                return Verdict.CONFLICT
+        if await self._kept.holds(job.id):
             return Verdict.CONFLICT
-        naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
-        if not naming <= self._locked or not await self._leave_place(job):
-            return None
-        await erase(session, [job], naming)
+        if job.place.state in TERMINAL and self._named is not None:
+            self._doomed.append(
+                job
+            )  # under the lock of its row nobody takes it from there, so that it can wait
+        else:
+            naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
+            if not naming <= self._locked or not await self._leave_place(job):
+                return None
+            await erase(session, [job], naming)
         if job.place.state in TERMINAL:
             self._tally[job.row["queue"], job.place.state] -= 1
         return Verdict.DONE
+
+    async def _erase_doomed(self) -> None:
+        doomed, self._doomed = self._doomed, []
+        if doomed:
+            assert self._named is not None, "nobody is doomed otherwise"
+            await erase(self._session, doomed, self._named)
 
     async def _run_now(self, job: Found) -> Verdict | None:
         if not await self._leave_place(job):

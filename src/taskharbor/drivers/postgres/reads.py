@@ -52,11 +52,12 @@ async def _candidates(
     session: Session, where: JobFilter, before: str | None, size: int
 ) -> AsyncIterator[list[str]]:
     statement, arguments = _source(session, where)
+    fetched = SCAN_MAX if where.state in (State.READY, State.SCHEDULED) else size  # there, each is a scan
     while True:
-        ids = [row["id"] for row in await session.rows(statement, before, size, *arguments)]
-        if ids:
-            yield ids
-        if len(ids) < size:
+        ids = [row["id"] for row in await session.rows(statement, before, fetched, *arguments)]
+        for start in range(0, len(ids), size):
+            yield ids[start : start + size]
+        if len(ids) < fetched:
             return
         before = ids[-1]
 
@@ -70,7 +71,7 @@ def _source(session: Session, where: JobFilter) -> tuple[str, tuple[object, ...]
         case State.DEAD | State.CANCELLED as state:
             return "ids_ended", (state,)
         case State.READY | State.SCHEDULED as state:
-            return f"ids_{state}", (session.given_now,)
+            return f"ids_{state}", (session.given_now, where.queue)
         case State.WAITING | State.RUNNING as state:
             return f"ids_{state}", ()
         case _:

@@ -236,16 +236,22 @@ class Kept:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._around: dict[str, tuple[str, str]] = {}  # job → first and last id of its workflow
         self._unfinished: dict[str, bool] = {}
+
+    async def look(self, ids: Sequence[str]) -> None:
+        """Whose members these jobs are: before anybody asks for one of them."""
+        for row in await self._session.rows("workflows_around", ids):
+            self._around[row["job_id"]] = (row["id"], row["last_id"])
 
     async def holds(self, job_id: str) -> bool:
         """Whether the job is a member of an unfinished workflow."""
-        workflow = await self._session.row("workflow_around", job_id)
+        workflow = self._around.get(job_id)
         if workflow is None:
             return False
-        if workflow["id"] not in self._unfinished:
-            self._unfinished[workflow["id"]] = await self._session.value("workflow_is_unfinished", *workflow)
-        return self._unfinished[workflow["id"]]
+        if workflow[0] not in self._unfinished:
+            self._unfinished[workflow[0]] = await self._session.value("workflow_is_unfinished", *workflow)
+        return self._unfinished[workflow[0]]
 
 
 async def forget(session: Session, before: dict[State, int]) -> None:

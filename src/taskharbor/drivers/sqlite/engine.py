@@ -93,9 +93,8 @@ class Engine:
         self._read_pool: ThreadPoolExecutor | None = None
         self._held: list[_Lock] = []
         self._openings = 0
-        self._log_path = (
-            ""  # of the write-ahead log, which stays the same file for as long as anybody has it open
-        )
+        # The write-ahead log is the same file for as long as anybody has it open.
+        self._log_path = ""
         self._file: int | None = None
         self._log: int | None = None
 

@@ -51,8 +51,9 @@ def _candidates(session: Session, where: JobFilter, before: str) -> Iterator[str
         case State.WAITING:
             return _chunks(before, lambda b, n: session.execute(READS["ids_waiting"], (b, n)).fetchall())
         case State.READY | State.SCHEDULED as state:
-            statement, now = READS[f"ids_{state}"], session.now
-            return _chunks(before, lambda b, n: session.execute(statement, (now, b, n)).fetchall())
+            statement, about = READS[f"ids_{state}"], (session.now, where.queue)
+            fetch = lambda b, n: session.execute(statement, (*about, b, n)).fetchall()  # noqa: E731
+            return _chunks(before, fetch, SCAN_MAX)  # each is a scan of its own
         case State.RUNNING:
             running = (entry.id for lease in leases.all_leases(session) for entry in lease.unsettled())
             return iter(sorted((job_id for job_id in running if job_id < before), reverse=True))
@@ -61,11 +62,12 @@ def _candidates(session: Session, where: JobFilter, before: str) -> Iterator[str
 
 
 def _chunks(before: str, fetch: Callable[[str, int], list[tuple[str]]], size: int = 200) -> Iterator[str]:
-    rows = fetch(before, size)
-    while rows:
+    while rows := fetch(before, size):
         for (job_id,) in rows:
             yield job_id
-        rows = fetch(rows[-1][0], size)
+        if len(rows) < size:
+            return
+        before = rows[-1][0]
 
 
 def _matches(record: JobRecord, where: JobFilter) -> bool:

@@ -18,12 +18,12 @@ WHERE job_id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid 
 -- name: ids_ready
 -- Not in the order of the key: a scan with a bounded sort, which an operator's list can afford.
 SELECT id::text FROM {schema}.ready
-WHERE run_at <= coalesce($3::timestamptz, clock_timestamp()) AND id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
+WHERE run_at <= coalesce($3::timestamptz, clock_timestamp()) AND ($4::text IS NULL OR queue = $4) AND id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
 ORDER BY ready.id DESC LIMIT $2
 
 -- name: ids_scheduled
 SELECT id::text FROM {schema}.ready
-WHERE run_at > coalesce($3::timestamptz, clock_timestamp()) AND id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
+WHERE run_at > coalesce($3::timestamptz, clock_timestamp()) AND ($4::text IS NULL OR queue = $4) AND id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
 ORDER BY ready.id DESC LIMIT $2
 
 -- name: ids_running

@@ -82,11 +82,12 @@ WHERE d.member_id = ANY ($1::text[]::uuid[]) AND d.job_id = ANY ($2::text[]::uui
 -- name: restore_dependants
 SELECT {schema}.restore_dependants($1::text[]::uuid[], $2)
 
--- name: workflow_around
--- The only workflow whose range could hold this id, if it does.
-SELECT w.id::text AS id, w.last_id::text AS last_id FROM (
-    SELECT * FROM {schema}.workflows WHERE workflows.id < $1::text::uuid ORDER BY workflows.id DESC LIMIT 1
-) AS w WHERE w.last_id >= $1::text::uuid
+-- name: workflows_around
+-- For each id the only workflow whose range could hold it, if it does.
+SELECT j.id::text AS job_id, w.id::text AS id, w.last_id::text AS last_id
+FROM unnest($1::text[]::uuid[]) AS j (id) CROSS JOIN LATERAL (
+    SELECT * FROM {schema}.workflows WHERE workflows.id < j.id ORDER BY workflows.id DESC LIMIT 1
+) AS w WHERE w.last_id >= j.id
 
 -- name: workflow_is_unfinished
 SELECT EXISTS (

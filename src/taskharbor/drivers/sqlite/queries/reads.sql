@@ -45,10 +45,12 @@ SELECT job_id FROM taskharbor_waiting WHERE job_id < ? ORDER BY job_id DESC LIMI
 
 -- name: ids_ready
 -- Not in the order of the key: a scan with a bounded sorter, which an operator's list can afford.
-SELECT id FROM taskharbor_ready WHERE run_at <= ? AND id < ? ORDER BY id DESC LIMIT ?
+SELECT id FROM taskharbor_ready
+WHERE run_at <= ?1 AND (?2 IS NULL OR queue = ?2) AND id < ?3 ORDER BY id DESC LIMIT ?4
 
 -- name: ids_scheduled
-SELECT id FROM taskharbor_ready WHERE run_at > ? AND id < ? ORDER BY id DESC LIMIT ?
+SELECT id FROM taskharbor_ready
+WHERE run_at > ?1 AND (?2 IS NULL OR queue = ?2) AND id < ?3 ORDER BY id DESC LIMIT ?4
 
 -- name: ready_by_queue
 SELECT queue, sum(run_at <= ?1), sum(run_at > ?1), min(CASE WHEN run_at <= ?1 THEN run_at END)
