@@ -28,6 +28,11 @@ CREATE TABLE taskharbor_schema (
 )
 """
 
+_LATEST = "SELECT version, coalesce(serves, version) FROM taskharbor_schema ORDER BY version DESC LIMIT 1"
+_LATEST_BEFORE = (
+    "SELECT version, version FROM taskharbor_schema ORDER BY version DESC LIMIT 1"  # there was `serves`
+)
+
 
 class Version(NamedTuple):
     number: int  # 0: there is no schema yet
@@ -53,10 +58,8 @@ def version_of(connection: sqlite3.Connection) -> Version | None:
 
 def applied_version(cursor: sqlite3.Cursor) -> Version:
     """What the table of versions says."""
-    serves = "coalesce(serves, version)" if _says_whom_it_serves(cursor) else "version"
-    row = cursor.execute(
-        f"SELECT version, {serves} FROM taskharbor_schema ORDER BY version DESC LIMIT 1"
-    ).fetchone()
+    latest = _LATEST if _says_whom_it_serves(cursor) else _LATEST_BEFORE
+    row = cursor.execute(latest).fetchone()
     return Version(*row) if row else Version(0, 0)
 
 
