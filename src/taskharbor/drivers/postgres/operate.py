@@ -70,9 +70,8 @@ class _Operating:
         self._tally: Counter[tuple[str, str]] = Counter()
         self._kept = workflows.Kept(session)
         self._needed: set[str] = set()  # jobs that somebody depended on when we began
-        self._named: set[str] | None = (
-            None  # tokens of leases that name an ended one; None if not all are locked
-        )
+        # Tokens of the leases that name an ended one; None if not all of them are locked.
+        self._named: set[str] | None = None
         self._doomed: list[Found] = []  # ended jobs to erase, all at once: there may be thousands
 
     async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
@@ -198,9 +197,7 @@ class _Operating:
         if await self._kept.holds(job.id):
             return Verdict.CONFLICT
         if job.place.state in TERMINAL and self._named is not None:
-            self._doomed.append(
-                job
-            )  # under the lock of its row nobody takes it from there, so that it can wait
+            self._doomed.append(job)  # it can wait: under the lock of its row nobody takes it from there
         else:
             naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
             if not naming <= self._locked or not await self._leave_place(job):
