@@ -14,6 +14,7 @@ from taskharbor.drivers.postgres.schema import latest_version, version_of
 OLDEST_SERVER = 130_000
 DEAD_ROWS_MAX = 500_000
 OLD_TRANSACTION_SECONDS = 300.0
+CONNECTIONS_SHARE_MAX = 0.9
 
 # A setting as the server tells it, by its name.
 Settings = Mapping[str, Any]
@@ -28,6 +29,7 @@ async def checks(session: Session, dsn: str, schema: str) -> list[Check]:
         primary(settings),
         durability(settings),
         replication(settings),
+        connections(settings),
     ]
     if not rights.usage and rights.exists:
         return [*found, user_rights(rights)]
@@ -36,7 +38,7 @@ async def checks(session: Session, dsn: str, schema: str) -> list[Check]:
     if not version:
         return found
     health = await _row(session, "health", schema)
-    return [*found, user_rights(rights), transactions(health), dead_rows(health), depth(health)]
+    return [*found, user_rights(rights), transactions(health), dead_rows(health, settings), depth(health)]
 
 
 async def _row(session: Session, name: str, *arguments: object) -> Settings:
@@ -49,7 +51,11 @@ def schema_version(schema: str, version: int, serves: int) -> Check:
     detail = f"{schema} has version {version} of {latest_version()}"
     if version > latest_version() >= serves:
         return Check("schema", True, f"{detail}: newer, and it still serves this version of TaskHarbor")
-    return Check("schema", version == latest_version(), detail)
+    if version > latest_version():
+        return Check("schema", False, f"{detail}, which it serves no more: upgrade TaskHarbor")
+    if version < latest_version():
+        return Check("schema", False, f"{detail}: run `taskharbor migrate`")
+    return Check("schema", True, detail)
 
 
 def server(settings: Settings) -> Check:
@@ -67,7 +73,12 @@ def durability(settings: Settings) -> Check:
     names = ("fsync", "full_page_writes", "synchronous_commit")
     loose = [name for name in names if settings[name] == "off"]
     if loose:
-        return Check("durability", False, f"{', '.join(loose)} off: a crash may lose jobs that were accepted")
+        return Check(
+            "durability",
+            False,
+            f"{', '.join(loose)} off: a crash may lose jobs that were accepted. Turn it on, in postgresql.conf or for "
+            "this user (SHOW tells, pg_settings says where it was set)",
+        )
     return Check(
         "durability", True, f"{', '.join(names[:2])} on, synchronous_commit {settings['synchronous_commit']}"
     )
@@ -85,6 +96,20 @@ def replication(settings: Settings) -> Check:
         False,
         f"{replicas} connected, and no commit waits for any: a failover may lose accepted jobs, and run others twice "
         "(synchronous_standby_names)",
+        severe=False,
+    )
+
+
+def connections(settings: Settings) -> Check:
+    """Each loop of a process may have up to eight: one that cannot connect is told that the store is away."""
+    used, places = settings["connections"], settings["max_connections"]
+    if used <= places * CONNECTIONS_SHARE_MAX:
+        return Check("connections", True, f"{used} of {places} are in use")
+    return Check(
+        "connections",
+        False,
+        f"{used} of {places} are in use, and whoever comes next may be refused: end what is idle, raise "
+        "max_connections, or put a pooler before the server",
         severe=False,
     )
 
@@ -111,19 +136,27 @@ def transactions(health: Settings) -> Check:
         "transactions",
         False,
         f"{health['oldest_whose']} has been open for {seconds:.0f} s: "
-        f"vacuum waits for it, and claims slow down{unseen}",
+        f"vacuum waits for it, and claims slow down. End it, by its program or by {health['oldest_remedy']}{unseen}",
         severe=False,
     )
 
 
-def dead_rows(health: Settings) -> Check:
+def dead_rows(health: Settings, settings: Settings) -> Check:
     dead = health["dead_rows"]
+    if settings["autovacuum"] == "off":
+        return Check(
+            "dead rows",
+            False,
+            f"{dead:,} in the hot tables, and autovacuum is off: claims will slow down. Turn it on",
+            severe=False,
+        )
     if dead <= DEAD_ROWS_MAX:
         return Check("dead rows", True, f"{dead:,} in the hot tables")
     return Check(
         "dead rows",
         False,
-        f"{dead:,} in the hot tables: autovacuum does not keep up, and claims slow down",
+        f"{dead:,} in the hot tables: autovacuum does not keep up, and claims slow down. If no old transaction is in "
+        "its way, give it more to work with (autovacuum_vacuum_cost_limit, autovacuum_max_workers)",
         severe=False,
     )
 

@@ -37,6 +37,12 @@ SELECT current_setting('server_version_num')::integer AS version, current_settin
        current_setting('full_page_writes') AS full_page_writes,
        current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS standby,
        current_setting('synchronous_standby_names') AS synchronous_standby_names,
+       current_setting('autovacuum') AS autovacuum,
+       -- Those that are kept for superusers are no places for us.
+       current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+           AS max_connections,
+       -- What kind another user's session is does not show; those of the server itself have no database.
+       (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL) AS connections,
        (SELECT count(*) FROM pg_stat_replication) AS replicas
 
 -- name: health
@@ -44,12 +50,14 @@ SELECT current_setting('server_version_num')::integer AS version, current_settin
 WITH sessions AS MATERIALIZED (
     SELECT xact_start AS since, state IS NULL AS hidden,
            format('a transaction of %s (pid %s, %s, %s)', usename, pid,
-                  coalesce(nullif(application_name, ''), 'no name'), state) AS whose
+                  coalesce(nullif(application_name, ''), 'no name'), state) AS whose,
+           format('SELECT pg_terminate_backend(%s)', pid) AS remedy
     FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid()
       AND coalesce(backend_type, 'client backend') = 'client backend'
     UNION ALL
-    SELECT prepared, false, format('the prepared transaction %s of %s', quote_literal(gid), owner)
+    SELECT prepared, false, format('the prepared transaction %s of %s', quote_literal(gid), owner),
+           format('ROLLBACK PREPARED %s', quote_literal(gid))
     FROM pg_prepared_xacts WHERE database = current_database()
 ), oldest AS (
     SELECT * FROM sessions WHERE since IS NOT NULL ORDER BY since LIMIT 1
@@ -62,6 +70,7 @@ SELECT (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHE
           AND relname IN ('ready', 'leases', 'claims', 'tallies')) AS dead_rows,
        (SELECT extract(epoch FROM clock_timestamp() - since)::float8 FROM oldest) AS oldest_seconds,
        (SELECT whose FROM oldest) AS oldest_whose,
+       (SELECT remedy FROM oldest) AS oldest_remedy,
        (SELECT count(*) FROM sessions WHERE hidden) AS hidden_sessions,
        ready.depth, ready.scheduled,
        CASE WHEN ready.depth > 0 THEN extract(epoch FROM clock_timestamp() - ready.first_at)::float8 END
