@@ -14,8 +14,9 @@ from taskharbor.worker.supervisor import parent, settling
 from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
 from taskharbor.worker.supervisor.outside import OutsideHeart
 from taskharbor.worker.supervisor.page import Held, Reader
-from taskharbor.worker.supervisor.parent import Ending, Supervisor
+from taskharbor.worker.supervisor.parent import Supervisor
 from taskharbor.worker.supervisor.process import ChildProcess
+from taskharbor.worker.supervisor.seat import Ending
 from taskharbor.worker.supervisor.settling import Estate
 from taskharbor.worker.supervisor.watch import Watch
 from taskharbor.worker.worker import Worker

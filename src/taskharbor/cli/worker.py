@@ -78,13 +78,14 @@ class GivenUp(click.ClickException):
 @click.option(
     "--max-jobs",
     type=click.IntRange(min=1),
-    help="Replace a process after so many jobs.  [with --processes]",
+    help="Let a process that has begun so many jobs finish them and end; with --processes it is replaced.",
 )
 @click.option(
     "--max-memory",
     type=click.IntRange(min=1),
     metavar="MIB",
-    help="Replace a process that has more memory than this.  [with --processes]",
+    help="Let a process that has more memory than this finish its jobs and end; with --processes it is "
+    "replaced.",
 )
 @click.option(
     "--health-file",
@@ -169,8 +170,6 @@ def worker(
     refuse_without_supervisor(
         {
             "--stuck-seconds": stuck_seconds,
-            "--max-jobs": max_jobs,
-            "--max-memory": max_memory,
             "--health-file": health_file,
             "--health-port": health_port,
         }
@@ -199,6 +198,8 @@ def work_here(session: Session, orders: Orders) -> None:
             grace_seconds=orders.grace_seconds,
             stubborn_seconds=orders.stubborn_seconds,
             handler_max_jobs=orders.handler_max_jobs,
+            max_jobs=orders.max_jobs,
+            max_memory_mib=orders.max_memory_mib,
         )
         try:
             if orders.drain:

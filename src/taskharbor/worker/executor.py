@@ -123,10 +123,11 @@ class Executor:
             self.buffer.extend(kept)
         return taken
 
-    def begin_no_more(self) -> list[Execution]:
-        """What has not begun; from here on nothing does."""
+    def begin_no_more(self, *, is_retiring: bool = False) -> list[Execution]:
+        """What has not begun; from here on nothing does. Who retires lets the rest go on as it would."""
         self._closing = True
-        self._processes.begin_no_more()
+        if not is_retiring:  # else a middleware may call its handler once more
+            self._processes.begin_no_more()
         return self.take_back(lambda execution: True)
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from taskharbor.worker.executor import Executor
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.outage import until_answered
 from taskharbor.worker.oversight import Oversight
+from taskharbor.worker.retirement import Retirement
 
 BATCH_MAX = 1_000
 AHEAD_MAX = 3_000  # jobs claimed but not begun, at most
@@ -42,6 +43,7 @@ class Fetcher:
         time: StoreTime,
         clock: Clock,
         make: Callable[[Claimed, LiveLease], Execution],
+        retirement: Retirement,
         oversight: Oversight | None = None,
     ) -> None:
         self._driver = driver
@@ -54,6 +56,7 @@ class Fetcher:
         self._time = time
         self._clock = clock
         self._make = make
+        self._retirement = retirement
         self._oversight = oversight
         self._room = asyncio.Event()  # something has ended, or the buffer is low
         self._rate = 0.0  # begins a second, lately
@@ -77,6 +80,9 @@ class Fetcher:
     async def _round(self, until_drained: bool) -> bool:
         """One claim, or the wait until one is due; whether all is drained that was to be."""
         news = self._driver.news()
+        if self._retirement.jobs_left() == 0:
+            await self._wait_for_room()
+            return False
         if self._oversight is not None and self._oversight.suspects_only:
             return await self._suspects_round(news, until_drained)
         if self._suspects_since is not None and await self._execute_a_suspect():
@@ -109,23 +115,24 @@ class Fetcher:
         ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS))
         target = executor.free + ahead
         executor.low_water = max(0, target - BATCH_MAX)
-        missing = min(target - len(executor.buffer), self._allowance())
+        missing = target - len(executor.buffer)
+        if self._oversight is not None:
+            missing = min(missing, self._oversight.room)
+        if (allowance := self._allowance()) is not None:
+            if allowance <= 0:
+                executor.low_water = 0  # to be told when the last of them begins
+                return 0
+            missing = min(missing, allowance)
         # A claim costs the same for one as for many: wait until a good part of the target is missing.
         if executor.buffer and missing < min(BATCH_MAX, target // 2):
             executor.low_water = max(0, target - min(BATCH_MAX, target // 2))
             return 0
         return min(BATCH_MAX, missing)
 
-    def _allowance(self) -> int:
-        """How many more jobs a supervisor lets this worker claim."""
-        oversight = self._oversight
-        if oversight is None:
-            return BATCH_MAX
-        if oversight.max_jobs is None:
-            return oversight.room
-        if self._executor.begun >= oversight.max_jobs:
-            oversight.jobs_spent()
-        return min(oversight.room, oversight.max_jobs - self._executor.begun - self._executor.unbegun)
+    def _allowance(self) -> int | None:
+        """How many more jobs this worker may claim before it retires; None for any number."""
+        left = self._retirement.jobs_left()
+        return None if left is None else left - self._executor.unbegun
 
     def slow_down(self) -> None:
         """What was claimed ahead has been handed back: nothing is, until handlers begin again."""

@@ -18,7 +18,6 @@ class Oversight(Protocol):
 
     prefix: str  # of this worker's tokens
     suspects_only: bool  # a process of their own: it claims suspects, one at a time
-    max_jobs: int | None  # executions after which this worker ends, to be replaced
     cells: memoryview[int]  # one word for each job: 0 unbegun, +started_at begun, -started_at ended
 
     @property
@@ -42,6 +41,3 @@ class Oversight(Protocol):
 
     def suspects_waiting(self) -> None:
         """Somebody should execute a suspect alone."""
-
-    def jobs_spent(self) -> None:
-        """This worker has begun all the jobs that it may."""

@@ -27,6 +27,7 @@ from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.results import Results
+from taskharbor.worker.retirement import Retirement
 from taskharbor.worker.standstill import tell_of_standstills
 from taskharbor.worker.stubborn import UNWIND_SECONDS, StubbornWatch
 
@@ -37,6 +38,11 @@ logger = logging.getLogger("taskharbor.worker")
 
 RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
 STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
+RETIRING_TOLD_SECONDS = (
+    60.0  # how long who retires waits before people hear of it; each next time twice as long
+)
+RETIRING_TOLD_SECONDS_MAX = 3600.0
+JOBS_TOLD = 20
 
 
 class Shift:
@@ -59,6 +65,14 @@ class Shift:
         self._committer = self._make_committer(reporter)
         self._heart = self._make_heart()
         self._executor = self._make_executor(reporter)
+        self._retirement = Retirement(
+            max_jobs=worker.max_jobs,
+            max_memory_mib=worker.max_memory_mib,
+            begun=lambda: self._executor.begun,
+            succession=worker._succession,
+            clock=self._clock,
+            go_on=self._nudge_fetcher,
+        )
         self._fetcher = self._make_fetcher()
         self._stubborn = StubbornWatch(
             self._may_be_stubborn,
@@ -139,14 +153,11 @@ class Shift:
             time=self._time,
             clock=self._clock,
             make=self._make_execution,
+            retirement=self._retirement,
             oversight=worker._oversight,
         )
 
     # -- the life of a shift --
-
-    @property
-    def begun(self) -> int:
-        return self._executor.begun
 
     async def heard(
         self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
@@ -162,6 +173,9 @@ class Shift:
     def leave(self) -> None:
         self._stopping.set()
 
+    def predecessor_is_gone(self) -> None:
+        self._retirement.look()
+
     async def work(self, until_drained: bool) -> None:
         await self._maintenance.collect()
         await self._maintenance.expire()
@@ -175,6 +189,7 @@ class Shift:
             await self._executor.close()
             if not self._ending_now.is_set():
                 await self._presence.sign_off()
+        self._retirement.leave()
         logger.info("worker stopped", extra={"fields": self._about()})
 
     async def _work_together(self, until_drained: bool) -> None:
@@ -188,17 +203,20 @@ class Shift:
                     self._maintenance.run(),
                     self._stubborn.run(),
                     self._presence.run(),
+                    self._retirement.run(),
                     self._hand_back_the_stalled(),
                     tell_of_standstills(self._worker.lease / MICROS_PER_SECOND / BEATS_PER_LEASE),
                 )
             ]
-            stopping = group.create_task(self._stopping.wait())
-            await asyncio.wait([fetching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            reasons = [group.create_task(each.wait()) for each in (self._stopping, self._retirement.is_due)]
+            await asyncio.wait([fetching, *reasons], return_when=asyncio.FIRST_COMPLETED)
             fetching.cancel()
             await self._unless_ended_now(_ended(fetching))
             fetching.cancel()  # no longer waiting for the store's answer, if an end is wanted now
+            if self._retirement.is_due.is_set():
+                await self._retire()
             await self._shut_down()
-            for part in (stopping, *others):
+            for part in (*reasons, *others):
                 part.cancel()
 
     async def _leave_nothing_behind(self) -> None:
@@ -222,6 +240,19 @@ class Shift:
             if self._executor.buffer and self._executor.begun == begun:
                 self._fetcher.slow_down()
                 self._hand_back(lambda execution: True)
+
+    async def _retire(self) -> None:
+        """Hand back what has not begun, and let the rest end by itself, unless somebody says stop."""
+        for execution in self._executor.begin_no_more(is_retiring=True):
+            self._committer.put(execution, HandedBack())
+        patience = RETIRING_TOLD_SECONDS
+        while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
+            jobs = [execution.claimed.id for execution in self._executor.running]
+            logger.info(
+                "worker retires, and still has jobs",
+                extra={"fields": {**self._about(), "running": len(jobs), "jobs": jobs[:JOBS_TOLD]}},
+            )
+            patience = min(2 * patience, RETIRING_TOLD_SECONDS_MAX)
 
     async def _shut_down(self) -> None:
         """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
@@ -260,26 +291,23 @@ class Shift:
             execution.interrupted = Interrupt.LEASE_LOST
             self._committer.put(execution, outcome)
 
-    async def _all_ended(self, seconds: float, but_for: Set[Execution] = frozenset()) -> bool:
+    async def _all_ended(
+        self, seconds: float, but_for: Set[Execution] = frozenset(), unless: asyncio.Event | None = None
+    ) -> bool:
         async def ended() -> None:
             while not self._executor.is_idle and not self._executor.is_idle_but_for(but_for):
                 self._ended.clear()
                 await self._ended.wait()
 
         try:
-            await wait_for(self._clock, self._unless_ended_now(ended()), seconds)
+            await wait_for(self._clock, _unless(unless or self._ending_now, ended()), seconds)
         except TimeoutError:
             return False
         return self._executor.is_idle
 
     async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
         """Wait for a step, but not once somebody wants an end now."""
-        steps = [asyncio.ensure_future(step), asyncio.ensure_future(self._ending_now.wait())]
-        try:
-            await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in steps:
-                each.cancel()
+        await _unless(self._ending_now, step)
 
     def _may_be_stubborn(self) -> Iterable[Execution]:
         return () if self._stopping.is_set() else self._executor.running  # a shutdown has its own limits
@@ -352,3 +380,13 @@ class Shift:
 
 async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
+
+
+async def _unless(event: asyncio.Event, step: Coroutine[Any, Any, None]) -> None:
+    """Wait for a step, but not once this has happened."""
+    steps = [asyncio.ensure_future(step), asyncio.ensure_future(event.wait())]
+    try:
+        await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in steps:
+            each.cancel()

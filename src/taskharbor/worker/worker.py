@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -21,13 +22,14 @@ from taskharbor.policy import DEFAULT_MAX_LOSSES, UNFIT_GRACE_SECONDS
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.isolation.pool import refuse_unreachable_hooks
 from taskharbor.worker.oversight import Oversight
+from taskharbor.worker.retirement import Succession
 from taskharbor.worker.shift import Shift
 from taskharbor.worker.signals import run_with_signals
 
 CONCURRENCY_MAX = 10_000
 LEASE_SECONDS_MIN = 0.1
 MAX_LOSSES_MAX = 100  # history is read as far back as this needs
-HANDLER_JOBS_MAX = 1_000_000_000
+LIMIT_MAX = 1_000_000_000
 EVENTS_SECONDS = 2.0
 
 
@@ -40,9 +42,14 @@ class Worker:
     `stubborn_seconds` ends the worker, with `StubbornHandler`, when a handler in a thread has not ended so long
     after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
     replaces a process of `isolation="process"` handlers after so many jobs.
+
+    `max_jobs` and `max_memory_mib` let the worker retire: when it has begun so many jobs, or its process has more
+    memory, it claims no more, hands back what it has not begun, and `run` returns when its handlers have ended by
+    themselves, however long that takes.
     """
 
     _oversight: Oversight | None = None  # a supervisor in another process
+    _succession: Succession | None = None  # who replaces it when it retires
     _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
 
     def __init__(
@@ -59,6 +66,8 @@ class Worker:
         poll_seconds: float = 5.0,
         stubborn_seconds: float | None = None,
         handler_max_jobs: int | None = None,
+        max_jobs: int | None = None,
+        max_memory_mib: int | None = None,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -79,11 +88,13 @@ class Worker:
         self.stubborn_seconds = (
             None if stubborn_seconds is None else checked_timeout(stubborn_seconds, "stubborn_seconds")
         )
-        self.handler_max_jobs = (
-            None
-            if handler_max_jobs is None
-            else _checked_count("handler_max_jobs", handler_max_jobs, HANDLER_JOBS_MAX)
-        )
+        self.handler_max_jobs = _checked_limit("handler_max_jobs", handler_max_jobs)
+        self.max_jobs = _checked_limit("max_jobs", max_jobs)
+        self.max_memory_mib = _checked_limit("max_memory_mib", max_memory_mib)
+        if max_memory_mib is not None and sys.platform == "win32":
+            raise ConfigurationError(
+                "max_memory_mib needs a POSIX system, which says how much memory is used"
+            )
         self.name = (
             checked_name("worker", name)
             if name is not None
@@ -120,6 +131,11 @@ class Worker:
         if self._shift is not None:
             self._shift.leave()
 
+    def _predecessor_is_gone(self) -> None:
+        """If it has done enough already, now is the time to retire."""
+        if self._shift is not None:
+            self._shift.predecessor_is_gone()
+
     async def __aenter__(self) -> Worker:
         started = asyncio.Event()
         self._background = asyncio.get_running_loop().create_task(self._work(started=started))
@@ -142,10 +158,6 @@ class Worker:
         """From the supervisor, which extends our leases."""
         if self._shift is not None:
             await self._shift.heard(cancel_requested, paused, refused)
-
-    @property
-    def _begun(self) -> int:
-        return 0 if self._shift is None else self._shift.begun
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         refuse_while_importing("a worker was started")
@@ -200,3 +212,7 @@ def _checked_count(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigurationError(f"{name} must be a whole number from 1 to {most}, not {shorten(value)}")
     return value
+
+
+def _checked_limit(name: str, value: object) -> int | None:
+    return None if value is None else _checked_count(name, value, LIMIT_MAX)

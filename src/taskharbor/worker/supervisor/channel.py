@@ -33,6 +33,7 @@ class Orders(Struct, tag=True, omit_defaults=True):
     life_seconds: float = 1.0  # how often to show a sign of life
     drain: bool = False
     suspects_only: bool = False
+    may_retire: bool = True  # False while its predecessor still has jobs
     max_jobs: int | None = None
     max_memory_mib: int | None = None
     stubborn_seconds: float | None = None
@@ -51,6 +52,10 @@ class Told(Struct, tag=True):
     """To a child: something that happened to a job, for the application's subscribers."""
 
     event: Event
+
+
+class MayRetire(Struct, tag=True):
+    """To a child: its predecessor is gone."""
 
 
 class Hello(Struct, tag=True, omit_defaults=True):
@@ -76,14 +81,18 @@ class SuspectsWaiting(Struct, tag=True):
     """From the child: somebody should execute a suspect alone."""
 
 
-class Leaving(Struct, tag=True):
-    """From the child: it ends by itself, to be replaced."""
+class Retiring(Struct, tag=True):
+    """From the child: it claims no more, and ends with the last of its jobs."""
 
     why: str
     idle: bool  # it has not begun any job
 
 
-Message = Orders | Heard | Told | Hello | Ready | Refusal | SuspectsWaiting | Leaving
+class Leaving(Struct, tag=True):
+    """From a child that retires: its last job is settled."""
+
+
+Message = Orders | Heard | Told | MayRetire | Hello | Ready | Refusal | SuspectsWaiting | Retiring | Leaving
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode

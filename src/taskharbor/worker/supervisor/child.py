@@ -15,12 +15,13 @@ from taskharbor.worker.supervisor.channel import (
     Heard,
     Hello,
     Leaving,
+    MayRetire,
     Orders,
     Ready,
+    Retiring,
     SuspectsWaiting,
     Told,
 )
-from taskharbor.worker.supervisor.memory import resident_mib
 from taskharbor.worker.supervisor.page import Publisher
 
 if TYPE_CHECKING:
@@ -41,10 +42,8 @@ class Published:
     def __init__(self, page: Publisher, worker: Worker, orders: Orders) -> None:
         self.prefix = f"{worker.name}/{os.urandom(8).hex()}"
         self.suspects_only = orders.suspects_only
-        self.max_jobs = orders.max_jobs
         self.cells = page.words
         self.channel: Channel | None = None
-        self.leaving: str | None = None
         self._worker = worker
         self._page = page
         self._told_of_suspects = 0.0
@@ -76,25 +75,16 @@ class Published:
             self._told_of_suspects = now
             self.channel.send(SuspectsWaiting())
 
-    def jobs_spent(self) -> None:
-        self.leave(f"it has begun {self.max_jobs} jobs")
-
-    def leave(self, why: str) -> None:
-        """End by the rules of a shutdown; the supervisor starts another one."""
-        if self.leaving is None:
-            self.leaving = why
-            logger.info("worker ends, to be replaced", extra={"fields": {"why": why}})
-            if self.channel is not None:
-                self.channel.send(Leaving(why, idle=not self._worker._begun))
-            self._worker._leave()
-
 
 def _serial(token: str) -> int:
     return int(token.rpartition("-")[2])
 
 
 class Child:
-    """A worker with its page; `address` is the store's as the supervisor can reach it, None if it cannot."""
+    """A worker with its page, and its `Succession`.
+
+    `address` is the store's as the supervisor can reach it, None if it cannot.
+    """
 
     def __init__(self, worker: Worker, page: Publisher, orders: Orders, address: str | None) -> None:
         self._worker = worker
@@ -104,6 +94,9 @@ class Child:
         self._published = Published(page, worker, orders)
         if address is not None:
             worker._oversight = self._published
+        worker._succession = self
+        self.may_retire = orders.may_retire
+        self.retiring: str | None = None  # why
         self.is_ready = False
         self.status = 0  # to exit with
 
@@ -114,7 +107,7 @@ class Child:
         except StubbornHandler as error:
             logger.error("worker ends, to be replaced", extra={"fields": {"why": str(error)}})
             self.status = EXIT_REPLACE
-        if self._published.leaving is not None:
+        if self.retiring is not None:
             self.status = EXIT_REPLACE
 
     async def _work(self, channel: Channel) -> None:
@@ -138,6 +131,21 @@ class Child:
         self.is_ready = True
         channel.send(Ready())
 
+    # -- its succession --
+
+    def retires(self, why: str, *, idle: bool) -> None:
+        self.retiring = why
+        self._say(Retiring(why, idle))
+
+    def leaves(self) -> None:
+        self._say(Leaving())
+
+    def _say(self, message: Retiring | Leaving) -> None:
+        if self._published.channel is not None:
+            self._published.channel.send(message)
+
+    # -- beside the worker --
+
     async def _listen(self, channel: Channel) -> None:
         async for message in channel.messages():
             match message:
@@ -148,6 +156,9 @@ class Child:
                         logger.warning("a lease cannot be looked at", extra={"fields": {"error": str(error)}})
                 case Told(event):
                     self._worker.harbor.events.emit(event)
+                case MayRetire():
+                    self.may_retire = True
+                    self._worker._predecessor_is_gone()
                 case _:
                     raise AssertionError(f"a supervisor does not say {type(message).__name__}")
         logger.error("the supervisor is gone: shutting down", extra={"fields": {"worker": self._worker.name}})
@@ -155,13 +166,8 @@ class Child:
 
     async def _show_life(self) -> None:
         """While the loop goes round. What a handler does to it, the supervisor sees."""
-        limit, max_jobs = self._orders.max_memory_mib, self._orders.max_jobs
         while True:
             self._page.show_life()
-            if max_jobs is not None and self._worker._begun >= max_jobs:  # of a store without a URL
-                self._published.jobs_spent()
-            if limit is not None and (size := resident_mib()) > limit:
-                self._published.leave(f"it has {size} MiB of memory, more than {limit}")
             await asyncio.sleep(self._orders.life_seconds)
 
 
@@ -176,6 +182,8 @@ def worker_for(harbor: Harbor, orders: Orders) -> Worker:
         grace_seconds=orders.grace_seconds,
         stubborn_seconds=orders.stubborn_seconds,
         handler_max_jobs=orders.handler_max_jobs,
+        max_jobs=orders.max_jobs,
+        max_memory_mib=orders.max_memory_mib,
     )
 
 

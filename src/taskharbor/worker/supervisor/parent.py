@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,20 @@ from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
 from taskharbor.worker.supervisor import body
 from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
-from taskharbor.worker.supervisor.channel import Hello, Leaving, Orders, Ready, Refusal, SuspectsWaiting
+from taskharbor.worker.supervisor.channel import (
+    Hello,
+    Leaving,
+    Orders,
+    Ready,
+    Refusal,
+    Retiring,
+    SuspectsWaiting,
+)
 from taskharbor.worker.supervisor.child import EXIT_REPLACE
 from taskharbor.worker.supervisor.health import Health, HealthFile, HealthPort, Systemd
 from taskharbor.worker.supervisor.process import ChildProcess, StartChild
 from taskharbor.worker.supervisor.relay import Relay
+from taskharbor.worker.supervisor.seat import Ending, Seat
 from taskharbor.worker.supervisor.settling import Death, describe
 from taskharbor.worker.supervisor.watch import Watch
 
@@ -58,16 +66,6 @@ class GaveUp(TaskHarborError):
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.code = refusal.code
-
-
-class Ending(Enum):
-    """How a child ended."""
-
-    DONE = "done"  # by itself, leaving nothing behind
-    REPLACE = "replace"  # by itself, to be replaced
-    IDLE = "idle"  # the same, before it had done anything
-    DIED = "died"
-    STILLBORN = "stillborn"  # died before it could begin
 
 
 class Supervisor:
@@ -173,6 +171,7 @@ class Supervisor:
             if child.is_ready
             and not child.is_over
             and not child.suspects_only
+            and not child.retiring.is_set()
             and child.stuck_seconds is None
         ]
         detail = f"{len(at_work)} of {self._settings.processes} worker processes are at work"
@@ -191,12 +190,20 @@ class Supervisor:
     # -- one child after the other --
 
     async def _keep_one_running(self) -> None:
+        async with asyncio.TaskGroup() as group:  # who retires is waited for, also in the end
+            await self._keep_occupied(Seat(group, self._start, self._live))
+
+    async def _keep_occupied(self, seat: Seat) -> None:
         quick_deaths = 0
         while not self._stopping.is_set():
             begun = self._clock.monotonic()
-            ending = await self._one_life(self._orders)
+            was_shared = seat.is_shared
+            ending = await seat.one_life(self._orders)
             if ending is Ending.DONE and self._orders.drain:
-                return
+                if not was_shared:
+                    return
+                # What came of its predecessor's last jobs may have been nobody's to see.
+                await seat.predecessor_gone()
             if ending in (Ending.DONE, Ending.REPLACE):
                 continue
             quick_deaths = 1 if self._clock.monotonic() - begun >= STEADY_SECONDS else quick_deaths + 1
@@ -208,15 +215,19 @@ class Supervisor:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), seconds)
 
-    async def _one_life(self, orders: Orders) -> Ending:
+    async def _start(self, orders: Orders) -> ChildProcess | None:
         try:
             child = await self._start_child(orders)
         except OSError as error:  # no memory, too many processes: it may be better in a while
             logger.error("a worker process cannot be started", extra={"fields": {"error": str(error)}})
-            return Ending.IDLE
+            return None
         self._children[child] = None
         if self._stopping.is_set():  # while it was being started
             child.terminate()
+        return child
+
+    async def _live(self, child: ChildProcess) -> Ending:
+        """From its first word until nothing of it is left."""
         listening = asyncio.create_task(self._listen(child))
         status = await child.wait()
         # Its leases are extended until they are settled: nobody may have its jobs while something of it is left.
@@ -253,9 +264,11 @@ class Supervisor:
                 child.refusal = message
             case SuspectsWaiting():
                 self._see_to_suspects()
+            case Retiring():
+                child.left_idle = message.idle
+                child.retiring.set()
             case Leaving():
                 child.leave_by = self._clock.monotonic() + self._orders.grace_seconds + STOP_SECONDS
-                child.left_idle = message.idle
             case _:
                 raise AssertionError(f"a child does not say {type(message).__name__}")
 
@@ -266,7 +279,7 @@ class Supervisor:
         estate = await self._bookkeeper.settle(child, Death(child.name, how, interrupted=child.interrupted))
         if estate.suspects:
             self._see_to_suspects()
-        was_asked = self._stopping.is_set() or child.leave_by is not None
+        was_asked = self._stopping.is_set() or child.retiring.is_set()
         if status == 0 and not estate.jobs and (was_asked or child.is_ready):
             return Ending.DONE
         if self._stopping.is_set() and not child.interrupted and not estate.jobs:
@@ -312,7 +325,8 @@ class Supervisor:
         orders = replace(self._orders, suspects_only=True, max_jobs=None)
         fruitless = 0
         while not self._stopping.is_set():
-            ending = await self._one_life(orders)
+            child = await self._start(orders)
+            ending = Ending.IDLE if child is None else await self._live(child)
             if ending is Ending.DONE:
                 return
             fruitless = fruitless + 1 if ending in (Ending.STILLBORN, Ending.IDLE) else 0

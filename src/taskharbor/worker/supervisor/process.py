@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from taskharbor.clock import Clock
 from taskharbor.worker.supervisor import page
-from taskharbor.worker.supervisor.channel import Channel, Hello, Orders, Refusal
+from taskharbor.worker.supervisor.channel import Channel, Hello, MayRetire, Orders, Refusal
 
 
 class Body(Protocol):
@@ -45,8 +46,9 @@ class ChildProcess:
         self.is_ready = False
         self.is_over = False  # the process has ended; what it left is not settled yet
         self.suspects_only = orders.suspects_only
-        self.left_idle = False  # it ended by itself before it had begun any job
-        self.leave_by: float | None = None  # it ends by itself; after this moment it is made to
+        self.left_idle = False  # it retired before it had begun any job
+        self.retiring = asyncio.Event()  # it claims no more, and ends with the last of its jobs
+        self.leave_by: float | None = None  # its last job is settled; after this moment it is made to end
         self.stuck_seconds: float | None = None  # it was ended because it showed no sign of life for so long
         self.interrupted = False  # it was ended because it did not stop within the grace
         self._body = body
@@ -75,6 +77,9 @@ class ChildProcess:
         return now - self.seen_alive
 
     # -- ending it --
+
+    def may_retire(self) -> None:
+        self.channel.send(MayRetire())
 
     def terminate(self) -> None:
         self._body.terminate()
