@@ -56,6 +56,25 @@ def test_a_signal_lets_running_jobs_finish_and_ends_with_0(started, harbor, url,
     assert "worker stopped" in err.splitlines()[-1]
 
 
+def test_a_worker_that_has_begun_its_jobs_lets_them_finish_and_ends_with_0(started, harbor, url):
+    jobs = [harbor.enqueue("sleep", {"seconds": 1.5}, delivery="at_most_once") for _ in range(2)]
+    late = harbor.enqueue("echo", priority=-1)
+    process = started("worker", "--url", url, "--max-jobs", "2", "--grace-seconds", "0.1")
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert [job.refresh().state for job in jobs] == [State.SUCCEEDED] * 2
+    assert late.refresh().state is State.READY
+    assert "it has begun 2 jobs" in err
+    assert "worker stopped" in err.splitlines()[-1]
+
+
+def test_a_worker_with_more_memory_than_it_may_have_ends_with_0(started, url):
+    process = started("worker", "--url", url, "--max-memory", "5")
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert "MiB of memory, more than 5" in err
+
+
 def test_after_the_grace_a_job_is_released_uncounted(started, harbor, url):
     job = harbor.enqueue("sleep", {"seconds": 60})
     process = started("worker", "--url", url, "--grace-seconds", "0.1")

@@ -47,6 +47,19 @@ async def until_released(ctx: Context) -> int:
     return os.getpid()
 
 
+@harbor.task(name="beget_when_released")
+async def beget_when_released(ctx: Context) -> None:
+    await until_released(ctx)
+    ctx.enqueue(note.s(n=7))
+
+
+@harbor.task(name="block_when_released")
+async def block_when_released(ctx: Context) -> None:
+    """It lets the loop go round until then, and never after."""
+    await until_released(ctx)
+    time.sleep(300)  # noqa: ASYNC251 - that is the point
+
+
 @harbor.task(name="hold_gil")
 def hold_gil(seconds: int) -> int:
     begun(0)

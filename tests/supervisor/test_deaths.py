@@ -151,6 +151,21 @@ def test_children_stop_by_the_rules_when_their_supervisor_is_killed(shop: Shop):
     assert sorted(shop.lines("stopped")) == sorted(shop.lines("workers"))  # with all their hooks
 
 
+def test_a_child_that_stood_still_while_its_supervisor_was_killed_ends_when_it_goes_on(small: Shop):
+    job = small.harbor.enqueue("until_released")
+    parent = small.started(processes=1, lease_seconds=30, grace_seconds="0.2")
+    small.wait(lambda: small.executions()[0] == 1, "the execution")
+    [child] = small.children()
+    os.kill(child, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    assert is_alive(child)
+    os.kill(child, signal.SIGCONT)
+    small.wait(lambda: not small.children(), "its end")
+    assert job.refresh().state is State.READY
+    assert [str(row.status) for row in job.history()] == ["released"]
+
+
 def test_a_process_that_is_told_to_stop_by_somebody_else_is_replaced(small: Shop):
     small.started(processes=1)
     [first] = small.children()

@@ -73,7 +73,7 @@ def test_what_no_process_can_begin_with_is_one_line_and_the_end(small: Shop, app
 
 def test_options_of_the_supervisor_need_one(small: Shop):
     done = subprocess.run(
-        [*COMMAND, "--max-jobs", "5"],
+        [*COMMAND, "--stuck-seconds", "5"],
         capture_output=True,
         text=True,
         check=False,
@@ -82,7 +82,7 @@ def test_options_of_the_supervisor_need_one(small: Shop):
         cwd=small.folder,
     )
     assert done.returncode == 2
-    assert "--max-jobs is for a supervisor: add --processes" in done.stderr
+    assert "--stuck-seconds is for a supervisor: add --processes" in done.stderr
 
 
 def test_a_store_in_memory_is_refused(small: Shop):

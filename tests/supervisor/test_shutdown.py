@@ -78,10 +78,10 @@ def test_a_second_signal_ends_now(small: Shop):
     assert job.refresh().state is State.RUNNING  # until its lease runs out
 
 
-def test_a_process_that_is_about_to_be_replaced_has_its_grace_when_all_are_told_to_stop(small: Shop):
+def test_a_process_that_retires_has_its_grace_when_all_are_told_to_stop(small: Shop):
     job = small.harbor.enqueue("until_released")
     parent = small.started(processes=1, grace_seconds=100, max_jobs=1)
-    small.wait(lambda: "worker ends, to be replaced" in small.errors(), "the end of its time")
+    small.wait(lambda: "worker retires" in small.errors(), "the end of its time")
     parent.terminate()
     small.wait(lambda: "supervisor stops" in small.errors(), "the signal")
     (small.folder / "release").touch()
