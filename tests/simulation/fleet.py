@@ -61,6 +61,16 @@ class ParentProcess(Process):
         return body.begin()
 
 
+class ObservedChild(Child):
+    """One of which is known when it retires."""
+
+    body: ChildBody
+
+    def retires(self, why: str, *, idle: bool) -> None:
+        super().retires(why, idle=idle)
+        self.body.world.observer.child_retires(self.body)
+
+
 class ChildBody(Process):
     """A child: the process, and for its parent the body."""
 
@@ -75,6 +85,9 @@ class ChildBody(Process):
         self.child: Child | None = None  # once it is loaded
         self.begun = 0  # jobs
         self.first_began_at = 0
+        self.retired_at: int | None = None
+        self.died_at: int | None = None
+        self.ended_by_itself = False
         self.is_session_gone = False
         self.wires = Pair(world, parent, self)
         self.is_stillborn = world.is_bad_start()
@@ -104,7 +117,8 @@ class ChildBody(Process):
             self.world.kill(self, by_itself=True, status=self.world.chance.choice((-signal.SIGKILL, 1)))
             await asyncio.get_running_loop().create_future()
         self.worker = self._worker(orders)
-        self.child = Child(self.worker, publisher, orders, ADDRESS)
+        self.child = ObservedChild(self.worker, publisher, orders, ADDRESS)
+        self.child.body = self
         try:
             await self.child.work(self._connect)
         except Exception as error:
@@ -127,6 +141,7 @@ class ChildBody(Process):
             grace_seconds=orders.grace_seconds,
             retry=RetryPolicy(max_attempts=25, jitter=None),
             max_losses=self.world.max_losses,
+            max_jobs=orders.max_jobs,
             unfit_grace_seconds=UNFIT_GRACE_SECONDS,
             poll_seconds=self.world.chance.choice((0.5, 5.0)),
             name=self.name,
@@ -191,8 +206,6 @@ class FleetWorld(World):
         self.stuck_seconds = chance.choice((2.0, 6.0, 60.0))
         self.concurrency = chance.choice((1, 2, 10))
         self.max_jobs = chance.choice((None, None, None, 2, 5))
-        if self.max_jobs is not None:
-            self.grace_seconds = 6.0  # a child that has done enough lets all handlers finish
         self.no_process_rate = chance.choice((0.0, 0.0, 0.1))
         bad_from = START + int(chance.random() * FAULTS_SECONDS * MICROS_PER_SECOND)
         bad_for = int(chance.choice((0.0, 0.0, 0.0, 1.0, 4.0)) * MICROS_PER_SECOND)
@@ -238,6 +251,7 @@ class FleetWorld(World):
     def _ended(self, process: Process, task: asyncio.Task[Any]) -> None:
         super()._ended(process, task)
         if isinstance(process, ChildBody):
+            process.ended_by_itself = True
             process.has_died(task.result())
 
     def kill(self, process: Process, by_itself: bool = False, status: int = -signal.SIGKILL) -> None:

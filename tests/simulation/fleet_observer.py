@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claim, ClaimRequest, Settled, Transition
-from taskharbor.job import AttemptStatus
+from taskharbor.job import AttemptStatus, Reason
 from taskharbor.policy import LOST_ALONE
 from taskharbor.worker.supervisor.parent import GaveUp
 from tests.simulation.observer import FORGIVEN_TROUBLES, Attempt, Held, Observer
@@ -22,6 +22,7 @@ RECOVERY_SECONDS = 2.5  # from the death of a child to the settling of what it h
 CALL_SECONDS = 0.25  # what the settling of one job more may take
 LAST_MOMENTS_SECONDS = 1  # in which a supervisor that has given up may still hear of a child that is ready
 STOP_SECONDS = 3.0  # beyond the grace: for a supervisor to be gone
+SUCCESSION_SECONDS = 1.0  # from the word of a child that retires to the start of its successor
 
 
 class FleetObserver(Observer):
@@ -43,10 +44,41 @@ class FleetObserver(Observer):
         lately = sum(at > self.now - MICROS_PER_SECOND for at in starts)
         if lately > 2 * self.world.processes * STARTS_A_SECOND_MAX:
             self.wrong(f"{child.parent.name} has started {lately} processes within a second")
+        self._judge_seats(child.parent)
+
+    def _judge_seats(self, parent: ParentProcess) -> None:
+        """In each at most one at work, and at most one that retires."""
+        there = [child for child in parent.children if child.alive and not child.orders.suspects_only]
+        retiring = [child.name for child in there if child.retired_at is not None]
+        for what, names in (
+            ("retire", retiring),
+            ("work", [child.name for child in there if child.name not in retiring]),
+        ):
+            if len(names) > self.world.processes:
+                self.wrong(f"{parent.name} has {self.world.processes} seats, and there {what} {names}")
+
+    def child_retires(self, child: ChildBody) -> None:
+        """Its successor is started at once, however long its own handlers take."""
+        self.note("retire", child.name)
+        child.retired_at = retired_at = self.now
+        if any(name == child.name for name in self.running.values()):
+            self.told["retires with jobs"] += 1
+        if child.orders.suspects_only:
+            return
+        self._judge_seats(child.parent)
+
+        def look() -> None:
+            parent = child.parent
+            if parent.stopped_at is not None or not self._was_well(parent, retired_at):
+                return
+            if not any(at >= retired_at for at in self.starts[parent.name]):
+                self.wrong(f"{child.name} has retired, and {parent.name} starts nobody in its place")
+
+        self.world.universe.at(retired_at + int(SUCCESSION_SECONDS * MICROS_PER_SECOND), look)
 
     def child_died(self, child: ChildBody) -> None:
         """Whatever it had is settled soon, if its parent lives and can reach the store."""
-        died_at = self.now
+        child.died_at = died_at = self.now
         mine = [held for held in map(self._holder, list(self.open)) if held.process == child.name]
         mine = [held for held in mine if held.token == held.claimed_as and not held.late]
         if not mine or not child.parent.alive:
@@ -117,8 +149,20 @@ class FleetObserver(Observer):
             return
         child.first_began_at = child.first_began_at or self.now
         child.begun += 1
-        if child.orders.max_jobs is not None and child.begun > child.orders.max_jobs:
-            self.wrong(f"{child.name} begins job {child.begun} of {child.orders.max_jobs}")
+        is_beyond = child.orders.max_jobs is not None and child.begun > child.orders.max_jobs
+        if is_beyond:
+            self.told["begins beyond the limit"] += 1
+            if child.child.may_retire or self._has_its_seat_alone(child):
+                self.wrong(f"{child.name} begins job {child.begun} of {child.orders.max_jobs}")
+
+    def _has_its_seat_alone(self, child: ChildBody) -> bool:
+        """Nobody has retired beside it for so long that it must have been told."""
+        parent = child.parent
+        long_ago = self.now - int(RECOVERY_SECONDS * MICROS_PER_SECOND)
+        retired = [each for each in parent.children if each.retired_at is not None and each is not child]
+        if any(each.died_at is None or each.died_at > long_ago for each in retired):
+            return False
+        return self._was_well(parent, long_ago) and not self._was_in_trouble(child, long_ago)
 
     def _claim(self, process: Process, request: ClaimRequest, claim: Claim, late: bool) -> None:
         super()._claim(process, request, claim, late)
@@ -128,10 +172,16 @@ class FleetObserver(Observer):
 
     def _settle(self, process: Process, transitions: Any, answers: list[Settled], late: bool) -> None:
         self._settling = process
-        if hasattr(process, "children"):
-            for transition, answer in zip(transitions, answers, strict=True):
-                if answer.answer is Answer.DONE and answer.recorded is None:
-                    self._settled_from_outside(process, transition)
+        judge = (
+            self._settled_from_outside
+            if hasattr(process, "children")
+            else self._settled_by_itself
+            if hasattr(process, "orders")
+            else None
+        )
+        for transition, answer in zip(transitions, answers, strict=True):
+            if judge is not None and answer.answer is Answer.DONE and answer.recorded is None:
+                judge(process, transition)
         super()._settle(process, transitions, answers, late)
         self._settling = None
 
@@ -150,13 +200,28 @@ class FleetObserver(Observer):
         if transition.status is AttemptStatus.LOST:
             if not has_begun:
                 self.wrong(f"{attempt} had only been claimed by {child.name}, and is lost")
+            if child.ended_by_itself and self._could_settle(child, held):
+                self.wrong(f"{attempt} is lost, because {child.name} did not wait for it")
             if transition.detail == LOST_ALONE and not child.orders.suspects_only:
                 self.wrong(f"{attempt} was not alone in {child.name}, and its loss counts")
-        elif has_begun:
+        elif has_begun and parent.stopped_at is None:
             # Only what did not stop in time may be released after it has begun.
-            leaving = child.child is not None and child.child._published.leaving is not None
-            if parent.stopped_at is None and not leaving:
-                self.wrong(f"{attempt} had begun in {child.name}, and is {transition.status}")
+            self.wrong(f"{attempt} had begun in {child.name}, and is {transition.status}")
+
+    def _could_settle(self, child: Any, held: Held) -> bool:
+        ends_now = child.ends_now or child.parent.ends_now
+        return not ends_now and not self._was_in_trouble(child, held.claimed_at)
+
+    def _settled_by_itself(self, process: Process, transition: Transition) -> None:
+        """Retiring is no reason to interrupt anybody: only a shutdown releases what has begun."""
+        child: Any = process
+        attempt = (transition.job_id, transition.number)
+        has_begun = any(number == transition.number for number, _, _ in self.begins[transition.job_id])
+        is_interrupted = (
+            transition.status is AttemptStatus.RELEASED or transition.reason is Reason.INTERRUPTED
+        )
+        if has_begun and is_interrupted and child.stopped_at is None and child.parent.stopped_at is None:
+            self.wrong(f"{attempt} had begun in {child.name}, which nobody told to stop, and is interrupted")
 
     def _lost(self, attempt: Attempt, held: Held) -> None:
         if hasattr(self._settling, "children"):
@@ -164,9 +229,11 @@ class FleetObserver(Observer):
         super()._lost(attempt, held)
         child: Any = self.processes[held.process]
         parent = getattr(child, "parent", None)
-        has_begun = any(number == attempt[1] for number, _, _ in self.begins[attempt[0]])
-        if parent is None or not child.alive or held.late or not has_begun:
+        begun_at = [at for number, _, at in self.begins[attempt[0]] if number == attempt[1]]
+        if parent is None or not child.alive or held.late or not begun_at:
             return
+        if any(held.claimed_at <= at <= begun_at[0] for at, _, _ in child.troubles):
+            return  # nobody could extend what the child itself had not been told of
         # Its handler may have held up everything in there: that is what the heartbeat from outside is for.
         if self._was_well(parent, held.claimed_at):
             self.wrong(f"{attempt} is lost by {child.name}, and both it and its parent live")

@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from taskharbor.errors import StoreError
 from taskharbor.worker.heartbeat import Heart
+from taskharbor.worker.shift import Shift
 from taskharbor.worker.supervisor import parent, settling
 from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
 from taskharbor.worker.supervisor.outside import OutsideHeart
 from taskharbor.worker.supervisor.page import Held, Reader
 from taskharbor.worker.supervisor.parent import Supervisor
 from taskharbor.worker.supervisor.process import ChildProcess
-from taskharbor.worker.supervisor.seat import Ending
+from taskharbor.worker.supervisor.seat import Ending, Seat
 from taskharbor.worker.supervisor.settling import Estate
 from taskharbor.worker.supervisor.watch import Watch
 from taskharbor.worker.worker import Worker
@@ -179,10 +180,12 @@ def never_restarted() -> Any:
     """a child that died is never replaced"""
 
     async def once(self: Any) -> None:
-        while await self._one_life(self._orders) in (Ending.DONE, Ending.REPLACE):
-            if self._stopping.is_set():
-                return
-        await self._stopping.wait()
+        async with asyncio.TaskGroup() as group:
+            seat = Seat(group, self._start, self._live)
+            while await seat.one_life(self._orders) in (Ending.DONE, Ending.REPLACE):
+                if self._stopping.is_set():
+                    return
+            await self._stopping.wait()
 
     return mock.patch.object(Supervisor, "_keep_one_running", once)
 
@@ -220,15 +223,63 @@ def never_made_to_end() -> Any:
 def recycled_without_grace() -> Any:
     """a child that has begun enough jobs ends without waiting for them"""
 
-    def abrupt(self: Any) -> None:
-        self._worker.stop()
-        self._worker.stop()
-        self.leaving = "enough"
+    async def abrupt(self: Any) -> None:
+        self.stop()
+        self.stop()
 
-    return mock.patch("taskharbor.worker.supervisor.child.Published.jobs_spent", abrupt)
+    return mock.patch.object(Shift, "_retire", abrupt)
+
+
+@plant
+def recycled_by_shutdown() -> Any:
+    """a child that has begun enough jobs waits for them no longer than the grace"""
+
+    async def hurried(self: Any) -> None:
+        self.leave()
+
+    return mock.patch.object(Shift, "_retire", hurried)
+
+
+@plant
+def successor_comes_late() -> Any:
+    """a child that retires is replaced only when it is gone"""
+
+    async def never(self: Any, child: ChildProcess) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    return mock.patch.object(Seat, "_leaves_its_place", never)
+
+
+@plant
+def crowded_seat() -> Any:
+    """a child retires although its predecessor still does"""
+
+    async def any_number(self: Any, child: ChildProcess) -> None:
+        await child.retiring.wait()
+
+    return mock.patch.multiple(Seat, is_shared=property(lambda self: False), _leaves_its_place=any_number)
+
+
+@plant
+def never_allowed_to_retire() -> Any:
+    """a child is never told that its predecessor is gone"""
+    return mock.patch.object(ChildProcess, "may_retire", return_value=None)
 
 
 @plant
 def second_word_ends() -> Any:
-    """a child that is told to stop after it began to leave ends at once"""
+    """a child that is told to stop while it retires ends at once"""
+    stop = Shift.stop
+
+    def impatient(self: Any) -> None:
+        if self._retirement.is_due.is_set():
+            self._ending_now.set()
+        stop(self)
+
+    return mock.patch.object(Shift, "stop", impatient)
+
+
+@plant
+def orphan_ends_at_once() -> Any:
+    """a child that is told to stop, and then loses its supervisor, ends at once"""
     return mock.patch.object(Worker, "_leave", Worker.stop)

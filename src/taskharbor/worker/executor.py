@@ -195,6 +195,9 @@ class Executor:
         if execution.lease.lost:
             self._drop(execution)  # somebody else may have it by now: not begun
             return
+        if self._closing:  # it came with a claim that was under way
+            self._finish(execution, HandedBack())
+            return
         if now >= execution.lease.expires_at and self._is_over(execution.lease, now):
             # As far as we know. The store decides; if it refuses, it hears that this worker is alive.
             self._finish(execution, HandedBack())

@@ -41,6 +41,7 @@ class Retirement:
         begun: Callable[[], int],
         succession: Succession | None,
         clock: Clock,
+        retire: Callable[[], None],
         go_on: Callable[[], None],
     ) -> None:
         self.is_due = asyncio.Event()
@@ -49,6 +50,7 @@ class Retirement:
         self._begun = begun
         self._succession = succession
         self._clock = clock
+        self._retire = retire
         self._go_on = go_on
         self._told_to_stay = False
 
@@ -83,6 +85,7 @@ class Retirement:
             )
             if self._succession is not None:
                 self._succession.retires(why, idle=not self._begun())
+            self._retire()
         elif not self._told_to_stay:
             self._told_to_stay = True
             logger.warning(

@@ -71,6 +71,7 @@ class Shift:
             begun=lambda: self._executor.begun,
             succession=worker._succession,
             clock=self._clock,
+            retire=self._begin_no_more,
             go_on=self._nudge_fetcher,
         )
         self._fetcher = self._make_fetcher()
@@ -241,10 +242,13 @@ class Shift:
                 self._fetcher.slow_down()
                 self._hand_back(lambda execution: True)
 
-    async def _retire(self) -> None:
-        """Hand back what has not begun, and let the rest end by itself, unless somebody says stop."""
+    def _begin_no_more(self) -> None:
         for execution in self._executor.begin_no_more(is_retiring=True):
             self._committer.put(execution, HandedBack())
+
+    async def _retire(self) -> None:
+        """Hand back what has not begun, and let the rest end by itself, unless somebody says stop."""
+        self._begin_no_more()  # nor what the last claim brought
         patience = RETIRING_TOLD_SECONDS
         while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
             jobs = [execution.claimed.id for execution in self._executor.running]
