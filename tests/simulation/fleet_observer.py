@@ -71,7 +71,8 @@ class FleetObserver(Observer):
             parent = child.parent
             if parent.stopped_at is not None or not self._was_well(parent, retired_at):
                 return
-            if not any(at >= retired_at for at in self.starts[parent.name]):
+            tried = [at for at, what, _ in parent.troubles if what == "no process"]
+            if not any(at >= retired_at for at in (*self.starts[parent.name], *tried)):
                 self.wrong(f"{child.name} has retired, and {parent.name} starts nobody in its place")
 
         self.world.universe.at(retired_at + int(SUCCESSION_SECONDS * MICROS_PER_SECOND), look)

@@ -55,7 +55,8 @@ class Seat:
         if child is None:
             return Ending.IDLE
         if self._predecessor is not None:
-            self._predecessor.add_done_callback(lambda _: child.may_retire())
+            # Cancelled, it is not gone: all of us end.
+            self._predecessor.add_done_callback(lambda life: life.cancelled() or child.may_retire())
         life = self._group.create_task(self._live(child))
         retiring = asyncio.ensure_future(self._leaves_its_place(child))
         try:
