@@ -55,8 +55,7 @@ class Seat:
         if child is None:
             return Ending.IDLE
         if self._predecessor is not None:
-            # Cancelled, it is not gone: all of us end.
-            self._predecessor.add_done_callback(lambda life: life.cancelled() or child.may_retire())
+            self._predecessor.add_done_callback(lambda life: _make_room(life, child))
         life = self._group.create_task(self._live(child))
         retiring = asyncio.ensure_future(self._leaves_its_place(child))
         try:
@@ -73,3 +72,8 @@ class Seat:
         if child.left_idle:  # it ends in a moment, and the next one may do the same: not without a pause
             await asyncio.get_running_loop().create_future()
         await self.predecessor_gone()  # whatever the child has been told: two are enough
+
+
+def _make_room(life: asyncio.Task[Ending], successor: ChildProcess) -> None:
+    if not life.cancelled():  # by a supervisor that ends: then it may still be there
+        successor.may_retire()
