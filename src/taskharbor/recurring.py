@@ -33,9 +33,12 @@ from taskharbor.schedule import parse
 PARKED_AT = to_micros(
     datetime(9999, 1, 1, tzinfo=UTC)
 )  # the place of a paused schedule: nobody claims it there
-RUN_NOW = "run now"  # the `detail` of a failed attempt in a run that somebody asked for
+RUN_NOW = "run now"  # begins the `detail` of an attempt that failed or fell asleep in a run that somebody asked for
 LATER = 60 * MICROS_PER_SECOND  # for what cannot be computed here: another worker may be able to
 DELETED = "its schedule was deleted while it ran"
+
+# What puts a job back in another place than it had, so that the place no longer tells that its run was asked for.
+_PLACED_ANEW = (AttemptStatus.FAILED, AttemptStatus.TIMED_OUT, AttemptStatus.SLEPT)
 
 _decode_options = msgspec.json.Decoder(Options).decode
 
@@ -56,7 +59,7 @@ class Run(Struct, frozen=True):
         # An ordinary run has its place at its due time, and a retry has it later. One that was placed earlier was
         # asked for; so was one that a retry has placed later since.
         is_extra = job.run_at < due_at or any(
-            row.detail == RUN_NOW or row.finished_at < due_at for row in earlier
+            (row.detail or "").startswith(RUN_NOW) or row.finished_at < due_at for row in earlier
         )
         return cls(due_at, min(begins, default=None), is_extra)
 
@@ -115,8 +118,9 @@ def armed(
     if transition.to is State.READY:
         if recurrence.paused:
             return replace(transition, delay=PARKED_AT - now)
-        if run.is_extra and transition.status in (AttemptStatus.FAILED, AttemptStatus.TIMED_OUT):
-            return replace(transition, detail=RUN_NOW)
+        if run.is_extra and transition.status in _PLACED_ANEW:
+            detail = RUN_NOW if transition.detail is None else f"{RUN_NOW}, {transition.detail}"
+            return replace(transition, detail=detail)
         return transition
     if transition.to is State.DEAD and recurrence.dead_letter and copy_id is not None:
         return replace(transition, dead_letter=_copy(job, options, copy_id))

@@ -254,13 +254,17 @@ class Observer:
         self.open.pop(job_id, None)
         if transition.status is AttemptStatus.LOST:
             self._lost(attempt, held)
-        if held.cancel_requested and answer.state not in (State.SUCCEEDED, State.CANCELLED):
+        if held.cancel_requested and not self._is_cancelled(transition, answer):
             self.wrong(f"{attempt} was to be cancelled and is {answer.state}")
         for released in answer.released:
             self.released[released] += 1
             if self.released[released] > 1 + self.requeued[released]:
                 self.wrong(f"{released} was released twice")
         self._retried(transition, answer)
+
+    def _is_cancelled(self, transition: Transition, answer: Settled) -> bool:
+        """Whether a request to cancel has had its way, or a success was first."""
+        return answer.state in (State.SUCCEEDED, State.CANCELLED)
 
     def _retried(self, transition: Transition, answer: Settled) -> None:
         spec = self.specs.get(transition.job_id)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from msgspec import Struct
 
-from taskharbor import Harbor, Worker
+from taskharbor import Harbor, Worker, collecting
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreError
@@ -58,9 +58,9 @@ class Process:
         self.rates = rates
         self.clock = ProcessClock(world.universe, skew)
         self.loop = SimulatedLoop(world.universe, self)
-        self.link = Link(world, self)
+        self.link = world.new_link(self)
         self.harbor = Harbor(driver=self.link)
-        self.harbor.tasks.update(program.application.tasks)
+        self.harbor.tasks.update(world.application.tasks)
         self.alive = True
         self.may_die = False  # by accident: workers do, and all that belongs to them
         self.dies_unanswered = False  # as soon as what it asks for has taken effect
@@ -76,16 +76,17 @@ class Process:
 
 
 class World:
+    application = program.application  # that every process runs
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.chance = chance = random.Random(seed)
         self.universe = Universe(chance, START)
-        self.store = MemoryDriver(ProcessClock(self.universe))
-        self.store._news._sleepers = _Ordered()  # type: ignore[assignment]
+        self.store: Any = self._new_store()
         self.lease_seconds = chance.choice((1.5, 3.0, 6.0))
         self.grace_seconds = chance.choice((0.2, 2.0))
         self.max_losses = chance.choice((2, 3, 5))
-        self.specs = program.draw_specs(chance, START, seed)
+        self.specs: Any = self._draw_specs()
         self.observer = self._new_observer()
         self.rates = self._draw_rates()
         self.kills = 0  # from outside: by chance
@@ -96,8 +97,19 @@ class World:
         self._named = 0
         self._accepted: set[str] = set()
 
+    def _new_store(self) -> Any:
+        store = MemoryDriver(ProcessClock(self.universe))
+        store._news._sleepers = Ordered()  # type: ignore[assignment]
+        return store
+
     def _new_observer(self) -> Observer:
         return Observer(self)
+
+    def _draw_specs(self) -> Any:
+        return program.draw_specs(self.chance, START, self.seed)
+
+    def new_link(self, process: Process) -> Link:
+        return Link(self, process)
 
     def _draw_rates(self) -> Rates:
         chance = self.chance
@@ -296,10 +308,13 @@ class World:
         """The faults stop: whoever stood still goes on, queues are open, calls arrive."""
         self.faults = False
         self.observer.note("calm")
-        self.store._store.paused.clear()
+        self._open_queues()
         for loop in self.universe.loops:
             loop.goes_on = True
             loop.process.rates = FAIR
+
+    def _open_queues(self) -> None:
+        self.store._store.paused.clear()
 
     def _is_over(self, producer: Process, operator: Process) -> bool:
         if producer.alive or operator.alive:
@@ -310,7 +325,7 @@ class World:
         return not any(each[State.WAITING] for each in tally) or self.observer.all_waiting_are_stuck()
 
 
-class _Ordered(dict[Any, None]):
+class Ordered(dict[Any, None]):
     """A set that keeps its order: the same one in every run."""
 
     def add(self, item: Any) -> None:
@@ -337,6 +352,8 @@ def _seeded(seed: int) -> Iterator[None]:
         with (
             mock.patch.object(os, "urandom", chance.randbytes),
             mock.patch("taskharbor.client.options.new_id", new_id),
+            mock.patch("taskharbor.worker.recurring.new_id", new_id),
+            mock.patch.object(collecting.uuid_utils, "uuid7", new_id),
         ):
             yield
     finally:

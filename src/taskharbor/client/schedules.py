@@ -25,7 +25,7 @@ from taskharbor.client.schedule import (
 )
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, encode_payload
-from taskharbor.drivers.base import Cancel, Delete, Operated, RunNow, Update, Verdict
+from taskharbor.drivers.base import Cancel, Delete, Operated, Seen, Update, Verdict
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreUnavailable
 from taskharbor.job import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
 from taskharbor.lifecycle import TERMINAL
@@ -174,10 +174,7 @@ class Schedules(Operator):
             tags = tuple(tag for tag in record.options.tags if tag != SCHEDULE_TAG)
             ordinary = replace(record.options, recurrence=None, tags=tags)
             answer = await self._update(record, Update(options=ordinary))
-            if answer.verdict is Verdict.DONE and answer.state is State.RUNNING:
-                return
-            if answer.verdict is Verdict.DONE:  # it ended first, and was armed once more
-                await self._driver.operate(Delete(), [job_id])
+            if answer.verdict is Verdict.DONE:
                 return
         raise _too_quick(name)
 
@@ -252,27 +249,25 @@ class Schedules(Operator):
                     job_id, f"the schedule {name!r} is paused, so it cannot be run now; resume it first"
                 )
             if record.state is State.RUNNING:
-                options = _with(record.options, again_after=record.number)
-                answer = await self._update(record, Update(options=options))
-                if answer.verdict is Verdict.DONE and answer.state is State.RUNNING:
-                    return
+                update = Update(options=_with(record.options, again_after=record.number))
             elif record.state is State.READY:
                 raise JobConflict(
                     job_id,
                     f"the schedule {name!r} is due already, so it cannot be run now; "
                     "it runs as soon as a worker is free",
                 )
-            else:
-                [answer] = await self._driver.operate(RunNow(), [job_id])
-                if answer.verdict is Verdict.DONE:
-                    return
+            else:  # before it is due: that makes it an extra run
+                update = Update(run_at=await self._driver.now())
+            answer = await self._update(record, update)
+            if answer.verdict is Verdict.DONE:
+                return
         raise _too_quick(name)
 
     async def _cancel_occurrence(self, record: JobRecord) -> Operated:
         """End the occurrence that is next or under way; the one after it is set."""
         for _ in range(ROUNDS_MAX):
             occurrence = after_cancelling(record, await self._driver.now())
-            [answer] = await self._driver.operate(Cancel(occurrence), [record.id])
+            [answer] = await self._driver.operate(Cancel(occurrence, _seen(record)), [record.id])
             if answer.verdict is not Verdict.CHANGED:
                 return answer
             [found] = await self._driver.get([record.id])
@@ -331,8 +326,8 @@ class Schedules(Operator):
         raise _too_quick(name)
 
     async def _update(self, record: JobRecord, update: Update) -> Operated:
-        """If nobody has changed it since it was read; whether it runs makes no difference."""
-        update = replace(update, version=record.version, while_running=True)
+        """If nobody has changed it since it was read, and it stands where it stood then, be it running or not."""
+        update = replace(update, version=record.version, seen=_seen(record), while_running=True)
         [answer] = await self._driver.operate(update, [record.id])
         return answer
 
@@ -375,11 +370,22 @@ def _difference(record: JobRecord, desired: NewJob, now: int) -> Update | None:
     )  # fmt: skip
     if old is not None and (old.schedule, old.timezone) == (new.schedule, new.timezone):
         return update
-    if record.attempts:
-        return update  # a retry is under way: the next occurrence is computed when it has ended
+    if _has_come(record, now):
+        return update  # the next occurrence is computed when this one's run has ended
     update = replace(update, due_at=recurring(new).next_micros(now))
     has_extra_run = record.due_at is not None and record.run_at < record.due_at
     return update if new.paused or has_extra_run else replace(update, at_due=True)
+
+
+def _has_come(record: JobRecord, now: int) -> bool:
+    """Whether its occurrence is due already, or a run is under way that is to be tried again or asleep."""
+    if record.attempts or record.due_at is None:
+        return record.attempts > 0
+    return record.due_at <= now or record.due_at < record.run_at < PARKED_AT
+
+
+def _seen(record: JobRecord) -> Seen:
+    return Seen(record.number, record.state is State.RUNNING)
 
 
 def _declared_job(task: Task[Any, Any, Any, Any], now: int) -> NewJob:

@@ -16,7 +16,7 @@ class Answer(StrEnum):
     NOT_RUNNING = "not_running"
     LEASE_MISMATCH = "lease_mismatch"
     LEASE_EXPIRED = "lease_expired"
-    CHANGED = "changed"  # the schedule's version is another: compute the next occurrence anew
+    CHANGED = "changed"  # the schedule's version is another: look again whether it recurs, and when
 
 
 class ClaimRequest(Struct, frozen=True):

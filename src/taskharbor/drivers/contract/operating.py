@@ -12,6 +12,17 @@ from taskharbor.drivers.contract.settling import Occurrence
 from taskharbor.job import Delivery, Options, State
 
 
+class Seen(Struct, frozen=True):
+    """Where a job stood when somebody looked: its latest attempt, and whether that was under way.
+
+    A recurring job goes from run to run without a change of its version; what was worked out from an earlier run
+    must not be done to a later one.
+    """
+
+    number: int
+    running: bool
+
+
 class Cancel(Struct, frozen=True):
     """End what has not begun; ask a running one to end.
 
@@ -20,6 +31,7 @@ class Cancel(Struct, frozen=True):
     """
 
     occurrence: Occurrence | None = None
+    seen: Seen | None = None  # re-armed only if the job still stands there
 
 
 class Discard(Struct, frozen=True):
@@ -66,6 +78,7 @@ class Update(Struct, frozen=True):
     at_due: bool = False  # its place is its due time, if it has one
     while_running: bool = False
     version: int | None = None  # only if this is still the job's version
+    seen: Seen | None = None  # only if the job still stands there
 
 
 Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
@@ -76,7 +89,7 @@ class Verdict(StrEnum):
     REQUESTED = "requested"  # a running job has been asked to end
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
-    CHANGED = "changed"  # the job's version is another than the operation relies on
+    CHANGED = "changed"  # the job's version, or where it stands, is another than the operation relies on
 
 
 class Operated(Struct, frozen=True):

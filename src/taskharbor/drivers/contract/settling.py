@@ -46,9 +46,16 @@ class Transition(Struct, frozen=True, gc=False):
     outlived: bool = False
     inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
     occurrence: Occurrence | None = None
+    # Without one: the version of the job that this relies on, such as that it recurs no longer.
+    version: int | None = None
     # With `occurrence`, to `DEAD`: a one-off copy of the job that is dead from the start, for `reason`, and has the
     # run's attempts for its history. It exists if and only if this is applied as it says; with any other ending, never.
     dead_letter: NewJob | None = None
+
+    @property
+    def relies_on(self) -> int | None:
+        """The version that the job must still have; None, as for most: whatever it is."""
+        return self.version if self.occurrence is None else self.occurrence.version
 
 
 class Settled(Struct, frozen=True, gc=False):

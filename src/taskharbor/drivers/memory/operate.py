@@ -19,6 +19,7 @@ from taskharbor.drivers.base import (
     Operation,
     Requeue,
     RunNow,
+    Seen,
     Update,
     Verdict,
     with_dependants,
@@ -68,7 +69,7 @@ def _do(store: Store, operation: Operation, job: Job, now: int) -> Verdict:
         case Requeue():
             _change(store, job, lambda: _begin_new_run(job, operation, now))
         case Update():
-            if operation.version is not None and operation.version != job.version:
+            if operation.version not in (None, job.version) or _has_moved_on(job, operation.seen):
                 return Verdict.CHANGED
             if operation.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
                 return Verdict.CONFLICT
@@ -77,6 +78,10 @@ def _do(store: Store, operation: Operation, job: Job, now: int) -> Verdict:
             else:
                 _change_running(store, job, operation)
     return Verdict.DONE
+
+
+def _has_moved_on(job: Job, seen: Seen | None) -> bool:
+    return seen is not None and seen != Seen(job.number, job.lease is not None)
 
 
 def _change(store: Store, job: Job, change: Callable[[], None]) -> None:
@@ -102,7 +107,7 @@ def _cancel(store: Store, job: Job, cancel: Cancel, now: int) -> Verdict:
     if cancel.occurrence is None:
         store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
         return Verdict.DONE
-    if cancel.occurrence.version != job.version:
+    if cancel.occurrence.version != job.version or _has_moved_on(job, cancel.seen):
         return Verdict.CHANGED
     job.number += 1
     record = AttemptRecord(

@@ -22,6 +22,7 @@ from taskharbor.drivers.base import (
     Operation,
     Requeue,
     RunNow,
+    Seen,
     Update,
     Verdict,
     with_dependants,
@@ -152,7 +153,7 @@ class _Operating:
         assert cancel.occurrence is not None, "the others are cancelled all at once"
         if place.state is State.WAITING:
             return Verdict.CONFLICT
-        if cancel.occurrence.version != job.row["version"]:
+        if cancel.occurrence.version != job.row["version"] or _has_moved_on(place, cancel.seen):
             return Verdict.CHANGED
         if not await self._leave_place(job):
             return None
@@ -249,7 +250,7 @@ class _Operating:
 
     async def _update(self, job: Found, update: Update) -> Verdict | None:
         session, row = self._session, job.row
-        if update.version is not None and update.version != row["version"]:
+        if update.version not in (None, row["version"]) or _has_moved_on(job.place, update.seen):
             return Verdict.CHANGED
         if update.queue not in (UNSET, row["queue"]) and row["idempotency_key"] is not None:
             return Verdict.CONFLICT
@@ -325,6 +326,10 @@ class _Operating:
             to.suspect,
         )  # fmt: skip
         await self._session.do("insert_ready", *columns([row]))
+
+
+def _has_moved_on(place: Place, seen: Seen | None) -> bool:
+    return seen is not None and seen != Seen(place.number, place.state is State.RUNNING)
 
 
 def _updated_due_at(job: Found, update: Update) -> int | None:

@@ -19,6 +19,7 @@ from taskharbor.drivers.base import (
     Operation,
     Requeue,
     RunNow,
+    Seen,
     Update,
     Verdict,
     with_dependants,
@@ -79,16 +80,18 @@ def _cancel(session: Session, job: Stored, place: Place, cancel: Cancel) -> Verd
         leases.request_cancel(session, place.lease, job.id)
         return Verdict.REQUESTED
     if cancel.occurrence is not None:
-        return _cancel_occurrence(session, job, place, cancel.occurrence)
+        return _cancel_occurrence(session, job, place, cancel.occurrence, cancel.seen)
     _leave_place(session, job, place)
     _end(session, job, place, Reason.CANCELLED)
     return Verdict.DONE
 
 
-def _cancel_occurrence(session: Session, job: Stored, place: Place, occurrence: Occurrence) -> Verdict:
+def _cancel_occurrence(
+    session: Session, job: Stored, place: Place, occurrence: Occurrence, seen: Seen | None
+) -> Verdict:
     if place.state is State.WAITING:
         return Verdict.CONFLICT
-    if occurrence.version != job.version:
+    if occurrence.version != job.version or _has_moved_on(place, seen):
         return Verdict.CHANGED
     _leave_place(session, job, place)
     number = place.number + 1
@@ -150,7 +153,7 @@ def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> V
 
 
 def _update(session: Session, job: Stored, place: Place, update: Update) -> Verdict:
-    if update.version is not None and update.version != job.version:
+    if update.version not in (None, job.version) or _has_moved_on(place, update.seen):
         return Verdict.CHANGED
     if update.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
         return Verdict.CONFLICT
@@ -206,6 +209,10 @@ def _update(session: Session, job: Stored, place: Place, update: Update) -> Verd
     )
     _move(session, job, place, new_place)
     return Verdict.DONE
+
+
+def _has_moved_on(place: Place, seen: Seen | None) -> bool:
+    return seen is not None and seen != Seen(place.number, place.lease is not None)
 
 
 def _has_begun(session: Session, job: Stored, place: Place) -> bool:
