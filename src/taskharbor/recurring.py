@@ -100,10 +100,13 @@ def armed(
     rows: Sequence[AttemptRecord] = (),
     copy_id: str | None = None,
 ) -> Transition:
-    """The same ending with the occurrence that follows it, for a job whose options say that it recurs."""
+    """The same ending with the occurrence that follows it, for a job whose options say that it recurs.
+
+    One that does so no longer ends, unless somebody has made it a schedule again.
+    """
     recurrence = options.recurrence
     if recurrence is None:
-        return transition
+        return replace(transition, version=version)
     run = Run.of(job, transition.started_at, rows)
     if run.is_extra and version != job.version and _has_other_times(job, recurrence):
         due_at = next_due(recurrence, Run(now), now)  # the occurrence that it leaves alone is none any more

@@ -390,8 +390,8 @@ class RecurringObserver(StoryObserver):
         since = self.now - error - MICROS_PER_SECOND
         nexts = {ended.grid.after(max(it.due, now)) for now in (since, self.now, *ended.grid.between(since, self.now))}
         allowed = {it.due} if it.extra else nexts
-        if it.unsure or (it.extra and record.number > it.first and it.due <= self.now):
-            allowed = {it.due, *nexts}  # an extra run that goes on past the occurrence may be cancelled with it
+        if it.unsure or (it.extra and record.number > it.first):
+            allowed = {it.due, *nexts}  # one that is to go on past the occurrence may be cancelled with it
         if record.due_at not in allowed:
             self.wrong(f"cancel: {job_id} was due at {it.due} (extra: {it.extra}), and is at {record.due_at}, not {allowed}")
         self._begin_run(it, record, record.number + 1)

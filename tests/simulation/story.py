@@ -108,9 +108,9 @@ def draw_acts(chance: random.Random, *, may_sleep: bool = True, may_die: bool = 
     if may_sleep and chance.random() < 0.25:
         at = chance.randrange(len(steps) + 1)
         steps.insert(at, f"sleep z {chance.choice((0.3, 1.0, 2.5))}")
-    if chance.random() < 0.6:
+    if chance.random() < 0.8:
         at = chance.randrange(len(steps) + 1)
-        steps.insert(at, f"wait {chance.random() * chance.choice((0.05, 0.5, 2.5)):.3f}")
+        steps.insert(at, f"wait {chance.random() * chance.choice((0.05, 0.5, 1.5, 3.0)):.3f}")
     if chance.random() < 0.15:
         steps.append("child")
     endings: list[Act] = chance.choice(

@@ -55,7 +55,7 @@ class Recurring:
             ):  # of a newer version: by what we know, until that one has it
                 transition = await self._armed(execution, bare, execution.options, record.version)
             elif record.options.recurrence is None:
-                transition = replace(bare, detail=bare.detail or DELETED)
+                transition = replace(bare, detail=bare.detail or DELETED, version=record.version)
             else:
                 transition = await self._armed(execution, bare, record.options, record.version)
             [settled] = await self._settle([transition])

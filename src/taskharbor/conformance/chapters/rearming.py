@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Held, Store
-from taskharbor.drivers.base import Answer, Cancel, Occurrence, Requeue, RunNow, Update, Verdict
+from taskharbor.drivers.base import Answer, Cancel, Occurrence, Requeue, RunNow, Seen, Update, Verdict
 from taskharbor.job import AttemptStatus, Delivery, Options, Reason, Recurrence, State
 
 ENDINGS = (
@@ -229,7 +230,43 @@ class Rearming(Chapter):
         assert store.do(Cancel(Occurrence(store.now + DAY, 2)), held.id) is Verdict.CHANGED
         assert store.everything() == before
 
+    def test_cancelling_an_occurrence_of_an_earlier_run_changes_nothing(self, store: Store) -> None:
+        """Whoever looked before the last run would set an occurrence that has had its run already."""
+        held = store.running()
+        store.succeed(held, occurrence=Occurrence(store.now, 1))
+        stale = Cancel(Occurrence(store.now + MINUTE, 1), Seen(held.number, False))
+        later = store.claim_one()
+        store.succeed(later, occurrence=Occurrence(store.now + HOUR, 1))
+        before = store.everything()
+        assert store.do(stale, held.id) is Verdict.CHANGED
+        assert store.everything() == before
+        assert store.do(structs.replace(stale, seen=Seen(later.number, False)), held.id) is Verdict.DONE
+
     # -- changing --
+
+    def test_change_relies_on_where_the_job_was_seen(self, store: Store) -> None:
+        """A recurring job goes from run to run without a change of its version: what was meant for one is not for another."""
+        held = recurring(store)
+        update = Update(priority=1, while_running=True)
+        for seen in (Seen(held.number - 1, False), Seen(held.number - 1, True), Seen(held.number, False)):
+            before = store.everything()
+            assert store.do(structs.replace(update, seen=seen), held.id) is Verdict.CHANGED
+            assert store.everything() == before
+        assert store.do(structs.replace(update, seen=Seen(held.number, True)), held.id) is Verdict.DONE
+        store.succeed(held, occurrence=Occurrence(store.now + HOUR, 2))
+        assert store.do(structs.replace(update, seen=Seen(held.number, True)), held.id) is Verdict.CHANGED
+        assert store.do(structs.replace(update, seen=Seen(held.number, False)), held.id) is Verdict.DONE
+
+    def test_ending_relies_on_the_version_that_was_read(self, store: Store) -> None:
+        """Somebody may have made a schedule again of what is in its last run."""
+        for end in (store.succeed, store.bury, store.hand_back):
+            held = recurring(store)
+            assert store.do(Update(priority=1, while_running=True), held.id) is Verdict.DONE
+            before = store.everything()
+            assert end(held, version=1).answer is Answer.CHANGED
+            assert store.everything() == before
+            assert end(held, version=2).answer is Answer.DONE
+            store.claim(limit=10)
 
     def test_running_job_is_changed_from_its_next_run_on(self, store: Store) -> None:
         """The attempt goes on as it was; its settle learns that the schedule is another, and the next run has it."""

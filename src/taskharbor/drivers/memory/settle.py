@@ -47,7 +47,7 @@ def _settle(store: Store, transition: Transition, now: int) -> Settled:
     answer = fence(job, transition.token, transition.number, now)
     if job is None or answer is not Answer.DONE:
         return Settled(answer, at=now)
-    if transition.occurrence is not None and transition.occurrence.version != job.version:
+    if transition.relies_on not in (None, job.version):
         return Settled(Answer.CHANGED, at=now)
     return _apply(store, job, transition, now)
 

@@ -98,7 +98,9 @@ def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Succ
 
 
 def _is_plain(t: Transition) -> bool:
-    if t.to is not State.SUCCEEDED or t.inserts or t.occurrence or t.status is not AttemptStatus.SUCCEEDED:
+    if t.to is not State.SUCCEEDED or t.inserts or t.status is not AttemptStatus.SUCCEEDED:
+        return False
+    if t.occurrence or t.version is not None:
         return False
     return (
         t.error is None and t.traceback is None and t.detail is None and t.worker is None and not t.outlived
@@ -228,8 +230,8 @@ async def settle(session: Session, transitions: Sequence[Transition]) -> list[Se
 
 
 async def _versions(session: Session, transitions: Sequence[Transition]) -> dict[str, tuple[int, str | None]]:
-    """Of the recurring jobs: the schedule's version, and how the next occurrence is to be delivered."""
-    ids = sorted({t.job_id for t in transitions if t.occurrence is not None and is_id(t.job_id)})
+    """Of those that recur, or did: the schedule's version, and how the next occurrence is to be delivered."""
+    ids = sorted({t.job_id for t in transitions if t.relies_on is not None and is_id(t.job_id)})
     if not ids:
         return {}
     return {row["id"]: (row["version"], row["delivery"]) for row in await session.rows("versions", ids)}
@@ -266,7 +268,7 @@ class _Settling:
         if isinstance(entry, Answer):
             return Settled(entry, at=self._now)
         version, delivery = versions.get(t.job_id, (0, None))
-        if t.occurrence is not None and t.occurrence.version != version:
+        if t.relies_on not in (None, version):
             return Settled(Answer.CHANGED, at=self._now)
         settled = self._apply(t, entry, delivery)
         self._fence.record(t)

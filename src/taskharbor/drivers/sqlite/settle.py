@@ -69,7 +69,7 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
 
 
 def _is_plain(t: Transition) -> bool:
-    if t.to is not State.SUCCEEDED or t.inserts or t.occurrence:
+    if t.to is not State.SUCCEEDED or t.inserts or t.occurrence or t.version is not None:
         return False
     return t.error is None and t.traceback is None and t.detail is None and not t.outlived
 
@@ -108,7 +108,8 @@ class _Settling:
         if isinstance(proof, Settled):
             return proof
         lease, entry = proof
-        if t.occurrence and t.occurrence.version != session.one(SETTLE["job_place"], (t.job_id,))[3]:
+        relied = t.relies_on
+        if relied is not None and relied != session.one(SETTLE["job_place"], (t.job_id,))[3]:
             return Settled(Answer.CHANGED, at=session.now)
         settled = self._apply(t, lease, entry)
         if _close(session, lease, 1):
