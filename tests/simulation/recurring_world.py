@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from taskharbor.client.schedule import schedule_id
 from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.errors import JobNotFound
 from tests.simulation import story
 from tests.simulation.recurring_observer import RecurringObserver
 from tests.simulation.story_world import StoryWorld, at_random
@@ -15,8 +17,13 @@ from tests.simulation.story_world import StoryWorld, at_random
 if TYPE_CHECKING:
     from tests.simulation.world import Process
 
-SCHEDULES = ("@every 0.7s", "@every 2s", "@every 5s", "* * * * * *", "*/2 * * * * *", "*/5 * * * * *", "1,4,40 * * * * *")
-VERBS = ("pause", "resume", "resume", "run_now", "run_now", "run_now", "change", "misfire", "cancel", "cancel", "delete", "add")
+SCHEDULES = (
+    "@every 0.7s", "@every 2s", "@every 5s", "* * * * * *", "*/2 * * * * *", "*/5 * * * * *", "1,4,40 * * * * *",
+)  # fmt: skip
+VERBS = (
+    "pause", "resume", "resume", "run_now", "run_now", "run_now", "change", "misfire", "cancel", "cancel", "delete",
+    "add", "stop the queue",
+)  # fmt: skip
 
 
 class ScheduleSpec(Struct, frozen=True):
@@ -48,6 +55,7 @@ class ScheduleSpec(Struct, frozen=True):
 
 class RecurringWorld(StoryWorld):
     observer: RecurringObserver
+    operations_max, pause_seconds = 10, 2.0  # of each operator
 
     def _new_observer(self) -> RecurringObserver:
         return RecurringObserver(self)
@@ -61,7 +69,7 @@ class RecurringWorld(StoryWorld):
         acts = story.draw_acts(chance, may_sleep=not once)
         options: dict[str, Any] = {
             "schedule": chance.choice(SCHEDULES),
-            "misfire": chance.choice(("run_once", "run_once", "skip")),
+            "misfire": chance.choice(("run_once", "skip")),
             "misfire_grace": chance.choice((0.5, 2.0, 60.0)),
             "dead_letter": chance.random() < 0.4,
             "max_attempts": chance.choice((1, 2, 3)),
@@ -82,11 +90,12 @@ class RecurringWorld(StoryWorld):
     async def _produce(self, process: Process) -> None:
         for spec in self.specs:
             await self.until(spec.at)
-            await self.insist(lambda: self._add(process, spec))  # noqa: B023 - awaited before the next one
+            with contextlib.suppress(JobNotFound):  # somebody was quick to delete it
+                await self.insist(lambda: self._add(process, spec))  # noqa: B023 - awaited before the next one
 
     async def _operate(self, process: Process) -> None:
         schedules, chance = process.harbor.schedules, self.chance
-        async for _ in self.moments(10, 2):
+        async for _ in self.moments(self.operations_max, self.pause_seconds):
             spec = chance.choice(self.specs)
             with self.whatever_comes():
                 match chance.choice(VERBS):
@@ -104,6 +113,10 @@ class RecurringWorld(StoryWorld):
                         await process.harbor.jobs.acancel(spec.id)
                     case "delete" if chance.random() < 0.5:
                         await schedules.adelete(spec.name)
+                    case "stop the queue":
+                        await process.harbor.queues.apause(spec.options["queue"])
+                        await self.until(self.universe.now + int(chance.random() * 3 * MICROS_PER_SECOND))
+                        await process.harbor.queues.aresume(spec.options["queue"])
                     case "add":
                         await self._add(process, spec, schedule=chance.choice(SCHEDULES))
 
@@ -115,10 +128,20 @@ class RecurringWorld(StoryWorld):
 
     def _is_done(self) -> bool:
         """Every schedule that is there and not paused has had an ordinary run that was due since the faults stopped."""
-        return all(
-            it.recurrence is None or it.recurrence.paused or it.last_settled_due > self._calm_at
-            for it in self.observer.recurring.values()
-        ) and all(
-            self.universe.now > self._calm_at + MICROS_PER_SECOND or it.recurrence is not None
-            for it in self.observer.recurring.values()
-        )
+        for it in self.observer.recurring.values():
+            if it.recurrence is None:  # it has ended, or is about to
+                over = self.universe.now > self._calm_at + MICROS_PER_SECOND
+            else:
+                over = it.recurrence.paused or it.last_settled_due > self._calm_at
+            if not over:
+                return False
+        return True
+
+
+class HecticWorld(RecurringWorld):
+    """One schedule, and operators who do not leave it alone."""
+
+    operations_max, pause_seconds = 40, 0.5
+
+    def _draw_specs(self) -> list[ScheduleSpec]:
+        return [self._draw_spec("schedule-0")]

@@ -100,11 +100,9 @@ declare(application)
 # -- what a seed draws ---------------------------------------------------------------------------
 
 
-def draw_acts(chance: random.Random, *, may_sleep: bool = True, may_die: bool = False) -> list[Act]:
+def draw_acts(chance: random.Random, *, may_sleep: bool = True) -> list[Act]:
     """A short play: some work with steps, perhaps failures on the way."""
     steps = [f"step {name}" for name in "abc"[: chance.choice((0, 0, 1, 2, 3))]]
-    if may_die and steps and chance.random() < 0.5:
-        steps = [move for step in steps for move in (step, step.replace("step", "die"))]
     if may_sleep and chance.random() < 0.25:
         at = chance.randrange(len(steps) + 1)
         steps.insert(at, f"sleep z {chance.choice((0.3, 1.0, 2.5))}")

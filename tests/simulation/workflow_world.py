@@ -5,18 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor import chain, chord, group
 from taskharbor.drivers.base import member_id
 from taskharbor.job import State
 from tests.simulation import story
+from tests.simulation.link import Rates
 from tests.simulation.story_world import StoryWorld, at_random
 from tests.simulation.workflow_observer import WorkflowObserver
 
 if TYPE_CHECKING:
     from tests.simulation.world import Process
 
-VERBS = ("cancel", "retry", "retry", "cancel member", "retry member", "retry member", "delete member", "discard", "pause")
+VERBS = (
+    "cancel", "retry", "retry", "cancel member", "retry member", "retry member", "delete member", "discard",
+    "stop the queue",
+)  # fmt: skip
 MEMBERS_MAX = 9
 
 
@@ -79,6 +84,7 @@ class WorkflowSpec(Struct):
 
 class WorkflowWorld(StoryWorld):
     observer: WorkflowObserver
+    troubled: tuple[float, ...] = (0.0, 0.3, 0.6)  # how many members have anything but a simple life
 
     def _new_observer(self) -> WorkflowObserver:
         return WorkflowObserver(self)
@@ -93,7 +99,7 @@ class WorkflowWorld(StoryWorld):
     def _draw_workflow(self, index: int) -> WorkflowSpec:
         chance = self.chance
         self._left = MEMBERS_MAX
-        self._troubled = chance.choice((0.0, 0.3, 0.6))  # how many of its members have anything but a simple life
+        self._troubled = chance.choice(self.troubled)
         tree = self._draw_tree(0)
         workflow_id = f"00000000-0000-7000-8000-{index + 1:06x}000000"
         has_failure_task = chance.random() < 0.3
@@ -118,7 +124,7 @@ class WorkflowWorld(StoryWorld):
         once = False
         if chance.random() < self._troubled:
             once = chance.random() < 0.1
-            acts = story.draw_acts(chance, may_sleep=not once, may_die=not once)
+            acts = self._draw_acts(once)
         options: dict[str, Any] = {
             "max_attempts": chance.choice((1, 2, 3)),
             "retry": story.POLICY,
@@ -129,6 +135,9 @@ class WorkflowWorld(StoryWorld):
         if timeout is not None:
             options["timeout"] = timeout
         return MemberSpec(label, acts, chance.random() < 0.7, options)
+
+    def _draw_acts(self, once: bool) -> list[story.Act]:
+        return story.draw_acts(self.chance, may_sleep=not once)
 
     # -- people --
 
@@ -169,7 +178,7 @@ class WorkflowWorld(StoryWorld):
                         await harbor.jobs.adelete(member.id)
                     case "discard":
                         await harbor.dlq.adiscard(member.id)
-                    case "pause":
+                    case "stop the queue":
                         await harbor.queues.apause("mail")
                         await self.until(self.universe.now + int(chance.random() * 2e6))
                         await harbor.queues.aresume("mail")
@@ -182,3 +191,29 @@ class WorkflowWorld(StoryWorld):
         if any(counts[state] for state in (State.READY, State.SCHEDULED, State.RUNNING)):
             return False
         return not counts[State.WAITING] or self.observer.all_waiting_are_stuck()
+
+
+class StepsWorld(WorkflowWorld):
+    """A few jobs with many steps, in processes that die between any two of them."""
+
+    troubled = (1.0,)
+
+    def __init__(self, seed: int, store: Any = None) -> None:
+        super().__init__(seed, store)
+        self.max_losses = 2
+        self.crashes_left = 5
+
+    def _draw_rates(self) -> Rates:
+        return replace(super()._draw_rates(), crash=0.1)
+
+    def _draw_tree(self, depth: int) -> Tree:
+        return "group", [self._draw_member() for _ in range(self.chance.choice((1, 1, 2)))]
+
+    def _draw_acts(self, once: bool) -> list[story.Act]:
+        """Each of its steps may be the last thing that a process does."""
+        if once or self.chance.random() < 0.5:
+            return story.draw_acts(self.chance, may_sleep=not once)
+        moves = [move for name in "abcde" for move in (f"step {name}", f"die {name}")]
+        if self.chance.random() < 0.5:
+            moves.insert(self.chance.randrange(4), f"sleep z {0.5 + 3 * self.chance.random():.1f}")
+        return [[*moves, "fatal"]] if self.chance.random() < 0.3 else [moves]
