@@ -28,7 +28,10 @@ def ran(harbor: Harbor, clock: ManualClock) -> list[str]:
 
 
 def overtake(
-    monkeypatch: pytest.MonkeyPatch, driver: Driver, meanwhile: Callable[[], Awaitable[Any]], verb: str = "operate"
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Driver,
+    meanwhile: Callable[[], Awaitable[Any]],
+    verb: str = "operate",
 ) -> None:
     """Before the next call of this verb takes effect, something else does."""
     original = getattr(driver, verb)

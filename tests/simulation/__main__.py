@@ -1,6 +1,6 @@
 """`python -m tests.simulation --seed N` replays one seed; `--seconds S` looks for one that fails.
 
-With `--fleet` the worlds have supervisors.
+With `--fleet` the worlds have supervisors; with `--world` they are of recurring jobs, workflows or durable steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import time
 
 from tests.simulation.fleet import FleetWorld
+from tests.simulation.stories import KINDS
 from tests.simulation.world import World, _bury_all, _seeded, simulate
 
 
@@ -21,8 +22,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="begin here; by default anywhere")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to look")
     parser.add_argument("--fleet", action="store_true", help="worlds with supervisors")
+    parser.add_argument("--world", choices=KINDS, help="worlds of this kind")
     asked = parser.parse_args()
-    kind = FleetWorld if asked.fleet else World
+    kind = KINDS[asked.world] if asked.world else FleetWorld if asked.fleet else World
     if asked.seed is not None:
         return replay(asked.seed, kind)
     first = random.SystemRandom().randrange(10**9) if asked.first is None else asked.first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct
@@ -12,8 +11,8 @@ from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import (
     Cancel,
     Claim,
-    ClaimRequest,
     Claimed,
+    ClaimRequest,
     Delete,
     Enqueued,
     Operated,
@@ -24,6 +23,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.job import AttemptStatus, JobFilter, JobRecord, Misfire, Reason, Recurrence, State
 from taskharbor.recurring import PARKED_AT
+from tests.simulation.grid import Grid
 from tests.simulation.observer import TERMINAL, Held
 from tests.simulation.story_observer import StoryObserver
 
@@ -33,35 +33,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process
 
 BEGIN_SECONDS = 0.3  # from deciding that an occurrence is not too late to beginning it
-MINUTE = 60 * MICROS_PER_SECOND
-DAY = 24 * 60 * MINUTE  # far beyond any error of an estimate
+DAY = 24 * 3600 * MICROS_PER_SECOND  # far beyond any error of an estimate
 DEAD = JobFilter(state=State.DEAD)
-
-
-class Grid:
-    """When a schedule is due: every so often, counted from one of its occurrences, or at seconds of the minute."""
-
-    def __init__(self, schedule: str, occurrence: int) -> None:
-        if schedule.startswith("@every "):
-            self._period = round(float(schedule[7:-1]) * MICROS_PER_SECOND)
-            self._offsets = [occurrence % self._period]
-            return
-        seconds = schedule.split()[0]
-        step = 1 if seconds == "*" else int(seconds.removeprefix("*/")) if "/" in seconds else 0
-        named = range(0, 60, step) if step else [int(each) for each in seconds.split(",")]
-        self._period, self._offsets = MINUTE, [each * MICROS_PER_SECOND for each in named]
-
-    def after(self, instant: int) -> int:
-        base = instant // self._period * self._period
-        found = [base + turn + each for turn in (0, self._period) for each in self._offsets]
-        return min(each for each in found if each > instant)
-
-    def between(self, after: int, until: int) -> Iterator[int]:
-        while (after := self.after(after)) <= until:
-            yield after
-
-    def has(self, instant: int) -> bool:
-        return self.after(instant - 1) == instant
 
 
 class Recurring(Struct):
@@ -108,8 +81,8 @@ class RecurringObserver(StoryObserver):
         self.stored.pop(job_id, None)
         self.begins.pop(job_id, None)
         for known in (self.held, self.ledger, self.executed, self.ended_at):
-            for attempt in [each for each in known if each[0] == job_id]:  # type: ignore[attr-defined]
-                del known[attempt]  # type: ignore[attr-defined]
+            for attempt in [each for each in known if each[0] == job_id]:
+                del known[attempt]
         self.children = {child: (p, n) for child, (p, n) in self.children.items() if p != job_id}
 
     # -- claims and begins --
@@ -147,7 +120,9 @@ class RecurringObserver(StoryObserver):
         if it is None or not self.holds(execution) or it.recurrence is None or it.extra:
             return
         known = execution.options.recurrence
-        earlier = [each for each in self.begins[claimed.id] if each[1] == it.first and each[0] < claimed.number]
+        earlier = [
+            each for each in self.begins[claimed.id] if each[1] == it.first and each[0] < claimed.number
+        ]
         lost = any(
             (claimed.id, each) in self.ledger and self.ledger[claimed.id, each].status is AttemptStatus.LOST
             for each in range(it.first, claimed.number)
@@ -236,7 +211,8 @@ class RecurringObserver(StoryObserver):
         self._begin_run(it, record, number + 1, extra=it.again)
 
     def _begin_run(self, it: Recurring, record: JobRecord, first: int, *, extra: bool = False) -> None:
-        assert it.recurrence is not None and record.due_at is not None
+        assert it.recurrence is not None
+        assert record.due_at is not None
         it.due, it.first, it.again, it.unsure = record.due_at, first, False, False
         it.extra = extra and not it.recurrence.paused
         place = PARKED_AT if it.recurrence.paused else it.due
@@ -283,7 +259,8 @@ class RecurringObserver(StoryObserver):
         if transition.reason is not Reason.EXPIRED:
             return
         self.told["missed"] += 1
-        assert it.recurrence is not None and self._settler is not None
+        assert it.recurrence is not None
+        assert self._settler is not None
         late = self.now - it.due + self.error_of(self._settler)
         if it.recurrence.misfire is not Misfire.SKIP and not self._was_changed(transition):
             self.wrong(f"misfire: {transition.job_id} was dropped by {it.recurrence.misfire}")
@@ -389,12 +366,17 @@ class RecurringObserver(StoryObserver):
         error = self.error_of(process)
         ended = Recurring(it.recurrence, it.due)
         since = self.now - error - MICROS_PER_SECOND
-        nexts = {ended.grid.after(max(it.due, now)) for now in (since, self.now, *ended.grid.between(since, self.now))}
+        nexts = {
+            ended.grid.after(max(it.due, now))
+            for now in (since, self.now, *ended.grid.between(since, self.now))
+        }
         allowed = {it.due} if it.extra else nexts
         if it.unsure or (it.extra and record.number > it.first):
             allowed = {it.due, *nexts}  # one that is to go on past the occurrence may be cancelled with it
         if record.due_at not in allowed:
-            self.wrong(f"cancel: {job_id} was due at {it.due} (extra: {it.extra}), and is at {record.due_at}, not {allowed}")
+            self.wrong(
+                f"cancel: {job_id} was due at {it.due} (extra: {it.extra}), and is at {record.due_at}, not {allowed}"
+            )
         self._begin_run(it, record, record.number + 1)
 
     # -- the end --
@@ -402,7 +384,8 @@ class RecurringObserver(StoryObserver):
     def judge(self) -> None:
         super().judge()
         for job_id, it in self.recurring.items():
-            record, spec = self.look(job_id), self.specs[job_id]
+            spec: Any = self.specs[job_id]
+            record = self.look(job_id)
             if record is None:
                 self.wrong(f"{job_id} is gone")
                 continue
@@ -412,6 +395,8 @@ class RecurringObserver(StoryObserver):
                 self.wrong(f"re-arming: {job_id} has {record.attempts} failures in a new run")
             elif it.first <= settled and record.attempts != failures:
                 self.wrong(f"{job_id}: attempts is {record.attempts}, and {failures} have failed")
-        dead = {job.id for job in self.world.ask("list", DEAD, limit=1000, now=self.now).jobs} - set(self.recurring)
+        dead = {job.id for job in self.world.ask("list", DEAD, limit=1000, now=self.now).jobs} - set(
+            self.recurring
+        )
         if dead != self.copies:
             self.wrong(f"dead letter: {sorted(dead)} are in the DLQ, and {sorted(self.copies)} were left")

@@ -38,7 +38,7 @@ class ScheduleSpec(Struct, frozen=True):
 
     @property
     def is_once(self) -> bool:
-        return self.options["delivery"] == "at_most_once"
+        return bool(self.options["delivery"] == "at_most_once")
 
     @property
     def timeout(self) -> float | None:

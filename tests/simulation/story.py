@@ -99,6 +99,10 @@ declare(application)
 
 # -- what a seed draws ---------------------------------------------------------------------------
 
+ENDINGS: tuple[list[Act], ...] = (
+    [[]], [[]], [[]], [["fail"], []], [["fail"], ["fail"], []], [["fail"]], [["fatal"]], [["hang"], []],
+)  # fmt: skip
+
 
 def draw_acts(chance: random.Random, *, may_sleep: bool = True) -> list[Act]:
     """A short play: some work with steps, perhaps failures on the way."""
@@ -111,9 +115,7 @@ def draw_acts(chance: random.Random, *, may_sleep: bool = True) -> list[Act]:
         steps.insert(at, f"wait {chance.random() * chance.choice((0.05, 0.5, 1.5, 3.0)):.3f}")
     if chance.random() < 0.15:
         steps.append("child")
-    endings: list[Act] = chance.choice(
-        ([[]], [[]], [[]], [["fail"], []], [["fail"], ["fail"], []], [["fail"]], [["fatal"]], [["hang"], []])
-    )
+    endings = chance.choice(ENDINGS)
     acts: list[Act] = []
     for ending in endings:  # a failure comes anywhere: before, between or behind the steps
         at = chance.randrange(len(steps) + 1) if ending else len(steps)

@@ -19,10 +19,9 @@ TIMED = (
     "prune_history", "get", "counts", "queues", "leases", "sign_on", "workers", "list",
 )  # fmt: skip
 TIMELESS = ("outlive", "history", "steps", "results", "get_workflows", "list_workflows", "pause", "sign_off")
-READS = frozenset(
-    {"get", "counts", "queues", "leases", "workers", "list", "history", "steps", "results", "get_workflows",
-     "list_workflows", "now"}
-)  # fmt: skip
+NEWS = frozenset(
+    {"enqueue", "enqueue_workflow", "settle", "operate", "pause", "expire"}
+)  # as of the memory driver
 
 
 class StoryLink(Link):
@@ -45,7 +44,7 @@ class StoryLink(Link):
             if late:  # nobody is left to be told
                 return None
             raise
-        if not isinstance(self._world.store, MemoryDriver) and verb not in READS:
+        if not isinstance(self._world.store, MemoryDriver) and verb in NEWS and (verb != "expire" or answer):
             with self._news.lock:
                 self._news.post()
         observer.after(self._process, verb, about, answer, late)

@@ -29,7 +29,9 @@ class StoryObserver(Observer):
     def __init__(self, world: StoryWorld) -> None:
         super().__init__(world)
         self.told = Counter[str]()  # what the worlds are full of
-        self.stored: defaultdict[str, dict[str, tuple[str, int]]] = defaultdict(dict)  # by job: (result, number)
+        self.stored: defaultdict[str, dict[str, tuple[str, int]]] = defaultdict(
+            dict
+        )  # by job: (result, number)
         self.stored_until: dict[Attempt, dict[str, tuple[str, int]]] = {}  # when the job was condemned
         self.executed: dict[Attempt, set[str]] = defaultdict(set)
         self.ended_at: dict[Attempt, int] = {}
@@ -38,8 +40,8 @@ class StoryObserver(Observer):
     # -- reading --
 
     def look(self, job_id: str) -> JobRecord | None:
-        [record] = self.world.ask("get", [job_id], now=self.now)
-        return record
+        found: list[JobRecord | None] = self.world.ask("get", [job_id], now=self.now)
+        return found[0]
 
     def before(self, verb: str, about: Any) -> None:
         pass
@@ -98,7 +100,9 @@ class StoryObserver(Observer):
         known = self.stored[claimed.id].get(name) if self.is_known(execution) else None
         # Who stored it under an earlier number had lost the job, or ended, before this attempt was claimed.
         if known is not None and known[1] <= claimed.number:
-            self.wrong(f"step: {claimed.id} executes {name!r} again in attempt {claimed.number}, stored: {known}")
+            self.wrong(
+                f"step: {claimed.id} executes {name!r} again in attempt {claimed.number}, stored: {known}"
+            )
         if name in self.executed[claimed.id, claimed.number]:
             self.wrong(f"step: {claimed.id} executes {name!r} twice in attempt {claimed.number}")
         self.executed[claimed.id, claimed.number].add(name)
@@ -129,7 +133,9 @@ class StoryObserver(Observer):
             return
         until = to_micros(msgspec.json.decode(known[0], type=Sleep).sleep_until)
         if self.now < until - self.error_of(process):
-            self.wrong(f"sleep: {claimed.id} goes on {(until - self.now) / 1e6:.3f} s before {name!r} is over")
+            self.wrong(
+                f"sleep: {claimed.id} goes on {(until - self.now) / 1e6:.3f} s before {name!r} is over"
+            )
         self.told["sleeps"] += 1
 
     def _note(self, process: Process, notes: Any, answers: list[Answer], late: bool) -> None:
@@ -211,7 +217,9 @@ class StoryObserver(Observer):
             if held.first_number != run:
                 failures, run = 0, held.first_number
             if row.status is not settled.status or row.retry_count != failures:
-                wrong(f"attempt {row.number} was settled as {settled.status}, with {failures} failures before it")
+                wrong(
+                    f"attempt {row.number} was settled as {settled.status}, with {failures} failures before it"
+                )
             failures += row.status in FAILURES
             if failures > max_attempts:
                 wrong(f"{failures} failures of {max_attempts} in the run from {run}")
@@ -235,7 +243,9 @@ class StoryObserver(Observer):
             if since <= row.number <= last.number and row.detail == LOST_ALONE and not row.outlived
         ]
         if len(alone) < self.world.max_losses:
-            wrong(f"poison: condemned for {len(alone)} losses since attempt {since}, not {self.world.max_losses}")
+            wrong(
+                f"poison: condemned for {len(alone)} losses since attempt {since}, not {self.world.max_losses}"
+            )
 
     def _settled(self, transition: Transition, answer: Settled) -> None:
         if transition.reason is Reason.POISON:

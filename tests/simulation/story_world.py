@@ -46,6 +46,8 @@ class StoryWorld(World):
     def _open_queues(self) -> None:
         for queue in ("default", "mail"):
             self.ask("pause", queue, False)
+        with self.news.lock:
+            self.news.post()
 
     def _is_over(self, producer: Process, operator: Process) -> bool:
         return not any(each.alive for each in (producer, operator, *self.people)) and self._is_done()

@@ -1,4 +1,4 @@
-"""Worlds of recurring jobs, workflows and durable steps: nothing is wrong in any of them, and planted bugs are found."""
+"""Worlds of recurring jobs, workflows and durable steps: nothing is wrong there, and planted bugs are found."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 
 from taskharbor.drivers.sqlite import SQLiteDriver
+from tests.simulation import planted_recurring, planted_workflow  # noqa: F401 - they plant
 from tests.simulation.planted_story import PLANTED_IN_STORIES
-from tests.simulation.recurring_world import HecticWorld, RecurringWorld
+from tests.simulation.stories import KINDS
 from tests.simulation.universe import ProcessClock, Universe
-from tests.simulation.workflow_world import StepsWorld, WorkflowWorld
-from tests.simulation.world import Findings, World, _bury_all, _seeded, simulate
+from tests.simulation.world import Findings, _bury_all, _seeded, simulate
 
-KINDS: dict[str, type[World]] = {
-    "recurring": RecurringWorld,
-    "hectic": HecticWorld,
-    "workflows": WorkflowWorld,
-    "steps": StepsWorld,
-}
-FIXED = 20  # seeds
+FIXED = 15  # seeds
 SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "4")) / 4
 # Where to begin to look for a planted bug that is not found in the very first worlds. A hint, no more: from there the
 # search goes on, and then from the beginning.
-FIRST: dict[str, int] = {}
+FIRST = {
+    "a run that has begun is dropped as missed": 27,
+    "a workflow whose answer was lost is stored anew": 16,
+    "a retried job does not wait for those before it": 15,
+    "every death is told of": 20,
+    "to cancel a workflow leaves those that wait": 25,
+}
 SEEDS_MAX = 300
 
 
@@ -81,13 +81,13 @@ def _told(kind: str, seeds: range) -> Counter[str]:
 
 
 def test_stories_are_full_of_what_they_are_made_for():
-    recurring = _told("recurring", range(15)) + _told("hectic", range(15))
+    recurring = _told("recurring", range(10)) + _told("hectic", range(10))
     assert recurring["runs"] >= 150
     assert recurring["extra runs"] >= 15
     assert recurring["dead letters"] >= 10
     assert recurring["missed"] >= 1
     assert recurring["Update"] >= 50
-    workflows = _told("workflows", range(15)) + _told("steps", range(15))
+    workflows = _told("workflows", range(10)) + _told("steps", range(10))
     assert workflows["released"] >= 15
     assert workflows["results taken"] >= 20
     assert workflows["steps remembered"] >= 30
@@ -98,7 +98,7 @@ def test_stories_are_full_of_what_they_are_made_for():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_of_a_story_tells_the_same_one_twice(kind):
-    for seed in range(3):
+    for seed in range(2):
         assert simulate(seed, KINDS[kind]).trace == simulate(seed, KINDS[kind]).trace
 
 
@@ -121,7 +121,7 @@ def _on_sqlite(kind: str, seed: int, path: Path) -> Findings:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_story_is_the_same_on_sqlite(kind, tmp_path):
     """Nothing is wrong there either; and it is the very same story, to the last answer of the store."""
-    for seed in range(4):
+    for seed in range(3):
         on_sqlite = _on_sqlite(kind, seed, tmp_path / f"{seed}.db")
         assert on_sqlite.wrong == []
         assert on_sqlite.trace == simulate(seed, KINDS[kind]).trace

@@ -200,7 +200,9 @@ class WorkflowObserver(StoryObserver):
         ends = workflow.spec.on_failure == "cancel"
         if ends and record.state is State.WAITING and failed and record.id not in self.resurrected:
             self.wrong(f"on_failure: {member.label} waits, and {[each.id for each in failed]} have failed")
-        if record.reason is Reason.DEPENDENCY and (not ends or (not failed and len(before) == len(member.depends_on))):
+        if record.reason is Reason.DEPENDENCY and (
+            not ends or (not failed and len(before) == len(member.depends_on))
+        ):
             self.wrong(f"on_failure: {member.label} is cancelled for those before it, and none has failed")
 
     def _judge_state(self, workflow: Stored, found: dict[str, JobRecord | None]) -> None:

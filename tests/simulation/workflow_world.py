@@ -39,7 +39,7 @@ class MemberSpec(Struct):
 
     @property
     def is_once(self) -> bool:
-        return self.options["delivery"] == "at_most_once"
+        return bool(self.options["delivery"] == "at_most_once")
 
     @property
     def timeout(self) -> float | None:

@@ -18,7 +18,7 @@ from unittest import mock
 
 from msgspec import Struct
 
-from taskharbor import Harbor, Worker, collecting
+from taskharbor import Harbor, Worker
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreError
@@ -353,7 +353,7 @@ def _seeded(seed: int) -> Iterator[None]:
             mock.patch.object(os, "urandom", chance.randbytes),
             mock.patch("taskharbor.client.options.new_id", new_id),
             mock.patch("taskharbor.worker.recurring.new_id", new_id),
-            mock.patch.object(collecting.uuid_utils, "uuid7", new_id),
+            mock.patch("taskharbor.collecting.uuid_utils.uuid7", new_id),
         ):
             yield
     finally:

@@ -245,7 +245,7 @@ class Rearming(Chapter):
     # -- changing --
 
     def test_change_relies_on_where_the_job_was_seen(self, store: Store) -> None:
-        """A recurring job goes from run to run without a change of its version: what was meant for one is not for another."""
+        """A recurring job goes from run to run with the same version: what was meant for one is not for another."""
         held = recurring(store)
         update = Update(priority=1, while_running=True)
         for seen in (Seen(held.number - 1, False), Seen(held.number - 1, True), Seen(held.number, False)):

@@ -1,0 +1,217 @@
+"""Bugs that are planted in durable steps and in workflows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from msgspec.structs import replace
+
+from taskharbor import collecting
+from taskharbor.drivers.base import Answer, StepNote, Verdict
+from taskharbor.drivers.memory import enqueue, operate, reads, settle
+from taskharbor.drivers.memory import store as storing
+from taskharbor.drivers.memory.store import Store
+from taskharbor.job import State, StepRecord
+from taskharbor.worker.steps import LeasedSteps, Steps
+from taskharbor.workflow import failure
+from tests.simulation.planted import _both, released_early
+from tests.simulation.planted_story import plant
+from tests.simulation.workflow_world import StepsWorld, WorkflowWorld
+
+# -- durable steps -------------------------------------------------------------------------------
+
+
+@plant("a step is executed again by every attempt", StepsWorld, "step")
+def steps_forgotten() -> Any:
+    async def nothing(self: Any) -> dict[str, Any]:
+        return {}
+
+    return mock.patch.object(LeasedSteps, "read", nothing)
+
+
+@plant("a step gives what was executed, whatever is stored", StepsWorld, "step")
+def step_not_the_stored() -> Any:
+    async def keep(self: Any, name: str, result: str) -> None:
+        self._known[name] = StepRecord(result, self._execution.claimed.number)
+
+    return mock.patch.object(Steps, "_keep", keep)
+
+
+@plant("a lease that is over can store a step", StepsWorld, "step")
+def stale_step() -> Any:
+    note = settle._note
+
+    def lenient(store: Any, one: Any, now: int) -> Answer:
+        job = store.jobs.get(one.job_id)
+        if isinstance(one, StepNote) and job is not None:
+            job.steps.setdefault(one.name, StepRecord(one.result, one.number))
+            return Answer.DONE
+        return note(store, one, now)
+
+    return mock.patch.object(settle, "_note", lenient)
+
+
+@plant("a requeue forgets the steps", StepsWorld, "steps")
+def requeue_forgets() -> Any:
+    begin = storing.begin_new_run
+
+    def forgetful(job: Any, *args: Any, **more: Any) -> None:
+        job.steps.clear()
+        begin(job, *args, **more)
+
+    return mock.patch.object(operate, "begin_new_run", forgetful)
+
+
+@plant("a sleep is over for whoever comes back", StepsWorld, "sleep")
+def sleeps_short() -> Any:
+    sleep = Steps._sleep
+
+    async def short(self: Any, name: str, micros: int) -> None:
+        if await self._recall(name) is None:
+            await sleep(self, name, micros)
+
+    return mock.patch.object(Steps, "_sleep", short)
+
+
+@plant("losses from before a new step count", StepsWorld, "history")
+def losses_stay() -> Any:
+    past = collecting.past_of
+
+    async def harsh(driver: Any, job: Any) -> Any:
+        rows, _ = await past(driver, job)
+        return rows, 0
+
+    return mock.patch.object(collecting, "past_of", harsh)
+
+
+# -- workflows -----------------------------------------------------------------------------------
+
+plant("a finalizer is released by the first of its group", WorkflowWorld, "")(released_early)
+
+
+@plant("the last two of a group that settle together release nobody", WorkflowWorld, "fan-in")
+def nobody_released() -> Any:
+    release = settle._release_dependants
+    settle_all = settle.settle
+    together: list[int] = []
+
+    def batch(store: Any, transitions: Any, now: int) -> Any:
+        together.append(len(transitions))
+        return settle_all(store, transitions, now)
+
+    def forgetful(store: Any, job: Any) -> tuple[str, ...]:
+        if together and together[-1] > 1:
+            for job_id in store.dependants.get(job.id, ()):
+                store.jobs[job_id].unmet -= {job.id}
+            return ()
+        return release(store, job)
+
+    return _both(
+        mock.patch.object(settle, "settle", batch),
+        mock.patch.object(settle, "_release_dependants", forgetful),
+    )
+
+
+@plant("results come in the order in which members ended", WorkflowWorld, "results")
+def results_out_of_order() -> Any:
+    results = reads.results
+
+    def by_ending(store: Any, job_id: str) -> Any:
+        return sorted(results(store, job_id), key=lambda each: store.jobs[each.job_id].finished_at)
+
+    return mock.patch.object(reads, "results", by_ending)
+
+
+@plant("a workflow whose answer was lost is stored anew", WorkflowWorld, "process producer")
+def stored_anew() -> Any:
+    store_it = enqueue.enqueue_workflow
+
+    def forgetful(store: Any, new: Any, jobs: Any, now: int) -> Any:
+        store.workflows.pop(new.id, None)
+        return store_it(store, new, jobs, now)
+
+    return mock.patch.object(enqueue, "enqueue_workflow", forgetful)
+
+
+@plant("a part of a workflow is stored", WorkflowWorld, "")
+def stored_in_part() -> Any:
+    store_it = enqueue.enqueue_workflow
+
+    def partly(store: Any, new: Any, jobs: Any, now: int) -> Any:
+        answer = store_it(store, new, jobs, now)
+        if not answer.existed:
+            store.delete(store.jobs[jobs[-1].id])
+        return answer
+
+    return mock.patch.object(enqueue, "enqueue_workflow", partly)
+
+
+@plant("those that end with a member wait for ever", WorkflowWorld, "on_failure")
+def not_cancelled() -> Any:
+    return mock.patch.object(Store, "cancel_dependants", return_value=None)
+
+
+@plant("a retried member does not restore those that its failure cancelled", WorkflowWorld, "on_failure")
+def not_restored() -> Any:
+    return mock.patch.object(Store, "restore_dependants", return_value=None)
+
+
+@plant("a retried job does not wait for those before it", WorkflowWorld, "")
+def does_not_wait() -> Any:
+    return mock.patch.object(operate, "_change", _change_and_run)
+
+
+def _change_and_run(store: Any, job: Any, change: Callable[[], None]) -> None:
+    store.leave(job)
+    change()
+    store.enter(job, State.READY)
+
+
+@plant("nobody is told of a member's death", WorkflowWorld, "failure task")
+def no_failure_task() -> Any:
+    async def untold(self: Any, transition: Any, job: Any, options: Any) -> Any:
+        return transition
+
+    return mock.patch.object(failure.FailureTasks, "added", untold)
+
+
+@plant("every death is told of", WorkflowWorld, "failure task")
+def told_too_often() -> Any:
+    make = failure._job
+
+    def each(template: Any, transition: Any, job: Any, workflow_id: str) -> Any:
+        return replace(
+            make(template, transition, job, workflow_id), id=f"{job.id[:-2]}{0xF0 + job.number % 16:x}"
+        )
+
+    return mock.patch.object(failure, "_job", each)
+
+
+@plant("to cancel a workflow leaves those that wait", WorkflowWorld, "cancel")
+def waiting_not_cancelled() -> Any:
+    cancel = operate._cancel
+
+    def lenient(store: Any, job: Any, operation: Any, now: int) -> Any:
+        if job.state is State.WAITING:
+            return Verdict.DONE
+        return cancel(store, job, operation, now)
+
+    return mock.patch.object(operate, "_cancel", lenient)
+
+
+@plant("members of an unfinished workflow can be deleted", WorkflowWorld, "delete")
+def members_deleted() -> Any:
+    return mock.patch.object(operate, "_is_of_unfinished_workflow", return_value=False)
+
+
+@plant("a workflow counts the dead among those that go on", WorkflowWorld, "workflow")
+def dead_go_on() -> Any:
+    record = reads.workflow_record
+
+    def hopeful(store: Any, workflow: Any) -> Any:
+        told = record(store, workflow)
+        return replace(told, dead=0, active=told.active + told.dead)
+
+    return mock.patch.object(reads, "workflow_record", hopeful)
