@@ -63,6 +63,7 @@ class RecurringObserver(StoryObserver):
         super().__init__(world)
         self.recurring: dict[str, Recurring] = {}
         self.copies: set[str] = set()
+        self.claimed_by: dict[str, str | None] = {}  # the schedule when the job was last claimed
         self._settler: Process | None = None
 
     # -- being there --
@@ -101,6 +102,7 @@ class RecurringObserver(StoryObserver):
             self.wrong(f"run: {job.id} is claimed in the run from {job.first_number}, not from {it.first}")
         if job.due_at != it.due:
             self.wrong(f"due: {job.id} is claimed for {job.due_at}, and due at {it.due}")
+        self.claimed_by[job.id] = None if it.recurrence is None else it.recurrence.schedule
         if job.number != job.first_number:
             return
         if job.attempts:
@@ -200,7 +202,13 @@ class RecurringObserver(StoryObserver):
             since = self.ended_at.get((job_id, number), held.claimed_at)
         assert self._settler is not None
         error = self.error_of(self._settler)
-        allowed = self._next_dues(it, begins, since - error, self.now + error, error)
+        since, until = since - error, self.now + error
+        if (it.extra or it.unsure) and self.claimed_by[job_id] != it.recurrence.schedule:
+            # The occurrence that an extra run leaves alone is none any more: the first by the new schedule.
+            grid = Grid(it.recurrence.schedule, record.due_at)
+            allowed = {grid.after(now) for now in (since, until, *grid.between(since, until))}
+        else:
+            allowed = self._next_dues(it, begins, since, until, error)
         if record.due_at not in allowed:
             self.wrong(
                 f"next due: {job_id} was due at {it.due} (extra: {it.extra}), began at {begins}, ended at {self.now}, "
@@ -244,8 +252,8 @@ class RecurringObserver(StoryObserver):
                 allowed |= self._next_dues(either, begins, since, until, error)
             return allowed
         for now in (since, until, *grid.between(since, until)):
-            if it.extra and due > now:
-                allowed.add(due)
+            if it.extra and (due > now or it.recurrence.misfire is Misfire.SKIP):
+                allowed.add(due)  # as if there had been no extra run
                 continue
             for begin in [due - 1] if it.extra else begun:
                 missed = None
