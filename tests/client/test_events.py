@@ -138,30 +138,28 @@ def test_closing_lets_subscribers_finish_and_a_harbor_used_again_tells_again(tmp
 
 async def test_closing_lets_async_subscribers_finish_and_the_loop_goes_on(harbor: Harbor):
     heard: list[str] = []
-    turns = 0
+    turned = threading.Event()  # the loop has gone round while somebody closes
 
     @harbor.on("enqueued")
     async def hear(event: Event) -> None:
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(turned.wait, 30)
         heard.append((await harbor.jobs.aget(event.job_id)).id)
 
     @harbor.on("enqueued")
     def hear_slowly(event: Event) -> None:
-        threading.Event().wait(0.02)
+        assert turned.wait(30)
         heard.append(event.job_id)
 
     async def turn() -> None:
-        nonlocal turns
-        while True:
+        for _ in range(4):
             await asyncio.sleep(0.001)
-            turns += 1
+        turned.set()
 
     job = await harbor.aenqueue("t")
     turning = asyncio.create_task(turn())
     await harbor.aclose()
     assert heard == [job.id, job.id]
-    assert turns > 3
-    turning.cancel()
+    assert turning.done()
 
 
 async def test_an_async_subscriber_may_close_the_harbor(harbor: Harbor):

@@ -16,7 +16,7 @@ from typing import Any
 from taskharbor import Harbor
 from tests.docs.markdown import Block
 
-COMMAND_SECONDS = 60
+COMMAND_SECONDS = 240
 _MARKER = re.compile(r"^@@(\d+) (\d+)$", re.MULTILINE)
 
 
