@@ -207,6 +207,8 @@ class RecurringObserver(StoryObserver):
             # The occurrence that an extra run leaves alone is none any more: the first by the new schedule.
             grid = Grid(it.recurrence.schedule, record.due_at)
             allowed = {grid.after(now) for now in (since, until, *grid.between(since, until))}
+            if transition.status is AttemptStatus.LOST:  # a collector knows only the new schedule
+                allowed |= self._next_dues(it, begins, since, until, error)
         else:
             allowed = self._next_dues(it, begins, since, until, error)
         if record.due_at not in allowed:
@@ -325,6 +327,7 @@ class RecurringObserver(StoryObserver):
                 self._ran_now(it, job_id)
             return
         it.recurrence = new = update.options.recurrence
+        it.again = it.again and new is not None  # what was asked of a schedule ends with it
         if answer.state is State.RUNNING:
             self.touched.add(job_id)
             if new is not None and before is not None and new.again_after != before.again_after:
@@ -366,7 +369,9 @@ class RecurringObserver(StoryObserver):
     def _cancelled(self, it: Recurring, process: Process, job_id: str) -> None:
         """Cancel ends the occurrence: the next one is another one."""
         record = self.look(job_id)
-        if record is None or record.due_at is None or it.recurrence is None:
+        if it.recurrence is None:
+            return  # the last run of what was deleted: it ends
+        if record is None or record.due_at is None:
             self.wrong(f"cancel: {job_id} should go on, and is {record}")
             return
         self.stored[job_id] = {}

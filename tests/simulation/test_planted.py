@@ -11,19 +11,22 @@ from tests.simulation.world import simulate
 FIRST = {
     "an expired lease can still settle": 72,
     "a settle does not prove its lease": 73,
-    "a heartbeat revives an expired lease": 73,
+    "a heartbeat revives an expired lease": 39,
     "a request to cancel is forgotten when the job is put back": 38,
     "a worker that outlived its lease is known only once the loss is recorded": 72,
     "a settle that failed is not repeated": 144,
     "children exist before the attempt has succeeded": 49,
-    "a worker that stops keeps what it has not begun": 96,
+    "a worker that stops keeps what it has not begun": 18,
     "a timeout is measured by a clock that can be set": 1185,
 }
-SEEDS_MAX = 150
+HINTED, SEEDS_MAX = 100, 1_000
 
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_bug_is_found(what):
     first = FIRST.get(what, 1)
+    seeds = dict.fromkeys(
+        (*range(first, first + HINTED), *range(SEEDS_MAX))
+    )  # a change of scheduling moves them
     with PLANTED[what]():
-        assert any(simulate(seed).wrong for seed in range(first, first + SEEDS_MAX)), f"not found: {what}"
+        assert any(simulate(seed).wrong for seed in seeds), f"not found: {what}"
