@@ -121,12 +121,10 @@ def armed(
         run_at = min(now, due_at - 1)  # before it is due: that makes it an extra run
     transition = replace(transition, occurrence=Occurrence(due_at, version, run_at))
     if transition.to is State.READY:
-        if recurrence.paused:
-            return replace(transition, delay=PARKED_AT - now)
         if run.is_extra and transition.status in _PLACED_ANEW:
             detail = RUN_NOW if transition.detail is None else f"{RUN_NOW}, {transition.detail}"
-            return replace(transition, detail=detail)
-        return transition
+            transition = replace(transition, detail=detail)
+        return replace(transition, delay=PARKED_AT - now) if recurrence.paused else transition
     if transition.to is State.DEAD and recurrence.dead_letter and copy_id is not None:
         return replace(transition, dead_letter=_copy(job, options, copy_id))
     return transition

@@ -94,6 +94,9 @@ class RecurringObserver(StoryObserver):
         for job in fresh:
             if job.id in self.recurring:
                 self._claimed(job, self.recurring[job.id])
+        for job in claim.jobs:  # also a repeated claim tells what holds now
+            if (it := self.recurring.get(job.id)) is not None:
+                self.claimed_by[job.id] = None if it.recurrence is None else it.recurrence.schedule
 
     def _claimed(self, job: Claimed, it: Recurring) -> None:
         if it.recurrence is not None and it.recurrence.paused:
@@ -102,7 +105,6 @@ class RecurringObserver(StoryObserver):
             self.wrong(f"run: {job.id} is claimed in the run from {job.first_number}, not from {it.first}")
         if job.due_at != it.due:
             self.wrong(f"due: {job.id} is claimed for {job.due_at}, and due at {it.due}")
-        self.claimed_by[job.id] = None if it.recurrence is None else it.recurrence.schedule
         if job.number != job.first_number:
             return
         if job.attempts:
@@ -173,7 +175,8 @@ class RecurringObserver(StoryObserver):
             self._rearmed(it, record, transition)
 
     def _put_back(self, it: Recurring, record: JobRecord) -> None:
-        if it.recurrence is None:
+        if it.recurrence is None:  # an ordinary job by now, unless it is added again
+            it.unsure = it.unsure or it.extra
             return
         if record.due_at != it.due:
             self.wrong(f"due: {record.id} was put back, and is due at {record.due_at} instead of {it.due}")
@@ -207,7 +210,9 @@ class RecurringObserver(StoryObserver):
             # The occurrence that an extra run leaves alone is none any more: the first by the new schedule.
             grid = Grid(it.recurrence.schedule, record.due_at)
             allowed = {grid.after(now) for now in (since, until, *grid.between(since, until))}
-            if transition.status is AttemptStatus.LOST:  # a collector knows only the new schedule
+            if (
+                transition.status is AttemptStatus.LOST or it.unsure
+            ):  # a collector knows only the new schedule
                 allowed |= self._next_dues(it, begins, since, until, error)
         else:
             allowed = self._next_dues(it, begins, since, until, error)

@@ -204,7 +204,8 @@ class StepsWorld(WorkflowWorld):
         self.crashes_left = 5
 
     def _draw_rates(self) -> Rates:
-        return replace(super()._draw_rates(), crash=0.1)
+        rates = replace(super()._draw_rates(), crash=self.chance.choice((0.02, 0.1)))
+        return replace(rates, freeze=self.chance.choice((0.0, 0.06)), late=self.chance.choice((0.0, 0.1)))
 
     def _draw_tree(self, depth: int) -> Tree:
         return "group", [self._draw_member() for _ in range(self.chance.choice((1, 1, 2)))]
@@ -215,5 +216,5 @@ class StepsWorld(WorkflowWorld):
             return story.draw_acts(self.chance, may_sleep=not once)
         moves = [move for name in "abcde" for move in (f"step {name}", f"die {name}")]
         if self.chance.random() < 0.5:
-            moves.insert(self.chance.randrange(4), f"sleep z {0.5 + 3 * self.chance.random():.1f}")
+            moves.insert(self.chance.randrange(4), f"sleep z {1 + 14 * self.chance.random():.1f}")
         return [[*moves, "fatal"]] if self.chance.random() < 0.3 else [moves]
