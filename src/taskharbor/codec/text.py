@@ -67,7 +67,7 @@ def checked_name(kind: str, value: object, limit: int = NAME_LIMIT) -> str:
         and value[-1] != " "
     ):
         return value  # nearly every name there is, at the least cost
-    a_kind = f"an {kind}" if kind.startswith("i") else f"a {kind}"
+    a_kind = f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
     if not isinstance(value, str):
         raise ConfigurationError(f"{a_kind} is text, not {shorten(value)} ({type(value).__qualname__})")
     problem = _problem_of_name(value, limit)
