@@ -137,6 +137,24 @@ class Odd(BaseException):
     pass
 
 
+async def test_a_coroutine_that_a_plain_function_returns_is_told_as_what_it_is(memory, drained):
+    """A wrapper that is no `async def`: nothing was done, and the error says what to change."""
+    begun = []
+
+    async def work() -> None:
+        begun.append(1)
+
+    @memory.task
+    def wrapper():
+        return work()
+
+    job = await wrapper.aenqueue()
+    await drained(memory)
+    found = await the_job(memory, job)
+    assert (found.state, found.reason, begun) == (State.DEAD, Reason.UNRECOVERABLE, [])
+    assert "returned the coroutine work, which nobody awaits; declare it with `async def`" in str(found.error)
+
+
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
 @pytest.mark.parametrize(
     "error",

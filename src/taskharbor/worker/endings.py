@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import traceback
 from pathlib import Path
+from types import CoroutineType
 from typing import Any
 
 from taskharbor.codec import clean_text, encode_result
@@ -39,10 +41,23 @@ def of_value(value: Any) -> Succeeded | Failed:
     try:
         return Succeeded(encode_result(value))
     except PayloadError as error:
+        if inspect.iscoroutine(value):
+            return _of_coroutine(value)
         # The work is done; doing it again would not make its result fit.
         return of_failure(Unrecoverable(f"the result cannot be stored: {error}"))
     except BaseException as error:  # noqa: BLE001 - storing it runs the result's own code, which may exit
         return of_failure(Unrecoverable(f"the result cannot be stored: {error_text(error)}"))
+
+
+def _of_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Failed:
+    """The work is not even begun, and would not be another time."""
+    coroutine.close()
+    return of_failure(
+        Unrecoverable(
+            f"the handler is a plain function and returned the coroutine {coroutine.__name__}, which nobody awaits; "
+            "declare it with `async def` and await that in it"
+        )
+    )
 
 
 def of_error(execution: Execution, error: BaseException) -> Outcome:
