@@ -15,6 +15,8 @@ from tests.simulation import story
 from tests.simulation.story_link import StoryLink
 from tests.simulation.world import START, Ordered, Process, World
 
+AFTERMATH_SECONDS = 3  # in which calls from before may still take effect
+
 
 class StoryWorld(World):
     application = story.application
@@ -48,6 +50,11 @@ class StoryWorld(World):
             self.ask("pause", queue, False)
         with self.news.lock:
             self.news.post()
+
+    def _calm(self) -> None:
+        super()._calm()
+        # A pause that nobody had an answer to may take effect only now.
+        self.universe.at(self.universe.now + AFTERMATH_SECONDS * MICROS_PER_SECOND, self._open_queues)
 
     def _is_over(self, producer: Process, operator: Process) -> bool:
         return not any(each.alive for each in (producer, operator, *self.people)) and self._is_done()

@@ -141,9 +141,9 @@ def test_every_transition_carries_the_next_occurrence_and_the_version(to: State)
     assert arm(ended(to)).occurrence == Occurrence(T0 + MINUTE, 3)
 
 
-def test_a_job_that_does_not_recur_is_left_as_it_is():
+def test_a_job_that_recurs_no_longer_ends_if_nobody_has_made_it_a_schedule_again():
     transition = ended()
-    assert armed(transition, job(), NO_OPTIONS, 1, now=T0) is transition
+    assert armed(transition, job(), NO_OPTIONS, 1, now=T0) == replace(transition, version=1)
 
 
 def test_a_paused_schedule_is_parked_however_its_run_ends():
