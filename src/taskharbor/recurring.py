@@ -30,12 +30,10 @@ from taskharbor.job import (
 )
 from taskharbor.schedule import parse
 
-PARKED_AT = to_micros(
-    datetime(9999, 1, 1, tzinfo=UTC)
-)  # the place of a paused schedule: nobody claims it there
-RUN_NOW = (
-    "run now"  # begins the `detail` of an attempt that failed or fell asleep in a run that somebody asked for
-)
+# The place of a paused schedule: nobody claims it there.
+PARKED_AT = to_micros(datetime(9999, 1, 1, tzinfo=UTC))
+# Begins the `detail` of an attempt that failed or fell asleep in a run that somebody asked for.
+RUN_NOW = "run now"
 LATER = 60 * MICROS_PER_SECOND  # for what cannot be computed here: another worker may be able to
 DELETED = "its schedule was deleted while it ran"
 

@@ -26,7 +26,7 @@ VERBS = (
 )  # fmt: skip
 
 
-class ScheduleSpec(Struct, frozen=True):
+class ScheduleSpec(story.Wanted, Struct, frozen=True):
     """One schedule as the seed wants it."""
 
     id: str
@@ -35,18 +35,6 @@ class ScheduleSpec(Struct, frozen=True):
     acts: list[story.Act]
     options: dict[str, Any]
     depends_on: tuple[str, ...] = ()
-
-    @property
-    def is_once(self) -> bool:
-        return bool(self.options["delivery"] == "at_most_once")
-
-    @property
-    def timeout(self) -> float | None:
-        return self.options.get("timeout")
-
-    @property
-    def most_attempts(self) -> int:
-        return int(self.options["max_attempts"])
 
     @property
     def payload(self) -> dict[str, Any]:

@@ -22,6 +22,26 @@ from taskharbor import Context, Harbor, RetryPolicy, Unrecoverable
 POLICY = RetryPolicy(max_attempts=10, initial=0.4, maximum=3.0, multiplier=2.0, jitter=None)
 Act = list[str]
 
+
+class Wanted:
+    """What the options of a job in a story say, to whoever observes it."""
+
+    __slots__ = ()
+    options: dict[str, Any]
+
+    @property
+    def is_once(self) -> bool:
+        return bool(self.options["delivery"] == "at_most_once")
+
+    @property
+    def timeout(self) -> float | None:
+        return self.options.get("timeout")
+
+    @property
+    def most_attempts(self) -> int:
+        return int(self.options["max_attempts"])
+
+
 application = Harbor("memory://")
 
 

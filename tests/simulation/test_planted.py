@@ -25,8 +25,7 @@ HINTED, SEEDS_MAX = 100, 1_000
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_bug_is_found(what):
     first = FIRST.get(what, 1)
-    seeds = dict.fromkeys(
-        (*range(first, first + HINTED), *range(SEEDS_MAX))
-    )  # a change of scheduling moves them
+    # A change of scheduling moves them.
+    seeds = dict.fromkeys((*range(first, first + HINTED), *range(SEEDS_MAX)))
     with PLANTED[what]():
         assert any(simulate(seed).wrong for seed in seeds), f"not found: {what}"

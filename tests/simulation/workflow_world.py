@@ -25,7 +25,7 @@ VERBS = (
 MEMBERS_MAX = 9
 
 
-class MemberSpec(Struct):
+class MemberSpec(story.Wanted, Struct):
     """One job of a workflow as the seed wants it; whom it waits for and what it takes is worked out here."""
 
     label: str
@@ -36,18 +36,6 @@ class MemberSpec(Struct):
     workflow: str = ""
     depends_on: tuple[str, ...] = ()
     takes: Any = None  # ids, nested as the results are
-
-    @property
-    def is_once(self) -> bool:
-        return bool(self.options["delivery"] == "at_most_once")
-
-    @property
-    def timeout(self) -> float | None:
-        return self.options.get("timeout")
-
-    @property
-    def most_attempts(self) -> int:
-        return int(self.options["max_attempts"])
 
 
 Tree = Any  # a MemberSpec, or ("chain" | "group" | "chord", [trees])

@@ -92,9 +92,8 @@ class Execution:
         ) or everywhere.runnable_task_of(harbor, claimed.task)
         self.options: Options = NO_OPTIONS
         self.policy: Any = UNSET
-        self.unreadable: str | None = (
-            None  # why the stored options are: a newer version may have written them
-        )
+        # Why the stored options are: a newer version may have written them.
+        self.unreadable: str | None = None
         if claimed.options is not None:
             try:
                 self.options, self.policy = _read_options(claimed.options)

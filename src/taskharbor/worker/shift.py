@@ -38,9 +38,8 @@ logger = logging.getLogger("taskharbor.worker")
 
 RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
 STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
-RETIRING_TOLD_SECONDS = (
-    60.0  # how long who retires waits before people hear of it; each next time twice as long
-)
+# How long who retires waits before people hear of it; each next time twice as long.
+RETIRING_TOLD_SECONDS = 60.0
 RETIRING_TOLD_SECONDS_MAX = 3600.0
 JOBS_TOLD = 20
 

@@ -19,9 +19,8 @@ from taskharbor.clock import MICROS_PER_SECOND, Clock, from_micros
 from taskharbor.drivers.base import Claim, Claimed, ClaimRequest
 
 FAR = 20_000  # dead entries of the index that a search walks past: some ten milliseconds
-LATE = (
-    250_000  # microseconds that a transaction may last after it has enqueued, and its jobs lie on the trail
-)
+# Microseconds that a transaction may last after it has enqueued, and its jobs lie on the trail.
+LATE = 250_000
 SEARCH_SECONDS_MIN = 1.0  # from one search to the next
 SEARCH_SECONDS_MAX = 60.0
 SEARCH_SHARE = 10  # a search takes a tenth of the time, at most
