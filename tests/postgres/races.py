@@ -20,6 +20,7 @@ from taskharbor.drivers.base import (
     Verdict,
 )
 from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.job import AttemptStatus, JobRecord, NewJob, State
 from tests.postgres import store
@@ -41,6 +42,11 @@ class PausingSession(Session):
         self.stopped = asyncio.Event()
         self.go_on = asyncio.Event()
 
+    def at(self, now: int) -> PausingSession:
+        session = PausingSession(self.connection, self.sql, now)
+        session.stop_before, session.stopped, session.go_on = self.stop_before, self.stopped, self.go_on
+        return session
+
     async def _pass(self, name: str) -> None:
         if name == self.stop_before:
             self.stopped.set()
@@ -57,6 +63,21 @@ class PausingSession(Session):
     async def do(self, name: str, *arguments: Any) -> None:
         await self._pass(name)
         await super().do(name, *arguments)
+
+
+class PausingCallersSession(CallersSession):
+    """The same on the connection of a caller: stops before it looks where the jobs that exist are."""
+
+    def __init__(self, connection: asyncpg.Connection, driver: PostgresDriver) -> None:
+        super().__init__(caller_of(connection), driver._sql, driver.schema, notify=False)
+        self.stopped = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def rows(self, name: str, *arguments: Any) -> list[Any]:
+        if name == "places":
+            self.stopped.set()
+            await self.go_on.wait()
+        return await super().rows(name, *arguments)
 
 
 class Race:
@@ -101,6 +122,16 @@ class Race:
 
     async def operate(self, operation: Operation, *ids: str) -> list[Verdict]:
         return [answer.verdict for answer in await self.driver.operate(operation, ids, now=NOW)]
+
+    async def done(self, **fields: Any) -> str:
+        """A job that has succeeded and may be pruned."""
+        token, job = await self.running(**fields)
+        assert await self.settle(success(token, job)) == [Answer.DONE]
+        return job.id
+
+    async def prune(self) -> None:
+        """Delete every job that has succeeded."""
+        assert await self.driver.prune({State.SUCCEEDED: NOW + 1}, 100, now=NOW) > 0
 
     # -- the other side --
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import asyncpg
 import pytest
 
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
     Delete,
+    Enqueued,
     Operated,
     Requeue,
     Settled,
@@ -18,9 +21,11 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.postgres import enqueue, operate, settle
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.errors import StoreUnavailable
+from taskharbor.job import AttemptStatus, NewJob, Options, Reason, State
 from tests.postgres.races import (
     NOW,
+    PausingCallersSession,
     Race,
     begun,
     race,
@@ -191,3 +196,117 @@ async def test_child_whose_key_is_being_stored_is_that_job_and_the_settle_succee
         )
     assert [settled.answer for settled in await settling] == [Answer.DONE]
     assert await race.driver.get([child.id], now=NOW) == [None]
+
+
+# -- jobs that are pruned meanwhile ----------------------------------------------------------------
+#
+# The barrier stands between two looks: the first one finds the job that exists, the second one finds it gone.
+
+
+async def _enqueued_around_a_prune(race: Race, *jobs: NewJob) -> list[Enqueued]:
+    async with race.transaction() as session:
+        session.stop_before = "places"
+        enqueueing = asyncio.ensure_future(enqueue.enqueue(session, jobs))
+        await session.stopped.wait()
+        await race.prune()
+        session.go_on.set()
+        return await enqueueing
+
+
+@race
+async def test_key_whose_job_is_pruned_at_that_moment_is_free(race: Race) -> None:
+    """The look is repeated, and the new job is stored."""
+    await race.done(idempotency_key="k")
+    again = race.new(idempotency_key="k")
+    [answer] = await _enqueued_around_a_prune(race, again)
+    assert (answer.id, answer.existed) == (again.id, False)
+    assert await race.state(again.id) is State.READY
+
+
+@race
+async def test_id_whose_job_is_pruned_at_that_moment_is_free(race: Race) -> None:
+    """An enqueue that is repeated so late is a new one."""
+    again = race.new(id=await race.done())
+    [answer] = await _enqueued_around_a_prune(race, again)
+    assert (answer.id, answer.existed) == (again.id, False)
+    assert await race.state(again.id) is State.READY
+
+
+@race
+async def test_others_of_a_batch_are_stored_once_when_a_key_of_it_is_pruned(race: Race) -> None:
+    """What the first round had stored is undone with it."""
+    await race.done(idempotency_key="k")
+    jobs = [race.new(options=Options(tags=("t",))), race.new(idempotency_key="k"), race.new()]
+    answers = await _enqueued_around_a_prune(race, *jobs)
+    assert [(answer.id, answer.existed) for answer in answers] == [(job.id, False) for job in jobs]
+    assert (await race.driver.counts(now=NOW))[State.READY] == 3
+
+
+@race
+async def test_dependant_of_a_key_that_is_pruned_at_that_moment_waits_for_the_new_job(race: Race) -> None:
+    """Both are enqueued in one call, so the one that it depends on is not unknown."""
+    await race.done(idempotency_key="k")
+    first = race.new(idempotency_key="k")
+    second = race.new(depends_on=(first.id,))
+    answers = await _enqueued_around_a_prune(race, first, second)
+    assert [answer.existed for answer in answers] == [False, False]
+    assert (await race.state(first.id), await race.state(second.id)) == (State.READY, State.WAITING)
+
+
+@race
+async def test_child_whose_key_is_pruned_at_that_moment_is_stored_and_the_settle_succeeds(race: Race) -> None:
+    """The parent has succeeded: nothing about the key of a child makes it fail."""
+    token, parent = await race.running()
+    await race.done(idempotency_key="k")
+    child = race.new(idempotency_key="k")
+    async with race.transaction() as session:
+        session.stop_before = "places"
+        settling = asyncio.ensure_future(settle.settle(session, [success(token, parent, inserts=(child,))]))
+        await session.stopped.wait()
+        await race.prune()
+        session.go_on.set()
+        assert [settled.answer for settled in await settling] == [Answer.DONE]
+    assert (await race.state(parent.id), await race.state(child.id)) == (State.SUCCEEDED, State.READY)
+
+
+@pytest.mark.parametrize("dependant", [False, True], ids=["one function", "one by one"])
+def test_key_that_is_pruned_during_a_callers_transaction_is_free(dependant: bool) -> None:
+    """The function and the statements that enqueue on a caller's connection look again as well."""
+
+    async def story(race: Race) -> None:
+        await race.done(idempotency_key="k")
+        jobs = [race.new(idempotency_key="k")]
+        if dependant:
+            jobs.append(race.new(depends_on=(jobs[0].id,)))
+        connection = await asyncpg.connect(race.driver.dsn)
+        async with connection.transaction():
+            session = PausingCallersSession(connection, race.driver)
+            identity = await race.driver._own_identity()
+            enqueueing = asyncio.ensure_future(session.enqueue(jobs, identity, NOW))
+            await session.stopped.wait()
+            await race.prune()
+            session.go_on.set()
+            answers = await enqueueing
+        await connection.close()
+        assert [(answer.id, answer.existed) for answer in answers] == [(job.id, False) for job in jobs]
+
+    race(story)()
+
+
+@race
+async def test_enqueue_that_is_outrun_every_time_says_so(race: Race) -> None:
+    """However unlikely, it ends with an error that a caller can act on."""
+    key = "k"
+
+    class Outrun(Session):
+        async def rows(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
+            if name == "places":
+                await race.prune()
+                await race.done(idempotency_key=key)
+            return await super().rows(name, *arguments)
+
+    await race.done(idempotency_key=key)
+    async with race.transaction() as session:
+        outrun = Outrun(session.connection, session.sql, NOW)
+        with pytest.raises(StoreUnavailable, match="try again"):
+            await enqueue.enqueue(outrun, [race.new(idempotency_key=key)])

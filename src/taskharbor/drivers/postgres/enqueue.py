@@ -12,10 +12,10 @@ from taskharbor.drivers.base import Enqueued
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.places import Found, encoded_options
-from taskharbor.errors import ConfigurationError
+from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.job import NewJob, State
 
-RACES_MAX = 50  # how often others may be quicker before something must be wrong
+RACES_MAX = 50  # how often others may be quicker before the caller has to try again
 
 
 def is_plain(job: NewJob) -> bool:
@@ -129,17 +129,22 @@ async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
     for _ in range(RACES_MAX):
         batch = await _resolve(session, jobs)
         members = await _hold_members(session, batch)
+        if members is None:
+            continue
         now = await session.now()
         savepoint = session.savepoint()
         await savepoint.start()
         if await _insert_jobs(session, batch.fresh, now):
             waiting = await _place(session, batch, members, now)
-            await savepoint.commit()
-            break
-        await savepoint.rollback()  # somebody has stored one of them since we looked: look again
+            wanted = {job_id for job_id, existed in batch.answers if existed}
+            existing = await places.find(session, sorted(wanted))
+            if existing.keys() >= wanted:
+                await savepoint.commit()
+                break
+        # Another transaction has stored or deleted one of them since this one looked: look again.
+        await savepoint.rollback()
     else:
-        raise AssertionError("others were quicker every time")
-    existing = await places.find(session, [job_id for job_id, existed in batch.answers if existed])
+        raise outrun()
     fresh = {job.id: fresh_answer(job, now) for job in batch.fresh}
     answers = []
     for job_id, existed in batch.answers:
@@ -150,6 +155,12 @@ async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
         else:
             answers.append(existing_answer(existing[job_id]))
     return answers
+
+
+def outrun() -> StoreUnavailable:
+    return StoreUnavailable(
+        f"other transactions stored, moved or deleted the same jobs {RACES_MAX} times while this one looked; try again"
+    )
 
 
 def existing_answer(found: Found) -> Enqueued:
@@ -257,8 +268,10 @@ def columns(rows: Sequence[tuple[object, ...]]) -> Iterable[list[object]]:
 # -- whom a job depends on -----------------------------------------------------------------------
 
 
-async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found]:
+async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found] | None:
     """The stored jobs that fresh ones depend on, kept where they are until this transaction ends.
+
+    None if one that stands for a job of the batch has been deleted since the batch was resolved.
 
     A member that is settled between our looking and our commit would look for its dependants before they
     can be seen, and they would wait for ever. So whatever its next step is, it must wait for us: the row
@@ -271,13 +284,15 @@ async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found]:
     held: dict[str, tuple[object, ...]] = {}
     for _ in range(RACES_MAX):
         members = await places.find(session, wanted)
+        if not members.keys() >= set(batch.standing.values()).intersection(wanted):
+            return None
         _refuse_unknown(batch, members, fresh)
         spots = {job_id: _spot(found) for job_id, found in members.items()}
         if spots == held:
             return members
         await _lock_spots(session, members)
         held = spots
-    raise AssertionError("members were moved every time we looked")
+    raise outrun()
 
 
 def _refuse_unknown(batch: _Batch, members: dict[str, Found], fresh: set[str]) -> None:

@@ -369,9 +369,7 @@ class _Settling:
         await self._close_leases()
         await add_tallies(session, self._tally)
         if self._inserts:
-            await enqueue(
-                Session(session.connection, session.sql, self._now, limit=session.limit), self._inserts
-            )
+            await enqueue(session.at(self._now), self._inserts)
 
     async def _leave_dead_letters(self) -> None:
         """Copies of the runs that have just ended, dead from the start."""

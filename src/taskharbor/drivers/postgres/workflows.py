@@ -8,7 +8,7 @@ import asyncpg
 
 from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import RACES_MAX, alike_arguments, columns, enqueue
+from taskharbor.drivers.postgres.enqueue import RACES_MAX, alike_arguments, columns, enqueue, outrun
 from taskharbor.drivers.postgres.explain import is_conflict
 from taskharbor.drivers.postgres.places import encoded_options, is_id
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
@@ -36,7 +36,7 @@ async def enqueue_workflow(
         if known is not None:  # else it was forgotten between the two looks
             return WorkflowEnqueued(known["id"], True, known["enqueued_at"])
     else:
-        raise AssertionError("others were quicker every time")
+        raise outrun()
     ids = {job.id: position for position, job in enumerate(jobs, 1)}
     if len(ids) == len(jobs) and all(
         job.due_at is None and (not job.depends_on or ids.keys() >= set(job.depends_on)) for job in jobs

@@ -77,9 +77,9 @@ class CallersSession(Session):
         for _ in range(enqueue.RACES_MAX):
             left = [position for position in range(len(jobs)) if position not in answers]
             if not left:
-                break
+                return [answers[position] for position in range(len(jobs))]
             answers.update(await self._enqueue_each(jobs, left, identity))
-        return [answers[position] for position in range(len(jobs))]
+        raise enqueue.outrun()
 
     async def _enqueue_dependants(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
         """Rare, and as the driver does it: statement by statement, since whom they depend on has to be held."""
