@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import termios
@@ -13,10 +15,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from taskharbor import group
 from taskharbor.cli.demo import stage
-from taskharbor.cli.screen import age, aligned, rich_table, span
+from taskharbor.cli.screen import age, aligned, escaped_json, rich_table, span
 from taskharbor.job import State
 from tests.cli.conftest import COMMAND
 
@@ -66,6 +71,59 @@ def test_no_colour_means_none(harbor, url, setting):
 def test_json_is_json_on_a_terminal_too(harbor, url):
     harbor.enqueue("echo")
     assert "\x1b" not in on_terminal("list", "--json", "--url", url)
+
+
+VISIBLE = "Grüße 漢字 🚢"
+HOSTILE = (
+    "\x1b]0;title\x07\x1b[2J\r\x08\x7f"  # C0 and DEL: JSON itself escapes all but the last
+    "\x85\x9b31m\x9d0;title\x9c"  # C1: a terminal takes 9b for ESC [ and 9d for ESC ]
+    "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"  # direction of writing
+    "\u2028\u2029\u200b\ufeff\U000e0041"  # lines, and what has no width
+    f"{VISIBLE}"
+)
+
+
+@pytest.mark.parametrize("setting", [{}, {"TERM": "dumb"}])
+def test_json_on_a_terminal_escapes_what_a_terminal_obeys(harbor, url, setting):
+    job = harbor.enqueue("t", {"value": HOSTILE, HOSTILE: 1}, tags=["a"])
+    out = on_terminal("inspect", job.id, "--json", "--url", url, PYTHONIOENCODING="utf-8", **setting)
+    assert [c for c in out if not c.isprintable() and c != "\n"] == []
+    assert VISIBLE in out
+    assert json.loads(out)["payload"] == {"value": HOSTILE, HOSTILE: 1}
+
+
+def test_json_in_a_pipe_keeps_every_character(harbor, run):
+    job = harbor.enqueue("t", {"value": HOSTILE})
+    answer = run("inspect", job.id, "--json")
+    assert "\u202e" in answer.out
+    assert answer.document["payload"] == {"value": HOSTILE}
+
+
+@pytest.mark.parametrize("words", [["list"], ["dlq", "list"], ["inspect"], ["stats"], ["workflow", "list"]])
+def test_no_stored_text_reaches_a_terminal_as_an_escape_code(harbor, url, drain, words):
+    @harbor.task(name="t", max_attempts=1)
+    def fail(value: str) -> None:
+        raise ValueError(HOSTILE)
+
+    job = harbor.enqueue("t", {"value": HOSTILE}, correlation_id="c", queue="q")
+    group(fail.s(HOSTILE)).enqueue()
+    drain()
+    assert harbor.jobs.get(job.id).state == "dead"
+    asked = [*words, job.id] if words == ["inspect"] else words
+    for no_color in ("", "1"):
+        out = on_terminal(*asked, "--url", url, PYTHONIOENCODING="utf-8", NO_COLOR=no_color)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", out)  # our own colours
+        assert [c for c in shown if not c.isprintable() and c != "\n"] == []
+
+
+@given(
+    st.recursive(st.text() | st.none() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+)
+def test_an_escaped_document_is_the_same_document(value):
+    for plain in (True, False):
+        text = escaped_json(json.dumps(value, indent=2, ensure_ascii=plain))
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert json.loads(text) == value
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])

@@ -96,6 +96,61 @@ async def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path):
         await HealthFile(tmp_path / "nowhere" / "health", Patient().look).run()
 
 
+@pytest.mark.parametrize("dangling", [False, True])
+async def test_the_file_is_never_written_through_a_symbolic_link(tmp_path: Path, dangling: bool):
+    """A folder such as /tmp lets any user put one there before the supervisor starts."""
+    path, target = tmp_path / "health", tmp_path / "target"
+    if not dangling:
+        target.write_text("somebody's")
+        os.utime(target, (1, 1))
+    path.symlink_to(target)
+    with pytest.raises(
+        ConfigurationError, match=f"{path} is a symbolic link, and was left alone; name a file"
+    ):
+        await asyncio.wait_for(HealthFile(path, Patient().look).run(), 10)
+    assert path.is_symlink()
+    assert target.exists() is not dangling
+    assert dangling or target.stat().st_mtime == 1
+
+
+async def test_a_file_that_becomes_a_symbolic_link_grows_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("taskharbor.worker.supervisor.health.REFRESH_SECONDS", 0.01)
+    path, target = tmp_path / "health", tmp_path / "target"
+    target.touch()
+    os.utime(target, (1, 1))
+    refreshing = asyncio.create_task(HealthFile(path, Patient().look).run())
+    await until(path.exists)
+    path.unlink()
+    path.symlink_to(target)
+    await until(lambda: "the health file cannot be written" in caplog.text)
+    refreshing.cancel()
+    await asyncio.wait([refreshing])
+    assert target.stat().st_mtime == 1
+
+
+async def test_a_pipe_in_the_place_of_the_file_does_not_hold_up_the_supervisor(tmp_path: Path):
+    path = tmp_path / "health"
+    os.mkfifo(path)
+    with pytest.raises((ConfigurationError, OSError)):
+        await HealthFile(path, Patient().look).run()
+    assert path.is_fifo()
+
+
+async def test_no_other_user_can_freshen_the_file(tmp_path: Path):
+    path = tmp_path / "health"
+    before = os.umask(0)
+    try:
+        refreshing = asyncio.create_task(HealthFile(path, Patient().look).run())
+        await until(path.exists)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644
+    refreshing.cancel()
+    await asyncio.wait([refreshing])
+
+
 @pytest.mark.parametrize("abstract", [False, True])
 async def test_systemd_is_told_once_that_all_is_ready_and_then_of_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool

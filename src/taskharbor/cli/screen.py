@@ -57,7 +57,8 @@ class Screen:
         """The answer of `--json`."""
         # Letters beyond ASCII only where the other end is known to read them.
         plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
-        click.echo(json.dumps(value, indent=2, ensure_ascii=plain, default=_json))
+        text = json.dumps(value, indent=2, ensure_ascii=plain, default=_json)
+        click.echo(escaped_json(text) if sys.stdout.isatty() else text)
 
     def line(self, text: str) -> None:
         click.echo(one_line(text))
@@ -155,6 +156,21 @@ def span(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds / 86_400:.0f}d"
+
+
+def escaped_json(text: str) -> str:
+    """The same JSON document for a terminal: what is not printable stands in it as an escape.
+
+    A stored text may hold what a terminal obeys: C1 controls, or characters that change the direction of writing and
+    so show a text as another one. A line end is never part of a string here; JSON escapes it.
+    """
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_escaped_character, line)) for line in text.split("\n")
+    )
+
+
+def _escaped_character(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 def _json(value: Any) -> Any:

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock
-from taskharbor.drivers.sqlite import forking, schema
+from taskharbor.drivers.sqlite import files, forking, schema
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import StoreError, StoreUnavailable, TaskHarborError
 
@@ -182,6 +182,7 @@ class Engine:
             raise StoreError(
                 f"the folder of {self.path} does not exist ({Path(self.path).resolve().parent}); make it first"
             )
+        files.create_private(self.path)
         connection = sqlite3.connect(
             self.path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=256
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from taskharbor.drivers.base import Check
-from taskharbor.drivers.sqlite import sql
+from taskharbor.drivers.sqlite import files, sql
 from taskharbor.errors import SchemaError, StoreError
 
 # The oldest schema version whose code works with the latest one. A migration that older code cannot work with raises
@@ -132,6 +132,7 @@ def checks(connection: sqlite3.Connection, path: str) -> list[Check]:
     free_bytes = shutil.disk_usage(Path(path).resolve().parent).free
     return [
         Check("file", damage is None, damage or f"{Path(path).resolve()} is whole"),
+        files.permissions_check(path),
         _schema_check(version),
         # A damaged file cannot be counted, and a newer schema may know places that this code does not.
         *([_places_check(connection)] if damage is None and version.number == latest_version() else []),

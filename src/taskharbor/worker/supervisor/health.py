@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,15 +31,18 @@ Look = Callable[[], Health]
 
 
 class HealthFile:
-    """A file that is touched while all is well, and gone when the supervisor is: a probe looks at its age."""
+    """A file that is touched while all is well, and gone when the supervisor is: a probe looks at its age.
+
+    It may lie in a folder that others can write to, /tmp say. What they put in its place is left alone.
+    """
 
     def __init__(self, path: Path, look: Look) -> None:
         self._path = path
         self._look = look
 
     async def run(self) -> None:
-        self._path.touch()  # one that cannot be written is told at once
-        os.utime(self._path, (0, 0))  # and does not look fresh before all is well
+        # A file that cannot be written stops the start, and does not look fresh before all is well.
+        touch_itself(self._path, (0, 0))
         try:
             while True:
                 self._refresh()
@@ -49,9 +53,33 @@ class HealthFile:
     def _refresh(self) -> None:
         try:
             if self._look().ok:
-                self._path.touch()
-        except OSError as error:  # a full disk, say: the file grows old, and that is seen
+                touch_itself(self._path)
+        except (
+            OSError,
+            ConfigurationError,
+        ) as error:  # a full disk, say: the file grows old, and a probe sees that
             logger.warning("the health file cannot be written", extra={"fields": {"error": str(error)}})
+
+
+def touch_itself(path: Path, times: tuple[int, int] | None = None) -> None:
+    """Make the file or set its times, now by default; refuse whatever is no regular file, a symbolic link above all."""
+    try:
+        # O_NONBLOCK: opening a named pipe would wait for a reader.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if path.is_symlink():
+            raise _not_a_file(path, "a symbolic link") from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _not_a_file(path, "a device or a pipe")
+        os.utime(descriptor, times)
+    finally:
+        os.close(descriptor)
+
+
+def _not_a_file(path: Path, what: str) -> ConfigurationError:
+    return ConfigurationError(f"the health file {path} is {what}, and was left alone; name a file of its own")
 
 
 class HealthPort:
