@@ -31,6 +31,7 @@ _CHARSET = re.compile(
     re.IGNORECASE,
 )
 HEADER_READ_MAX = 2_000  # characters of a header that are looked at
+EXCHANGE_ERROR_MAX = 1_000  # characters of what went wrong before there was an answer
 _HIDDEN_HEADERS = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authenticate"})
 
 
@@ -61,7 +62,7 @@ class Answer:
 
 def result_of(answer: Answer, secrets: Sequence[str]) -> dict[str, Any]:
     """What is kept of a success: status, headers and the beginning of the body."""
-    text = scrubbed(text_of(answer), secrets)
+    text = scrubbed(text_of(answer), secrets, is_cut=answer.truncated)
     return {
         "status": answer.status,
         "headers": {
@@ -75,16 +76,22 @@ def result_of(answer: Answer, secrets: Sequence[str]) -> dict[str, Any]:
 
 def failure_of(answer: Answer, place: object, secrets: Sequence[str], now: int) -> HttpError:
     """The error that an answer without success is; `now` is in microseconds."""
-    words = f"{answer.status} {_phrase(answer.status)}".strip() + f" from {place}"
+    words = f"{answer.status} {_phrase(answer.status)}".strip() + f" from {scrubbed(str(place), secrets)}"
     location = answer.header("location")
     if 300 <= answer.status < 400 and location:
-        place_shown = scrubbed(shown_url(location[:HEADER_READ_MAX]), secrets)[:200]
-        words += f" (it leads to {place_shown}, which is not followed)"
-    text = " ".join(scrubbed(text_of(answer), secrets).split())  # in this order: half a secret is one as well
+        words += f" (it leads to {shown_value(location, secrets)[:200]}, which is not followed)"
+    # In this order: half a secret is one as well.
+    text = " ".join(scrubbed(text_of(answer), secrets, is_cut=answer.truncated).split())
     if text:
         words += f": {text[:ERROR_BODY_MAX]}{'…' if len(text) > ERROR_BODY_MAX else ''}"
     seconds = retry_after_seconds(answer.header("retry-after"), now)
     return HttpError(words) if seconds is None else HttpRetryAfter(seconds, words)
+
+
+def told_without(secrets: Sequence[str], text: str) -> str:
+    """What went wrong in an exchange, in one line. A library's error may quote whatever a server sent."""
+    words = " ".join(scrubbed(text, secrets).split())
+    return words if len(words) <= EXCHANGE_ERROR_MAX else f"{words[:EXCHANGE_ERROR_MAX]}…"
 
 
 def retry_after_seconds(value: str | None, now: int) -> float | None:
@@ -140,4 +147,13 @@ def _phrase(status: int) -> str:
 def _shown_header(name: str, value: str, secrets: Sequence[str]) -> str:
     if name.lower() in _HIDDEN_HEADERS:
         return MASK
-    return clean_text(scrubbed(shown_url(value[:HEADER_READ_MAX]), secrets), RESULT_HEADER_MAX)
+    return clean_text(shown_value(value, secrets), RESULT_HEADER_MAX)
+
+
+def shown_value(value: str, secrets: Sequence[str]) -> str:
+    """The beginning of a header's value, without the secrets of our own and of a URL that it holds.
+
+    Our own go first: a URL that is shown may not have them in one piece any more.
+    """
+    read = value[:HEADER_READ_MAX]
+    return shown_url(scrubbed(read, secrets, is_cut=len(read) < len(value)))

@@ -22,11 +22,11 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from taskharbor.errors import PayloadError, Unrecoverable
+from taskharbor.errors import Unrecoverable
 from taskharbor.http.addresses import ALLOW_VARIABLE, AllowList, refusal
-from taskharbor.http.answers import BODY_BYTES_MAX, Answer, HttpError
-from taskharbor.http.secrets import is_secret
-from taskharbor.http.urls import Address, Target
+from taskharbor.http.answers import BODY_BYTES_MAX, Answer, HttpError, shown_value
+from taskharbor.http.secrets import is_secret, secrets_in
+from taskharbor.http.urls import Address, Target, UrlError
 
 REDIRECTS_MAX = 5
 ADDRESSES_MAX = 8  # of one name that are tried
@@ -145,12 +145,16 @@ class Outgoing:
     headers: tuple[tuple[str, str], ...]
     body: bytes | None
 
-    def redirected(self, status: int, location: str) -> Outgoing:
+    def redirected(self, status: int, location: str, secrets: Sequence[str] = ()) -> Outgoing:
         """The request that a redirect asks for instead."""
         try:
             target = self.target.redirected(location)
-        except PayloadError as error:
-            raise HttpError(f"{self.target} redirects to what cannot be followed: {error}") from None
+        except UrlError as error:
+            # What the error itself quotes is a part of the URL, and may be a part of a secret.
+            shown = shown_value(location, secrets)[:200]
+            raise HttpError(
+                f"{self.target} redirects to what cannot be followed, {shown}: {error.problem}"
+            ) from None
         if self.target.scheme == "https" and target.scheme == "http":
             raise HttpError(f"{self.target} redirects from https to http ({target}), which is not followed")
         headers, body, method = self.headers, self.body, self.method
@@ -166,15 +170,26 @@ class Outgoing:
 
 
 async def exchange(
-    outgoing: Outgoing, allow: AllowList, *, follow_redirects: bool = False, network: Network = SYSTEM
+    outgoing: Outgoing,
+    allow: AllowList,
+    *,
+    follow_redirects: bool = False,
+    network: Network = SYSTEM,
+    secrets: list[str] | None = None,
 ) -> Answer:
-    """Send a request and read the answer, as much of it as is kept. Time is the caller's to limit."""
+    """Send a request and read the answer, as much of it as is kept. Time is the caller's to limit.
+
+    The caller takes the secrets out of whatever this raises or returns. Those of the URLs that redirects lead to are
+    added to `secrets`.
+    """
+    secrets = [] if secrets is None else secrets
     for _ in range(REDIRECTS_MAX + 1):
         answer = await _send(outgoing, allow, network)
         location = answer.header("location")
         if not follow_redirects or answer.status not in _REDIRECTS or not location:
             return answer
-        outgoing = outgoing.redirected(answer.status, location)
+        outgoing = outgoing.redirected(answer.status, location, secrets)
+        secrets += secrets_in(location)
     raise HttpError(f"more than {REDIRECTS_MAX} redirects, the last one to {outgoing.target}")
 
 
@@ -240,6 +255,5 @@ def _is_about_body(header: str) -> bool:
 
 
 def _told(error: BaseException | None) -> str:
-    """What an error says; some say nothing but their name."""
-    text = " ".join(str(error).split())[:300]
-    return text or type(error).__name__
+    """What an error says; some say nothing but their name. The task takes the secrets out, and then shortens it."""
+    return str(error).strip() or type(error).__name__

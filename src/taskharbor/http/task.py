@@ -13,10 +13,9 @@ from taskharbor.client.task import Task
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
 from taskharbor.context import Context
 from taskharbor.errors import AttemptTimedOut, PayloadError, Unrecoverable
-from taskharbor.http import TASK_NAME
+from taskharbor.http import TASK_NAME, signing
 from taskharbor.http.payload import TIMEOUT_SECONDS, Call, checked_call
 from taskharbor.http.secrets import secrets_in
-from taskharbor.http.signing import signature_headers
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -68,7 +67,7 @@ def http_task(harbor: Harbor, network: Network | None = None) -> Task[Any, Any, 
 async def _call(
     ctx: Context, harbor: Harbor, payload: dict[str, Any], network: Network | None
 ) -> dict[str, Any]:
-    from taskharbor.http.answers import HttpError, failure_of, result_of
+    from taskharbor.http.answers import HttpError, failure_of, result_of, told_without
     from taskharbor.http.client import SYSTEM, AddressRefused, exchange
 
     try:
@@ -76,24 +75,39 @@ async def _call(
     except PayloadError as error:
         raise Unrecoverable(str(error)) from None
     clock = harbor.driver.clock
-    secrets = secrets_in(call.target.path, call.headers, call.signing_secrets)
+    outgoing = _outgoing(ctx, call, clock.now())
     # The job's own timeout, if it has one, is the worker's to keep.
     seconds = call.timeout or (None if ctx.deadline is not None else TIMEOUT_SECONDS)
+    secrets = _secrets(call, outgoing)  # grows with each redirect
     sending = exchange(
-        _outgoing(ctx, call, clock.now()),
+        outgoing,
         harbor.http_allow,
         follow_redirects=call.follow_redirects,
         network=network or SYSTEM,
+        secrets=secrets,
     )
+    answer, failure = None, ""
+    kind: type[Exception] = HttpError
     try:
         answer = await wait_for(clock, sending, seconds)
     except TimeoutError:
-        raise HttpTimeout(f"no full answer from {call.target} within {seconds:g} s") from None
+        kind, failure = HttpTimeout, f"no full answer from {call.target} within {seconds:g} s"
     except (HttpError, AddressRefused) as error:
-        raise error.with_traceback(None) from None  # where in the library it came up helps nobody
+        kind, failure = type(error), str(error)
+    except Exception as error:  # noqa: BLE001 - what a library raises may quote what it was sent
+        failure = f"the exchange with {call.target} failed: {type(error).__name__}: {error}"
+    # Raised only here: an error that is raised while another one is handled brings that one along, unscrubbed.
+    if answer is None:
+        raise kind(told_without(secrets, failure))
     if not answer.is_success:
         raise failure_of(answer, call.target, secrets, clock.now())
     return result_of(answer, secrets)
+
+
+def _secrets(call: Call, outgoing: Outgoing) -> list[str]:
+    """All that is secret in what is sent; of our own headers, the signatures."""
+    signatures = [each for each in outgoing.headers if each[0].lower() == signing.HEADERS[-1]]
+    return secrets_in(call.target.path, [*call.headers, *signatures], call.signing_secrets)
 
 
 def _outgoing(ctx: Context, call: Call, now: int) -> Outgoing:
@@ -112,7 +126,7 @@ def _outgoing(ctx: Context, call: Call, now: int) -> Outgoing:
     given = {name.lower() for name, _ in call.headers}
     headers = [*call.headers, *(each for each in own if each[0].lower() not in given)]
     if call.signing_secrets:
-        headers += signature_headers(
+        headers += signing.signature_headers(
             call.signing_secrets, message_id, now // MICROS_PER_SECOND, call.body or b""
         )
     return Outgoing(call.target, call.method, tuple(headers), call.body)

@@ -15,6 +15,7 @@ from urllib.parse import quote, urljoin
 from taskharbor.codec import shorten
 from taskharbor.errors import PayloadError
 from taskharbor.http.secrets import shown_url
+from taskharbor.telemetry.logs import MASK
 
 URL_MAX = 8_192  # characters
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -30,6 +31,14 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _UNFIT = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
 _SAFE = "!$&'()*+,;=:@/?%-._~[]"
+
+
+class UrlError(PayloadError):
+    """A URL that cannot be called; `problem` says why and quotes nothing of it."""
+
+    def __init__(self, problem: str, quoting: str = "") -> None:
+        super().__init__(problem + quoting)
+        self.problem = problem
 
 
 class Target(NamedTuple):
@@ -57,42 +66,45 @@ class Target(NamedTuple):
     def __str__(self) -> str:
         """For messages: the query may hold what is nobody's business."""
         path, query, _ = self.path.partition("?")
-        return f"{self.scheme}://{self.authority}{path}{'?…' if query else ''}"
+        return shown_url(f"{self.scheme}://{self.authority}{path}") + ("?…" if query else "")
 
     def redirected(self, location: str) -> Target:
         """Where a `Location` header leads from here."""
         try:
             if not _UNFIT.search(location):
                 return parse(urljoin(self.url, location))
-        except PayloadError:
+        except UrlError:
             raise
         except ValueError:  # it cannot even be joined
             pass
-        raise PayloadError(f"the redirect leads to no URL: {shorten(shown_url(location[:200]))}")
+        raise UrlError("the redirect leads to no URL")
 
 
 def parse(url: object) -> Target:
-    """The target that a URL names; `PayloadError` for anything that is not plainly an http or https URL."""
+    """The target that a URL names; `UrlError` for anything that is not plainly an http or https URL."""
     if not isinstance(url, str) or not url:
-        raise PayloadError(f"url must be text such as https://example.com/hook, not {shorten(url)}")
+        raise UrlError("url must be text such as https://example.com/hook", f", not {shorten(url)}")
     if len(url) > URL_MAX:
-        raise PayloadError(f"url is {len(url):,} characters long; the limit is {URL_MAX:,}")
+        raise UrlError(f"url is {len(url):,} characters long; the limit is {URL_MAX:,}")
     if _UNFIT.search(url):
-        raise PayloadError(
-            f"url holds a blank, a control character or a backslash: {shorten(shown_url(url))}; percent-encode it"
+        raise UrlError(
+            "url holds a blank, a control character or a backslash",
+            f": {shorten(shown_url(url))}; percent-encode it",
         )
     parts = _PARTS.fullmatch(url)
     if parts is None or parts["scheme"].lower() not in DEFAULT_PORTS:
-        raise PayloadError(f"url must begin with http:// or https://, and {shorten(shown_url(url))} does not")
+        raise UrlError("url must begin with http:// or https://", f", and {shorten(shown_url(url))} does not")
     scheme, authority = parts["scheme"].lower(), parts["authority"]
     if "@" in authority:
-        raise PayloadError(
+        raise UrlError(
             "url holds a user name or a password in front of its host (…@host); "
             "leave them out and send an Authorization header"
         )
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
-        raise PayloadError(f"url names no host and port that can be read: {shorten(authority)}")
+        # With an @ further on, this is a user name and the beginning of a password that holds a slash.
+        shown = MASK if "@" in url else shorten(authority)
+        raise UrlError("url names no host and port that can be read", f": {shown}")
     host = _bracketed(found["v6"]) if found["v6"] is not None else _host(found["name"])
     query = "" if parts["query"] is None else f"?{_quoted(parts['query'])}"
     return Target(scheme, host, _port(found["port"], scheme), (_quoted(parts["path"]) or "/") + query)
@@ -102,7 +114,7 @@ def _port(text: str | None, scheme: str) -> int:
     if not text:
         return DEFAULT_PORTS[scheme]
     if len(text) > 5 or not 1 <= int(text) <= 65_535:
-        raise PayloadError(f"the port of url must be from 1 to 65535, not {shorten(text)}")
+        raise UrlError("the port of url must be from 1 to 65535")
     return int(text)
 
 
@@ -112,13 +124,14 @@ def _bracketed(text: str) -> str:
             return str(ipaddress.IPv6Address(text))
     except ValueError:
         pass
-    raise PayloadError(f"the host of url is no IPv6 address: {shorten(text)}")
+    raise UrlError("the host of url is no IPv6 address", f": {shorten(text)}")
 
 
 def _host(text: str) -> str:
     if not text.isascii():
-        raise PayloadError(
-            f"the host of url holds letters beyond ASCII: {shorten(text)}; write the ASCII form of the name (xn--…)"
+        raise UrlError(
+            "the host of url holds letters beyond ASCII",
+            f": {shorten(text)}; write the ASCII form of the name (xn--…)",
         )
     host = text.lower().removesuffix(".")
     labels = host.split(".")
@@ -129,11 +142,12 @@ def _host(text: str) -> str:
                 return host
         except ValueError:
             pass
-        raise PayloadError(
-            f"the host of url is an address in an odd spelling: {shorten(text)}; write four numbers, as in 192.0.2.1"
+        raise UrlError(
+            "the host of url is an address in an odd spelling",
+            f": {shorten(text)}; write four numbers, as in 192.0.2.1",
         )
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
-        raise PayloadError(f"the host of url is no host name: {shorten(text)}")
+        raise UrlError("the host of url is no host name", f": {shorten(text)}")
     return host
 
 
