@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -23,6 +22,7 @@ import httpcore2
 import httpx2
 
 from taskharbor.errors import Unrecoverable
+from taskharbor.http import resolver
 from taskharbor.http.addresses import ALLOW_VARIABLE, AllowList, refusal
 from taskharbor.http.answers import BODY_BYTES_MAX, Answer, HttpError, shown_value
 from taskharbor.http.secrets import is_secret, secrets_in
@@ -30,6 +30,9 @@ from taskharbor.http.urls import Address, Target, UrlError
 
 REDIRECTS_MAX = 5
 ADDRESSES_MAX = 8  # of one name that are tried
+READ_BYTES = 4_096  # at a time: a server can make work of each byte, and others have their turn in between
+HEAD_BYTES_MAX = 131_072  # status line and headers, with all the provisional ones (1xx) before them
+BODY_WIRE_BYTES_MAX = 16 * BODY_BYTES_MAX  # what a body that is read may take, sent in small chunks
 CONNECT_SECONDS = 10.0  # for one address, so that a dead one leaves time for the next
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -55,12 +58,6 @@ class Network:
     trust: Callable[[], ssl.SSLContext]
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, in the system's order."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
 async def connect(address: str, port: int) -> httpcore2.AsyncNetworkStream:
     return await httpcore2.AnyIOBackend().connect_tcp(address, port, timeout=CONNECT_SECONDS)
 
@@ -71,7 +68,59 @@ def trust() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-SYSTEM = Network(resolve, connect, trust)
+SYSTEM = Network(resolver.SYSTEM.resolve, connect, trust)
+
+
+# -- what comes back -----------------------------------------------------------------------------
+
+
+class Wire:
+    """How much a server has sent, and how much it may: it can neither hold the loop up nor go on without an end."""
+
+    def __init__(self) -> None:
+        self._left = HEAD_BYTES_MAX
+        self._too_much = (
+            f"its head takes more than {HEAD_BYTES_MAX:,} bytes, provisional answers (1xx) included"
+        )
+
+    def begin_body(self) -> None:
+        self._left = BODY_WIRE_BYTES_MAX
+        self._too_much = (
+            f"{BODY_WIRE_BYTES_MAX:,} bytes on the wire bring less than {BODY_BYTES_MAX:,} of a body"
+        )
+
+    def count(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise HttpError(f"the answer is refused: {self._too_much}")
+
+
+class MeteredStream(httpcore2.AsyncNetworkStream):
+    """Reads a little at a time, counts it, and lets others have their turn after each."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream, wire: Wire) -> None:
+        self._stream = stream
+        self._wire = wire
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        await asyncio.sleep(0)  # what has arrived already would be read without
+        data = await self._stream.read(min(max_bytes, READ_BYTES), timeout)
+        self._wire.count(data)
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.AsyncNetworkStream:
+        return MeteredStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._wire)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
 # -- the way out ---------------------------------------------------------------------------------
@@ -80,9 +129,10 @@ SYSTEM = Network(resolve, connect, trust)
 class CheckedConnector(httpcore2.AsyncNetworkBackend):
     """Connects to addresses that were checked, and to nothing else."""
 
-    def __init__(self, network: Network, allow: AllowList) -> None:
+    def __init__(self, network: Network, allow: AllowList, wire: Wire) -> None:
         self._network = network
         self._allow = allow
+        self._wire = wire
 
     async def connect_tcp(
         self,
@@ -96,7 +146,7 @@ class CheckedConnector(httpcore2.AsyncNetworkBackend):
         failure: Exception | None = None
         for address in await self._open_addresses(host, port):
             try:
-                return await self._network.connect(str(address), port)
+                return MeteredStream(await self._network.connect(str(address), port), self._wire)
             except (httpcore2.NetworkError, httpcore2.TimeoutException, OSError) as error:
                 failure = failure or error
         raise HttpError(f"connection to {host} port {port} failed: {_told(failure)}") from failure
@@ -196,11 +246,12 @@ async def exchange(
 async def _send(outgoing: Outgoing, allow: AllowList, network: Network) -> Answer:
     target = outgoing.target
     is_tls = target.scheme == "https"
+    wire = Wire()
     pool = httpcore2.AsyncConnectionPool(
         ssl_context=network.trust() if is_tls else None,
         max_connections=1,
         max_keepalive_connections=0,
-        network_backend=CheckedConnector(network, allow),
+        network_backend=CheckedConnector(network, allow, wire),
     )
     try:
         async with (
@@ -212,6 +263,7 @@ async def _send(outgoing: Outgoing, allow: AllowList, network: Network) -> Answe
                 content=_content(outgoing),
             ) as response,
         ):
+            wire.begin_body()
             body, truncated = await _read(response)
             return Answer(
                 response.status,
