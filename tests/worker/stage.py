@@ -96,6 +96,10 @@ class FaultyDriver(MemoryDriver):
         if verb in self.after:
             await self.after[verb]()
 
+    async def open_for_work(self) -> None:
+        await self._gate("open_for_work")
+        await super().open_for_work()
+
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
         await self._gate("claim", request)
         answer = await super().claim(request, now=now)

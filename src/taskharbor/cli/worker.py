@@ -11,9 +11,10 @@ import click
 
 from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
-from taskharbor.errors import StubbornHandler
+from taskharbor.errors import StoreUnavailable, StubbornHandler
 
 if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
     from taskharbor.worker.supervisor.channel import Orders
 
 logger = logging.getLogger("taskharbor.cli")
@@ -209,7 +210,15 @@ def work_here(session: Session, orders: Orders) -> None:
         except StubbornHandler as error:
             raise GivenUp(str(error)) from error
         if session.screen.as_json:
-            session.screen.document({"worker": works.name, "counts": harbor.jobs.counts()})
+            session.screen.document({"worker": works.name, "counts": counts_of(harbor)})
+
+
+def counts_of(harbor: Harbor) -> dict[str, int]:
+    """Nothing, while the store is away: that is no reason for a worker that was told to stop to fail."""
+    try:
+        return {str(state): jobs for state, jobs in harbor.jobs.counts().items()}
+    except StoreUnavailable:
+        return {}
 
 
 def open_to_http_jobs(entries: tuple[str, ...]) -> None:

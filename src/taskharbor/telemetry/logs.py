@@ -1,9 +1,13 @@
 """Log lines: one record, one line, with the fields that find it again.
 
-The code logs a short message and puts what it is about into `extra={"fields": {…}}`: job, task, attempt,
-correlation_id, queue. A formatter here writes them for a person (`KeyValueFormatter`) or for a machine
-(`JsonFormatter`). What comes from outside (an error's text, a payload) can neither begin a line of its own nor
-reach the terminal as an escape code, and passwords in URLs are masked.
+`log_line` logs a sentence that names some fields, `"Job {job} succeeded"`, with all of them: job, task, queue,
+attempt, correlation_id. The text of the record is the sentence, then each field that the sentence does not name, so a
+line says each thing once, and says it under plain `logging` as well. The formatters here write it for a person
+(`KeyValueFormatter`) or for a machine (`JsonFormatter`, every field beside the sentence). They also write the fields
+of other records: `extra={"fields": {…}}`.
+
+What comes from outside (an error's text, a payload) can neither begin a line of its own nor reach the terminal as an
+escape code, and passwords in URLs are masked.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
+from string import Formatter
 from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
@@ -73,15 +79,80 @@ def _escape(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+# -- a sentence with fields ----------------------------------------------------------------------
+
+
+class Line:
+    """The message of a record: a sentence in which `{name}` stands for a field, and all fields.
+
+    It becomes text when a handler writes it.
+    """
+
+    __slots__ = ("_template", "fields")
+
+    def __init__(self, template: str, fields: Mapping[str, Any]) -> None:
+        self._template = template
+        self.fields = fields
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The fields that the sentence holds."""
+        return _names_in(self._template)
+
+    @property
+    def sentence(self) -> str:
+        return self._template.format_map(_Shown(self.fields))
+
+    def __str__(self) -> str:
+        return " ".join([self.sentence, *_pairs(_given(self.fields), self.named)])
+
+
+class _Shown:
+    """Fields as a sentence shows them."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> str:
+        return one_line(_shown(self._fields.get(name, "?")))
+
+
+@lru_cache(256)
+def _names_in(template: str) -> frozenset[str]:
+    return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
+
+
+def log_line(
+    logger: logging.Logger,
+    level: int,
+    sentence: str,
+    fields: Mapping[str, Any],
+    *,
+    traceback: str | None = None,
+) -> None:
+    """Log a sentence such as `"Job {job} succeeded"`, with its fields; `traceback` is text, from wherever it came."""
+    if not logger.isEnabledFor(level):
+        return
+    file, number, function, _ = logger.findCaller(stacklevel=2)
+    record = logger.makeRecord(
+        logger.name, level, file, number, Line(sentence, fields), (), None, function, {"fields": fields}
+    )
+    if traceback:  # where every formatter looks for the text of an exception
+        record.exc_text = "\n".join(one_line(line) for line in masked(traceback).rstrip("\n").split("\n"))
+    logger.handle(record)
+
+
 # -- formatters ----------------------------------------------------------------------------------
 
 
 class KeyValueFormatter(logging.Formatter):
-    """`2026-01-01T12:00:00.123Z INFO job succeeded job=0197… task=email:send attempt=1`"""
+    """`2026-01-01T12:00:00.123Z INFO Job 0197… succeeded task=email:send attempt=1`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        words = [_time(record), record.levelname, one_line(masked(record.getMessage()))]
-        words += [f"{_key(name)}={_text_value(value)}" for name, value in _fields(record).items()]
+        message, said = _message(record)
+        words = [_time(record), record.levelname, one_line(message), *_pairs(_fields(record), said)]
         return "\n".join([" ".join(words), *_traceback_lines(self, record)])
 
 
@@ -93,7 +164,7 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
-            "message": masked(record.getMessage()),
+            "message": _message(record)[0],
         }
         traceback = _traceback(self, record)
         if traceback:
@@ -109,25 +180,43 @@ def _time(record: logging.LogRecord) -> str:
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _message(record: logging.LogRecord) -> tuple[str, frozenset[str]]:
+    """What the record says in words, and which of its fields are in them."""
+    if isinstance(record.msg, Line):
+        return record.msg.sentence, record.msg.named
+    return masked(record.getMessage()), frozenset()
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields = getattr(record, "fields", None)
-    if not isinstance(fields, Mapping):
-        return {}
+    return _given(fields) if isinstance(fields, Mapping) else {}
+
+
+def _given(fields: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in fields.items() if value is not None}
+
+
+def _pairs(fields: Mapping[str, Any], said: frozenset[str]) -> list[str]:
+    """The fields that the sentence does not say already."""
+    return [f"{_key(name)}={_text_value(value)}" for name, value in fields.items() if name not in said]
 
 
 def _key(name: str) -> str:
     return re.sub(r"[\s=\"]", "_", one_line(name)) or "_"
 
 
-def _text_value(value: object) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False, default=str)
-    text = masked(_instant(value) if isinstance(value, datetime) else str(value))
+    return masked(_instant(value) if isinstance(value, datetime) else str(value))
+
+
+def _text_value(value: object) -> str:
+    text = _shown(value)
     if text and text.isprintable() and not re.search(r"[\s=\"\\]", text):
         return text
     return '"' + one_line(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
@@ -188,4 +277,13 @@ class _Handler(logging.StreamHandler[TextIO]):
     """Ours, so that it is found again."""
 
 
-__all__ = ["JsonFormatter", "KeyValueFormatter", "LogFormat", "configure", "masked", "masked_url", "one_line"]
+__all__ = [
+    "JsonFormatter",
+    "KeyValueFormatter",
+    "LogFormat",
+    "configure",
+    "log_line",
+    "masked",
+    "masked_url",
+    "one_line",
+]

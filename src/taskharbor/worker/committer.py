@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from taskharbor.clock import Clock
 from taskharbor.collecting import past_of
 from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
@@ -23,7 +22,7 @@ from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_crash, settle_outc
 from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
-from taskharbor.worker.outage import until_answered
+from taskharbor.worker.outage import Outages
 from taskharbor.worker.recurring import Recurring
 from taskharbor.worker.report import Reporter
 from taskharbor.workflow.failure import FailureTasks
@@ -47,7 +46,7 @@ class Committer:
         max_losses: int,
         leases: LiveLeases,
         time: StoreTime,
-        clock: Clock,
+        outages: Outages,
         reporter: Reporter,
         is_busy: Callable[[], bool],
         on_quiet: Callable[[], None],
@@ -61,7 +60,7 @@ class Committer:
         self._unfit_rows = int(unfit_grace_seconds / UNFIT_DELAY_MAX_SECONDS) + UNFIT_ROWS_MORE
         self._leases = leases
         self._time = time
-        self._clock = clock
+        self._outages = outages
         self._reporter = reporter
         self._is_busy = is_busy
         self._on_quiet = on_quiet
@@ -208,10 +207,8 @@ class Committer:
     async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
         try:
-            return await until_answered(
-                self._clock,
-                lambda: self._driver.settle(transitions),
-                "the store cannot settle; trying again",
+            return await self._outages.until_answered(
+                lambda: self._driver.settle(transitions), "the store cannot settle"
             )
         except Exception as error:  # noqa: BLE001 - refused for its content: find whose
             if safe:  # there is nothing in it any more: left to its lease
@@ -235,7 +232,7 @@ class Committer:
         return await self._read_surely(lambda: self._driver.get(ids))
 
     async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await until_answered(self._clock, read, "the store cannot be read")
+        return await self._outages.until_answered(read, "the store cannot be read")
 
     async def _settle_apart(self, transitions: list[Transition], error: Exception) -> list[Settled]:
         """One bad member never blocks a batch: halve it until the culprit is alone, and fail that one safely."""

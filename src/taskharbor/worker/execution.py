@@ -22,6 +22,7 @@ from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.schedule import parse
 from taskharbor.worker.live import LiveLease, StoreTime
+from taskharbor.worker.outage import Outages
 from taskharbor.worker.steps import LeasedSteps, Steps
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Execution:
         "lease",
         "loop",
         "options",
+        "outages",
         "payload",
         "policy",
         "process",
@@ -83,6 +85,7 @@ class Execution:
         harbor: Harbor,
         report: Callable[[Execution, Progress], None],
         time: StoreTime,
+        outages: Outages,
     ) -> None:
         self.claimed = claimed
         self.lease = lease
@@ -114,6 +117,7 @@ class Execution:
         self.timer: Timer | None = None
         self._report = report
         self._time = time
+        self.outages = outages
         self._steps: Steps | None = None
         self._context: Context | None = None
         self._job: Job[Any] | None = None

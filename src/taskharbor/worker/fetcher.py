@@ -16,7 +16,7 @@ from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
-from taskharbor.worker.outage import until_answered
+from taskharbor.worker.outage import Outages
 from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.retirement import Retirement
 
@@ -42,6 +42,7 @@ class Fetcher:
         committer: Committer,
         time: StoreTime,
         clock: Clock,
+        outages: Outages,
         make: Callable[[Claimed, LiveLease], Execution],
         retirement: Retirement,
         oversight: Oversight | None = None,
@@ -55,6 +56,7 @@ class Fetcher:
         self._committer = committer
         self._time = time
         self._clock = clock
+        self._outages = outages
         self._make = make
         self._retirement = retirement
         self._oversight = oversight
@@ -73,8 +75,8 @@ class Fetcher:
         """Claim for ever, or until nothing is runnable now and nothing is under way."""
         is_drained = False
         while not is_drained:
-            is_drained = await until_answered(
-                self._clock, lambda: self._round(until_drained), "the store cannot be watched"
+            is_drained = await self._outages.until_answered(
+                lambda: self._round(until_drained), "the store cannot be watched"
             )
 
     async def _round(self, until_drained: bool) -> bool:
@@ -177,8 +179,8 @@ class Fetcher:
 
     async def _claim_surely(self, request: ClaimRequest) -> Claim:
         """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
-        return await until_answered(
-            self._clock, lambda: self._claim_once(request), "the store cannot be claimed from"
+        return await self._outages.until_answered(
+            lambda: self._claim_once(request), "the store cannot be claimed from"
         )
 
     async def _claim_once(self, request: ClaimRequest) -> Claim:

@@ -11,12 +11,14 @@ from taskharbor.errors import StoreError
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution, Interrupt
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+from taskharbor.worker.outage import Outages
 
 logger = logging.getLogger("taskharbor.worker")
 
 BEATS_PER_LEASE = 3
 MARK_TRIES = 3
 MARK_PAUSE_SECONDS = 0.1
+_COMPLAINT = "the store did not take a heartbeat"
 
 
 class Heart:
@@ -29,6 +31,7 @@ class Heart:
         committer: Committer,
         time: StoreTime,
         clock: Clock,
+        outages: Outages,
         hand_back: Callable[[Callable[[Execution], bool]], None],
         extended_outside: bool = False,
     ) -> None:
@@ -38,6 +41,7 @@ class Heart:
         self._committer = committer
         self._time = time
         self._clock = clock
+        self._outages = outages
         self._hand_back = hand_back
         self._extended_outside = extended_outside
 
@@ -50,9 +54,10 @@ class Heart:
             await self._clock.sleep(pause)
             try:
                 await self.beat()
+                self._outages.answered(_COMPLAINT)
                 pause = beat_seconds
             except StoreError as error:
-                logger.warning("the store did not take a heartbeat", extra={"fields": {"error": str(error)}})
+                self._outages.unanswered(_COMPLAINT, error)
                 pause = beat_seconds / 4
 
     async def beat(self) -> None:

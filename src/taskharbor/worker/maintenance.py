@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,9 +10,8 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
 from taskharbor.collecting import collect_expired
 from taskharbor.errors import StoreError
+from taskharbor.worker.outage import Outages
 from taskharbor.worker.report import Reporter
-
-logger = logging.getLogger("taskharbor.worker")
 
 COLLECT_SECONDS = 0.9  # a vanished worker's jobs start again within the lease and this
 EXPIRE_EVERY = 8  # rounds: nobody begins an expired job anyway, so its end can be written down a little later
@@ -21,6 +19,7 @@ PRUNE_EVERY = 70  # rounds: about a minute
 PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
 PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
+_COMPLAINT = "maintenance has to wait"
 
 
 class Maintenance:
@@ -31,6 +30,7 @@ class Maintenance:
         worker: str,
         max_losses: int,
         clock: Clock,
+        outages: Outages,
         reporter: Reporter,
         before_collecting: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
@@ -39,6 +39,7 @@ class Maintenance:
         self._worker = worker
         self._max_losses = max_losses
         self._clock = clock
+        self._outages = outages
         self._reporter = reporter
         self._before_collecting = before_collecting
 
@@ -57,8 +58,9 @@ class Maintenance:
                     pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
                 if rounds % PRUNE_HISTORY_EVERY == 0:
                     await self._harbor._prune_schedules()
+                self._outages.answered(_COMPLAINT)
             except StoreError as error:
-                logger.warning("maintenance has to wait", extra={"fields": {"error": str(error)}})
+                self._outages.unanswered(_COMPLAINT, error)
 
     async def collect(self) -> None:
         """Settle what expired leases held."""

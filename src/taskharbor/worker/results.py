@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from taskharbor.clock import Clock
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import PayloadTooLarge, Unrecoverable
 from taskharbor.job import MemberResult, Takes
 from taskharbor.worker.execution import Execution
-from taskharbor.worker.outage import until_answered
+from taskharbor.worker.outage import Outages
 from taskharbor.workflow.failure import with_argument
 
 READ_AT_ONCE = 100
@@ -21,9 +20,9 @@ RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes
 class Results:
     """Jobs that begin at the same time are read together. Nothing here concerns a job that takes nothing."""
 
-    def __init__(self, driver: Driver, clock: Clock) -> None:
+    def __init__(self, driver: Driver, outages: Outages) -> None:
         self._driver = driver
-        self._clock = clock
+        self._outages = outages
         self._asked: list[tuple[str, asyncio.Future[list[MemberResult]]]] = []
         self._reading: set[asyncio.Task[None]] = set()
 
@@ -59,9 +58,7 @@ class Results:
                     answer.set_result(members)
 
     async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
-        return await until_answered(
-            self._clock, lambda: self._driver.results(ids), "results cannot be read; trying again"
-        )
+        return await self._outages.until_answered(lambda: self._driver.results(ids), "results cannot be read")
 
     async def close(self) -> None:
         for task in list(self._reading):

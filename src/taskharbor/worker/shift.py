@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
 from taskharbor.drivers.base import Claimed, WorkerRecord
-from taskharbor.errors import StubbornHandler, TaskHarborError
+from taskharbor.errors import StoreUnavailable, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.outcome import HandedBack
 from taskharbor.worker.committer import Committer
@@ -24,6 +24,7 @@ from taskharbor.worker.isolation.pool import ProcessPool
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.maintenance import Maintenance
+from taskharbor.worker.outage import Outages
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.results import Results
@@ -60,6 +61,7 @@ class Shift:
         self._leases = LiveLeases(worker.name, worker._oversight)
         self._time = StoreTime(self._clock)
         self._started_at = self._time.now()
+        self._outages = Outages(self._clock)
         reporter = Reporter(worker.name, worker.harbor.events, self._time)
         self._committer = self._make_committer(reporter)
         self._heart = self._make_heart()
@@ -85,6 +87,7 @@ class Shift:
             worker=worker.name,
             max_losses=worker.max_losses,
             clock=self._clock,
+            outages=self._outages,
             reporter=reporter,
             before_collecting=self._heart.outlive_expired,
         )
@@ -101,7 +104,7 @@ class Shift:
             max_losses=worker.max_losses,
             leases=self._leases,
             time=self._time,
-            clock=self._clock,
+            outages=self._outages,
             reporter=reporter,
             is_busy=lambda: bool(self._executor.buffer),
             on_quiet=self._nudge_fetcher,
@@ -116,6 +119,7 @@ class Shift:
             committer=self._committer,
             time=self._time,
             clock=self._clock,
+            outages=self._outages,
             hand_back=self._hand_back,
             extended_outside=worker._oversight is not None,
         )
@@ -131,7 +135,7 @@ class Shift:
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
             has_begun=self._committer.has_begun,
-            results=Results(harbor.driver, clock),
+            results=Results(harbor.driver, self._outages),
             finish=self._finish,
             drop=self._drop,
             low=self._low,
@@ -152,6 +156,7 @@ class Shift:
             committer=self._committer,
             time=self._time,
             clock=self._clock,
+            outages=self._outages,
             make=self._make_execution,
             retirement=self._retirement,
             oversight=worker._oversight,
@@ -176,9 +181,28 @@ class Shift:
     def predecessor_is_gone(self) -> None:
         self._retirement.look()
 
-    async def work(self, until_drained: bool) -> None:
+    async def with_store(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Take a step of the start, again and again while the store is away; False if `stop` came first."""
+        stepping = asyncio.ensure_future(
+            self._outages.until_answered(step, "waiting for the store", repeated=StoreUnavailable)
+        )
+        try:
+            await _unless(self._stopping, _ended(stepping))
+        finally:
+            stepping.cancel()
+            await asyncio.wait([stepping], timeout=UNWIND_SECONDS)
+        if stepping.cancelled() or not stepping.done():
+            return False
+        stepping.result()
+        return True
+
+    async def _tidy_up(self) -> None:
         await self._maintenance.collect()
         await self._maintenance.expire()
+
+    async def work(self, until_drained: bool) -> None:
+        if not await self.with_store(self._tidy_up):
+            return
         logger.info("worker started", extra={"fields": self._about()})
         try:
             await self._work_together(until_drained)
@@ -339,7 +363,9 @@ class Shift:
     # -- what passes between the parts --
 
     def _make_execution(self, claimed: Claimed, lease: LiveLease) -> Execution:
-        return Execution(claimed, lease, self._worker.harbor, self._report_progress, self._time)
+        return Execution(
+            claimed, lease, self._worker.harbor, self._report_progress, self._time, self._outages
+        )
 
     def _finish(self, execution: Execution, outcome: Any) -> None:
         self._committer.put(execution, outcome)
@@ -381,7 +407,7 @@ class Shift:
         }
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _ended(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 

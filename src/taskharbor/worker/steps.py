@@ -18,7 +18,6 @@ from taskharbor.drivers.base import Answer, StepNote
 from taskharbor.errors import ConfigurationError, LeaseLost, PayloadError
 from taskharbor.job import Delivery, StepRecord
 from taskharbor.worker.live import StoreTime
-from taskharbor.worker.outage import until_answered
 
 if TYPE_CHECKING:
     from taskharbor.worker.execution import Execution
@@ -221,8 +220,8 @@ class LeasedSteps:
 
     async def _surely(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Ask until the store answers: a step that was done must not be forgotten for a moment's outage."""
-        complaint, fields = "the store cannot keep a step; trying again", self._execution.fields()
-        return await until_answered(self._driver.clock, ask, complaint, fields)
+        execution = self._execution
+        return await execution.outages.until_answered(ask, "the store cannot keep a step", execution.fields())
 
 
 def _until(name: str, stored: str) -> int:

@@ -140,8 +140,14 @@ class Worker:
         started = asyncio.Event()
         self._background = asyncio.get_running_loop().create_task(self._work(started=started))
         waiting = asyncio.ensure_future(started.wait())
-        await asyncio.wait([waiting, self._background], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        try:
+            await asyncio.wait([waiting, self._background], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the block is not entered, so nothing else would end it
+            self._background.cancel()
+            await asyncio.wait([self._background])
+            raise
+        finally:
+            waiting.cancel()
         if self._background.done():
             self._background.result()
         return self
@@ -164,16 +170,27 @@ class Worker:
         refuse_unreachable_hooks(self.harbor)
         if self._shift is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
-        self._shift = Shift(self)  # first of all: from here on `stop` is heard
+        self._shift = shift = Shift(self)  # first of all: from here on `stop` is heard
         try:
-            await self.harbor.driver.open_for_work()
-            await self.harbor.schedules._reconcile()
+            if await shift.with_store(self._open_store):
+                await self._work_between_hooks(shift, until_drained, started)
+        finally:
+            self._shift = None
+
+    async def _open_store(self) -> None:
+        await self.harbor.driver.open_for_work()
+        await self.harbor.schedules._reconcile()
+
+    async def _work_between_hooks(
+        self, shift: Shift, until_drained: bool, started: asyncio.Event | None
+    ) -> None:
+        try:
             for hook in self.harbor.start_hooks:
                 await _call_hook(hook)
             if started is not None:
                 started.set()
-            await self._shift.work(until_drained)
-            self._shift.raise_if_given_up()
+            await shift.work(until_drained)
+            shift.raise_if_given_up()
         finally:
             self._shift = None
             async with AsyncExitStack() as closing:  # in reverse, and one that fails does not keep the others

@@ -53,6 +53,7 @@ from taskharbor.worker.isolation.messages import (
 )
 from taskharbor.worker.isolation.steps import IsolatedSteps, LinkedSteps
 from taskharbor.worker.live import LiveLease, StoreTime
+from taskharbor.worker.outage import Outages
 from taskharbor.worker.steps import Steps
 
 logger = logging.getLogger("taskharbor.worker")
@@ -64,9 +65,10 @@ class IsolatedExecution(Execution):
     __slots__ = ("_deadline", "_link", "linked_steps", "serial")
 
     def __init__(self, call: Call, harbor: Harbor, link: Link) -> None:
-        lease, time = LiveLease("", call.lease_expires_at), StoreTime(SystemClock())
+        clock = SystemClock()
+        lease, time = LiveLease("", call.lease_expires_at), StoreTime(clock)
         time.learn(call.started_at, time.asking())
-        super().__init__(call.claimed, lease, harbor, _tell_progress, time)
+        super().__init__(call.claimed, lease, harbor, _tell_progress, time, Outages(clock))
         self.linked_steps = LinkedSteps(link, call.serial)
         self.started_at = call.started_at
         self.serial = call.serial
