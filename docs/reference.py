@@ -90,6 +90,7 @@ SECTIONS: dict[str, list[Any]] = {
     "Workers": [Worker],
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
+        taskharbor.StopRequested,
     ],
     "HTTP jobs": [http_payload],
     "Retry policies": [taskharbor.RetryPolicy, taskharbor.Decision],

@@ -42,6 +42,7 @@ PUBLIC = [
     "Signature",
     "State",
     "Step",
+    "StopRequested",
     "StoreError",
     "StoreUnavailable",
     "StubbornHandler",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from taskharbor.clock import from_micros
 from taskharbor.codec import clean_text
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Progress
+from taskharbor.job import Progress, StopReason
 
 if TYPE_CHECKING:
     from taskharbor.client.handle import Job
@@ -55,9 +55,28 @@ class Context:
         return self._execution.options.correlation_id
 
     @property
+    def stop_requested(self) -> StopReason | None:
+        """Why the handler is to stop, if it is: the first that holds of these.
+
+        `"lease_lost"`: the attempt can commit nothing any more. `"cancel"`: the job is to be cancelled. `"timeout"`:
+        the attempt has had its time. `"shutdown"`: the worker shuts down, and its grace period runs.
+        """
+        return self._execution.stop_requested
+
+    @property
     def cancelled(self) -> bool:
-        """Whether to come to an end: the job was cancelled, timed out, or the worker shuts down."""
-        return self._execution.cancelled
+        """Whether the handler is to stop, for whatever reason: `stop_requested is not None`."""
+        return self._execution.stop_requested is not None
+
+    def raise_if_stopped(self) -> None:
+        """End the attempt here if it is to stop, by raising `StopRequested`, a `BaseException`.
+
+        The job is then cancelled, or timed out, or released for another worker without counting anything. An
+        `at_most_once` job goes on through the grace period of a shutdown, and is `dead`, reason `interrupted`, if it
+        stops after it. A plain function, for every kind of handler. Call it where stopping does no harm; do not
+        call it once the work is done: a handler that returns has succeeded.
+        """
+        self._execution.raise_if_stopped()
 
     @property
     def deadline(self) -> datetime | None:

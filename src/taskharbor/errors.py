@@ -6,6 +6,10 @@ An error's text is for the person who reads it: what was given, what was expecte
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskharbor.job import StopReason
 
 
 class TaskHarborError(Exception):
@@ -49,6 +53,22 @@ class RetryAfter(Exception):
 
 class AttemptTimedOut(TimeoutError):
     """Raised by a handler that keeps the time itself: history says `timed_out`, and the failure counts as any other."""
+
+
+class StopRequested(BaseException):
+    """Raised by `ctx.raise_if_stopped()`. Let through, it ends its own attempt by the rule of its `reason`.
+
+    It is not an Exception, so that few handlers swallow it. `job_id` and `number` name the attempt.
+    """
+
+    def __init__(self, reason: StopReason, job_id: str, number: int) -> None:
+        super().__init__(reason, job_id, number)
+        self.reason = reason
+        self.job_id = job_id
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of job {self.job_id} stops: {self.reason}"
 
 
 # -- what a worker meets -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ the time they were made.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -65,6 +65,11 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     DISCARDED = "discarded"
     DEPENDENCY = "dependency"  # one that it depends on ended without success
+
+
+# Why a running handler is to stop. Of several that hold, the first one counts.
+StopReason = Literal["lease_lost", "cancel", "timeout", "shutdown"]
+STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
 
 
 class Takes(Struct, frozen=True, omit_defaults=True):

@@ -101,10 +101,13 @@ async def perform(ctx: Context, script: list[str], seconds: float) -> str:
             case "progress":
                 ctx.progress(0.5)
                 await asyncio.sleep(0.01)
+                ctx.raise_if_stopped()
     except asyncio.CancelledError:
         if action == "deaf":
             await asyncio.sleep(0.3)
         else:
+            if action == "slow":
+                ctx.raise_if_stopped()  # ends it by the same rules as the cancellation would
             raise
     finally:
         observer.ended(execution)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from taskharbor import Context, Harbor, RetryAfter, Unrecoverable, current_context
+from taskharbor import Context, Harbor, RetryAfter, StopRequested, Unrecoverable, current_context
 
 PATIENCE_SECONDS = 60.0
 
@@ -341,3 +341,42 @@ def late_step(ctx: Context, folder: str) -> None:
 
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+# -- stopping ------------------------------------------------------------------------------------
+
+
+def until_stopped(ctx: Context, begun: str) -> None:
+    tell(begun, str(os.getpid()))
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < give_up_at:
+        ctx.raise_if_stopped()
+        time.sleep(0.002)
+
+
+async def until_stopped_in_a_group(ctx: Context, begun: str) -> None:
+    async def look() -> None:
+        try:
+            await asyncio.sleep(PATIENCE_SECONDS)
+        except asyncio.CancelledError:
+            ctx.raise_if_stopped()
+            raise
+
+    tell(begun, str(os.getpid()))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(look())
+
+
+def until_asked_and_once_more(ctx: Context, begun: str) -> str:
+    """An at_most_once job: to be asked is not to be stopped."""
+    tell(begun, str(os.getpid()))
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while ctx.stop_requested is None:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.002)
+    ctx.raise_if_stopped()
+    return f"finished in spite of {ctx.stop_requested}"
+
+
+def stop_of_another(ctx: Context) -> None:
+    raise StopRequested("shutdown", ctx.job.id, ctx.job.number + 1)

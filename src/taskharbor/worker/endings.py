@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
 
 from taskharbor.codec import clean_text, encode_result
-from taskharbor.errors import AttemptTimedOut, PayloadError, RemoteError, Unrecoverable
-from taskharbor.job import Reason
+from taskharbor.errors import AttemptTimedOut, PayloadError, RemoteError, StopRequested, Unrecoverable
+from taskharbor.job import STOP_REASONS, Reason, StopReason
 from taskharbor.outcome import (
     CancelledOnRequest,
     Crashed,
@@ -25,7 +26,8 @@ from taskharbor.outcome import (
 )
 from taskharbor.retry import ErrorInfo, type_name
 from taskharbor.telemetry.logs import masked
-from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.isolation.messages import Stopped
 from taskharbor.worker.steps import FallAsleep
 
 ERROR_MAX = 4_000  # characters of an error's text that are kept
@@ -61,21 +63,57 @@ def _of_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Failed:
 
 
 def of_error(execution: Execution, error: BaseException) -> Outcome:
-    """What a handler that raised leaves behind; if it was told to end, that is why it ended."""
+    """What a handler that raised leaves behind; if it was made to end, that is why it ended."""
+    if (reason := stop_in(execution, error)) is not None:
+        return of_stop(execution, reason, traceback_of(error))
     match execution.interrupted:
-        case Interrupt.TIMEOUT:
+        case "timeout":
             return of_timeout(execution, traceback_of(error))
-        case Interrupt.CANCEL:
+        case "cancel":
             return CancelledOnRequest(
                 None if isinstance(error, asyncio.CancelledError) else error_text(error)
             )
-        case Interrupt.SHUTDOWN:
+        case "shutdown":
             return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
     if (slept := of_sleep(error)) is not None:
         return slept
     if isinstance(error, RemoteError) and isinstance(error.outcome, Failed | Crashed | Unfit | HandedBack):
         return error.outcome
     return of_failure(error)
+
+
+def stop_in(execution: Execution, error: BaseException) -> StopReason | None:
+    """Why the attempt stopped, if what its handler raised says no more than that it stopped.
+
+    A group of errors counts if it holds nothing but the attempt's own `StopRequested`, and what the group
+    cancelled because of it. One of another attempt is an error like any other, and so is one that was made up.
+    """
+    reasons = set()
+    for each in _members(error):
+        if isinstance(each, StopRequested) and execution.has_raised(each):
+            reasons.add(each.reason)
+        elif not (isinstance(each, asyncio.CancelledError) and each is not error):
+            return None
+    return next((reason for reason in STOP_REASONS if reason in reasons), None)
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _members(each)
+    else:
+        yield error
+
+
+def of_stop(execution: Execution, reason: StopReason, trace: str | None = None) -> Outcome:
+    """What an attempt leaves behind that stopped because it was to: the rule of each reason."""
+    match reason:
+        case "cancel":
+            return CancelledOnRequest()
+        case "timeout":
+            return of_timeout(execution, trace)
+        case "shutdown" | "lease_lost":  # of a lost lease nothing is settled
+            return Interrupted()
 
 
 def of_sleep(error: BaseException) -> Slept | None:
@@ -99,31 +137,28 @@ def remote_error(ended: Failed | Crashed | Unfit | HandedBack) -> RemoteError:
 
 
 def of_remote(
-    execution: Execution, ended: Succeeded | Failed | Crashed | Slept | Unfit | HandedBack
+    execution: Execution, ended: Succeeded | Failed | Crashed | Slept | Unfit | HandedBack | Stopped
 ) -> Outcome:
     """The same for what happened in a process of its own, without a middleware around it."""
     if isinstance(ended, Succeeded):
         return ended
+    if isinstance(ended, Stopped):
+        return of_stop(execution, ended.reason)
     match execution.interrupted:
-        case Interrupt.TIMEOUT:
+        case "timeout":
             return of_timeout(execution, ended.traceback if isinstance(ended, Failed) else None)
-        case Interrupt.CANCEL:
+        case "cancel":
             if isinstance(ended, Failed) and ended.info.type_name != asyncio.CancelledError.__name__:
                 return CancelledOnRequest(ended.error)
             return CancelledOnRequest()
-        case Interrupt.SHUTDOWN:
+        case "shutdown":
             return ended if isinstance(ended, HandedBack) else Interrupted()
     return ended
 
 
 def of_abandoned(execution: Execution) -> Outcome:
-    """A handler that does not end is left behind: what it was told to end for decides."""
-    match execution.interrupted:
-        case Interrupt.TIMEOUT:
-            return of_timeout(execution)
-        case Interrupt.CANCEL:
-            return CancelledOnRequest()
-    return Interrupted()
+    """A handler that does not end is left behind: what it was made to end for decides."""
+    return of_stop(execution, execution.interrupted or "shutdown")
 
 
 def of_failure(error: BaseException) -> Failed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,18 @@ from taskharbor.clock import MICROS_PER_SECOND, Timer
 from taskharbor.codec import shorten
 from taskharbor.context import Context
 from taskharbor.drivers.base import Claimed
-from taskharbor.errors import ConfigurationError
-from taskharbor.job import NO_OPTIONS, Delivery, JobRecord, NewJob, Options, Progress, State
+from taskharbor.errors import ConfigurationError, StopRequested
+from taskharbor.job import (
+    NO_OPTIONS,
+    STOP_REASONS,
+    Delivery,
+    JobRecord,
+    NewJob,
+    Options,
+    Progress,
+    State,
+    StopReason,
+)
 from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.schedule import parse
@@ -41,13 +50,7 @@ def _read_options(text: str) -> tuple[Options, Any]:
     return options, RetryPolicy.from_dict(policy) if isinstance(policy, dict) else policy
 
 
-class Interrupt(Enum):
-    """Why a running handler was told to end."""
-
-    TIMEOUT = "timeout"
-    CANCEL = "cancel"
-    SHUTDOWN = "shutdown"
-    LEASE_LOST = "lease lost"
+_UNASKED: frozenset[StopReason] = frozenset()
 
 
 class Execution:
@@ -57,7 +60,7 @@ class Execution:
         "_report",
         "_steps",
         "_time",
-        "cancelled",
+        "asked_to_stop",
         "cell",
         "children",
         "claimed",
@@ -106,11 +109,13 @@ class Execution:
                 self.unreadable = f"its stored options cannot be read: {error}"
         self.started_at: int | None = None
         self.cell = 0  # where its begin and end are published; 0 where nobody looks
-        self.cancelled = False
-        self.interrupted: Interrupt | None = None
+        self.asked_to_stop = (
+            _UNASKED  # for each of these reasons; replaced as a whole, since threads look at it
+        )
+        self.interrupted: StopReason | None = None  # why the handler was made to end, not only asked to
         self.children: list[NewJob] = []
         self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
-        self.end: Callable[[Interrupt], None] | None = None  # makes a handler in a thread or a process end
+        self.end: Callable[[StopReason], None] | None = None  # makes a handler in a thread or a process end
         self.process: IsolatedProcess | None = None  # that an isolated handler runs in
         self.payload: str | None = None  # with what it takes of other jobs, if it does
         self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
@@ -174,6 +179,34 @@ class Execution:
         return self.started_at + round(self.timeout * MICROS_PER_SECOND)
 
     @property
+    def is_late(self) -> bool:
+        """Whether its time is over. It may have held the loop for so long that no timer could fire."""
+        if "timeout" in self.asked_to_stop:
+            return True
+        deadline = self.deadline
+        return deadline is not None and self._time.now() >= deadline
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether whatever comes of it is not settled: it is another's by now, or was settled without it."""
+        return "lease_lost" in self.asked_to_stop
+
+    @property
+    def stop_requested(self) -> StopReason | None:
+        """Why its handler is to stop: the first reason that holds."""
+        return next((reason for reason in STOP_REASONS if self.is_to_stop(reason)), None)
+
+    def is_to_stop(self, reason: StopReason) -> bool:
+        return self.is_late if reason == "timeout" else reason in self.asked_to_stop
+
+    def has_raised(self, stop: StopRequested) -> bool:
+        """Whether it is this attempt's own, for a reason that holds. No error can be made up that is not counted."""
+        if (stop.job_id, stop.number) != (self.claimed.id, self.claimed.number):
+            return False
+        # The estimated time may go back a little, so whether it was late when it raised is not asked again.
+        return self.deadline is not None if stop.reason == "timeout" else stop.reason in self.asked_to_stop
+
+    @property
     def delivery(self) -> Delivery:
         """What the job was enqueued with, else what its task declares."""
         declared = self.task.declared_delivery if self.task else None
@@ -210,18 +243,26 @@ class Execution:
 
     # -- what happens to it --
 
-    def mark_cancelled(self) -> None:
+    def ask_to_stop(self, reason: StopReason) -> None:
         """The context says so from here on."""
-        self.cancelled = True
+        self.asked_to_stop |= {reason}
         if self.process is not None:
-            self.process.mark(cancel=False)
+            self.process.ask_to_stop(reason)
 
-    def interrupt(self, why: Interrupt) -> None:
+    def raise_if_stopped(self) -> None:
+        reason = self.stop_requested
+        if reason is None:
+            return
+        if reason == "shutdown" and self.delivery is Delivery.AT_MOST_ONCE and self.interrupted is None:
+            return  # it is not executed again, so it has the whole grace period to finish
+        raise StopRequested(reason, self.claimed.id, self.claimed.number)
+
+    def interrupt(self, why: StopReason) -> None:
         """Make the handler end. The first reason stands."""
-        self.mark_cancelled()
+        self.ask_to_stop(why)
         if self.interrupted is not None or self.started_at is None:
             return
-        if why is Interrupt.CANCEL and self.task is not None and self.task.only_asked_to_end:
+        if why == "cancel" and self.task is not None and self.task.only_asked_to_end:
             return  # the context says so
         if self.end is not None:
             self.interrupted = why
@@ -232,7 +273,7 @@ class Execution:
 
     def lose_lease(self) -> None:
         """The store refused to write under the lease: whatever the handler makes of it, nothing is settled."""
-        self.interrupt(Interrupt.LEASE_LOST)
+        self.interrupt("lease_lost")
 
     def report(self, progress: Progress) -> None:
         self._report(self, progress)

@@ -16,7 +16,7 @@ from typing import Any
 from taskharbor.client.everywhere import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.context import current_execution
-from taskharbor.errors import PayloadError, Unrecoverable
+from taskharbor.errors import PayloadError, StopRequested, Unrecoverable
 from taskharbor.job import Reason, Takes
 from taskharbor.outcome import (
     CancelledOnRequest,
@@ -29,7 +29,8 @@ from taskharbor.outcome import (
 )
 from taskharbor.recurring import is_missed
 from taskharbor.worker import endings
-from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.execution import Execution
+from taskharbor.worker.isolation.messages import Stopped
 from taskharbor.worker.isolation.pool import CannotBegin
 from taskharbor.worker.isolation.process import Ended
 from taskharbor.worker.isolation.running import ProcessRunner
@@ -230,7 +231,7 @@ class Executor:
             if not await self._is_ready(execution):
                 return
             now = self._time.now()  # that took its time, which is not the handler's
-        elif execution.cancelled:  # asked for while it waited here for its turn
+        elif execution.is_to_stop("cancel"):  # asked for while it waited here for its turn
             self._finish(execution, CancelledOnRequest())
             return
         self.begun += 1
@@ -274,7 +275,7 @@ class Executor:
         unready = await self._make_ready(execution)
         if unready is None and expires_at is not None and self._time.now() >= expires_at:
             unready = Expired()
-        if unready is None and execution.cancelled:
+        if unready is None and execution.is_to_stop("cancel"):
             unready = CancelledOnRequest()
         if unready is None and not execution.lease.lost:
             return True
@@ -327,7 +328,7 @@ class Executor:
             execution.timer.cancel()
         if execution.process is not None:  # a middleware did not call it
             self._processes.give_back(execution)
-        if execution.interrupted is Interrupt.LEASE_LOST:
+        if execution.is_lost:
             self._drop(execution)
         else:
             self._finish(execution, outcome)
@@ -383,7 +384,7 @@ class Executor:
         if execution.deadline is not None:
             remaining = (execution.deadline - self._time.now()) / MICROS_PER_SECOND
             execution.timer = self._clock.call_later(
-                max(0.0, remaining), lambda: execution.interrupt(Interrupt.TIMEOUT)
+                max(0.0, remaining), lambda: execution.interrupt("timeout")
             )
 
     async def _wrapped(self, execution: Execution, arguments: dict[str, Any]) -> Any:
@@ -443,7 +444,7 @@ class Executor:
     # -- handlers in processes --
 
     def _process_ended(self, execution: Execution, ended: Ended) -> None:
-        if isinstance(ended, Succeeded) and self._is_late(execution):
+        if isinstance(ended, Succeeded) and execution.is_late:
             self._ended(execution, endings.of_timeout(execution))
         else:
             self._ended(execution, endings.of_remote(execution, ended))
@@ -464,11 +465,13 @@ class Executor:
             ended = await asyncio.shield(ending)
         except asyncio.CancelledError:  # by a timeout of the middleware's own, say
             if execution.end is not None:
-                execution.end(Interrupt.SHUTDOWN)
+                execution.end("shutdown")
             await asyncio.wait([ending])
             raise
         if isinstance(ended, Succeeded):
             return task.decode_result(ended.result)
+        if isinstance(ended, Stopped):
+            raise StopRequested(ended.reason, execution.claimed.id, execution.claimed.number)
         if execution.interrupted is not None:
             raise asyncio.CancelledError
         if isinstance(ended, Slept):
@@ -478,13 +481,7 @@ class Executor:
     # -- how it ended --
 
     def _outcome_of_value(self, execution: Execution, value: Any) -> Outcome:
-        return endings.of_timeout(execution) if self._is_late(execution) else endings.of_value(value)
-
-    def _is_late(self, execution: Execution) -> bool:
-        if execution.interrupted is Interrupt.TIMEOUT:
-            return True
-        # It may have held the loop for so long that no timer could fire.
-        return execution.deadline is not None and self._time.now() >= execution.deadline
+        return endings.of_timeout(execution) if execution.is_late else endings.of_value(value)
 
 
 def _bound(

@@ -9,7 +9,7 @@ from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Answer, Driver, Extended, Extension, Heartbeat
 from taskharbor.errors import StoreError
 from taskharbor.worker.committer import Committer
-from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.outage import Outages
 
@@ -135,7 +135,7 @@ class Heart:
     def _heed_cancel(self, lease: LiveLease, job_id: str) -> None:
         execution = lease.executions.get(job_id)
         if execution is not None:
-            execution.interrupt(Interrupt.CANCEL)
+            execution.interrupt("cancel")
 
     async def _lose(self, lease: LiveLease) -> None:
         """The lease is over: what runs under it can commit nothing, so it had better end."""
@@ -143,7 +143,7 @@ class Heart:
         self._leases.forget(lease)
         await self._outlive(lease)
         for execution in list(lease.executions.values()):
-            execution.interrupt(Interrupt.LEASE_LOST)
+            execution.interrupt("lease_lost")
 
     async def outlive_expired(self) -> None:
         """Before anybody here collects expired leases: those of ours among them were lost to an outage."""

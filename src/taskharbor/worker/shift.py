@@ -16,7 +16,7 @@ from taskharbor.job import Progress
 from taskharbor.outcome import HandedBack
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.endings import of_abandoned
-from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.fetcher import Fetcher
 from taskharbor.worker.heartbeat import BEATS_PER_LEASE, Heart
@@ -248,7 +248,7 @@ class Shift:
         for execution in self._executor.begin_no_more():
             self._committer.put(execution, HandedBack())
         for execution in list(self._executor.running):
-            execution.interrupt(Interrupt.SHUTDOWN)
+            execution.interrupt("shutdown")
         await self._all_ended(UNWIND_SECONDS)
         self._abandon_the_stubborn()
         try:
@@ -286,13 +286,13 @@ class Shift:
         for execution in self._executor.begin_no_more():
             self._committer.put(execution, HandedBack())
         for execution in self._executor.running:
-            execution.mark_cancelled()
+            execution.ask_to_stop("shutdown")
         if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
             await self._settled_as_far_as_can_be()
             return
         if not self._ending_now.is_set():
             for execution in list(self._executor.running):
-                execution.interrupt(Interrupt.SHUTDOWN)
+                execution.interrupt("shutdown")
             await self._all_ended(UNWIND_SECONDS)
             self._abandon_the_stubborn()
             await self._settled_as_far_as_can_be()
@@ -315,7 +315,7 @@ class Shift:
         for execution in list(self._executor.running):
             logger.warning("a handler did not end and is left behind", extra={"fields": execution.fields()})
             outcome = of_abandoned(execution)
-            execution.interrupted = Interrupt.LEASE_LOST
+            execution.ask_to_stop("lease_lost")
             self._committer.put(execution, outcome)
 
     async def _all_ended(

@@ -44,7 +44,7 @@ class StubbornWatch:
     def look(self) -> None:
         now = self._clock.monotonic()
         # One that runs in a process of its own is killed by and by.
-        told_to_end = [e for e in self._running() if e.cancelled and e.process is None]
+        told_to_end = [e for e in self._running() if e.stop_requested is not None and e.process is None]
         if not told_to_end:
             self._told.clear()
             return
@@ -72,5 +72,5 @@ class _Told:
         self.warn_after = warn_after
 
 
-def _why(execution: Execution) -> dict[str, str]:
-    return {"why": "cancel" if execution.interrupted is None else execution.interrupted.value}
+def _why(execution: Execution) -> dict[str, str | None]:
+    return {"why": execution.interrupted or execution.stop_requested}

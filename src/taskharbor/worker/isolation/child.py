@@ -24,7 +24,7 @@ from taskharbor.errors import PayloadError
 from taskharbor.job import Progress
 from taskharbor.locating import MAIN_NAMES, Address, find, import_module, load_main
 from taskharbor.outcome import Failed, Slept
-from taskharbor.worker.endings import error_text, of_failure, of_sleep, of_value
+from taskharbor.worker.endings import error_text, of_failure, of_sleep, of_value, stop_in
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.isolation.link import Link, LogsToWorker, end_with_the_worker
 from taskharbor.worker.isolation.manners import (
@@ -34,12 +34,13 @@ from taskharbor.worker.isolation.manners import (
     print_by_lines,
 )
 from taskharbor.worker.isolation.messages import (
+    AskToStop,
     Begot,
     Begun,
     Call,
+    Cancel,
     CannotStart,
     FellAsleep,
-    Mark,
     Noted,
     NotFound,
     Raised,
@@ -48,6 +49,7 @@ from taskharbor.worker.isolation.messages import (
     StepKept,
     StepsFound,
     Stop,
+    Stopped,
     ToProcess,
     Welcome,
 )
@@ -109,7 +111,7 @@ class HandlerProcess:
         self._harbor: Harbor | None = None  # for functions that importing declares as no task
         self._import_errors: list[str] = []
         self._lock = threading.Lock()
-        self._marked: dict[int, bool] = {}  # calls that were told to end before they began
+        self._early: list[AskToStop | Cancel] = []  # what was said of a call before it began
         self._execution: IsolatedExecution | None = None
         self._awaiting: asyncio.Task[Any] | None = None
         self._cancel = False  # the call is to be cancelled, once it can be
@@ -164,8 +166,8 @@ class HandlerProcess:
             match message:
                 case Call():
                     self._calls.put(message)
-                case Mark():
-                    self._mark(message)
+                case AskToStop() | Cancel():
+                    self._heed_stop(message)
                 case StepsFound() | StepKept():
                     execution = self._execution
                     if execution is not None and execution.serial == message.serial:
@@ -174,15 +176,17 @@ class HandlerProcess:
                     self._calls.put(None)
         end_with_the_worker()
 
-    def _mark(self, mark: Mark) -> None:
+    def _heed_stop(self, message: AskToStop | Cancel) -> None:
         with self._lock:
-            if self._execution is None or self._execution.serial != mark.serial:
-                self._marked[mark.serial] = mark.cancel  # it has not begun, or it is over
-                return
-            self._execution.cancelled = True
-            self._cancel = self._cancel or mark.cancel
-            if mark.cancel and self._awaiting is not None:
-                self._loop.call_soon_threadsafe(self._awaiting.cancel)
+            execution = self._execution
+            if execution is None or execution.serial != message.serial:
+                self._early.append(message)  # it has not begun, or it is over
+            elif isinstance(message, AskToStop):
+                execution.ask_to_stop(message.reason)
+            else:
+                self._cancel = True
+                if self._awaiting is not None:
+                    self._loop.call_soon_threadsafe(self._awaiting.cancel)
 
     # -- one call --
 
@@ -205,6 +209,8 @@ class HandlerProcess:
             self._link.send(Raised(call.serial, ended))
         elif isinstance(ended, Slept):
             self._link.send(FellAsleep(call.serial, ended.name, ended.seconds))
+        elif isinstance(ended, Stopped):
+            self._link.send(ended)
         else:
             self._link.send(Returned(call.serial, ended.result))
 
@@ -216,9 +222,11 @@ class HandlerProcess:
         context.run(current_execution.set, execution)
         with self._lock:
             self._execution = execution
-            execution.cancelled = execution.serial in self._marked
-            self._cancel = self._marked.get(execution.serial, False)
-            self._marked.clear()
+            self._cancel = False
+            early, self._early = self._early, []
+        for message in early:
+            if message.serial == execution.serial:
+                self._heed_stop(message)
         try:
             if task.is_async:
                 value = self._await(execution, task, arguments, context)
@@ -226,6 +234,8 @@ class HandlerProcess:
                 value = context.run(task.plan.call, arguments, execution.context)
             return of_value(value)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its outcome
+            if (reason := stop_in(execution, error)) is not None:
+                return Stopped(execution.serial, reason)
             return of_sleep(error) or of_failure(error)
         finally:
             with self._lock:

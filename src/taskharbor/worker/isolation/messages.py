@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.base import Claimed
-from taskharbor.job import NewJob, Progress, StepRecord
+from taskharbor.job import NewJob, Progress, StepRecord, StopReason
 from taskharbor.locating import Address, MainModule
 from taskharbor.outcome import Failed
 
@@ -40,11 +40,17 @@ class Call(Struct, frozen=True, tag=True):
     deadline: int | None
 
 
-class Mark(Struct, frozen=True, tag=True):
-    """Mark the context cancelled, and cancel the handler if it is async and shall not just finish."""
+class AskToStop(Struct, frozen=True, tag=True):
+    """The handler is to stop for this reason: its context says so."""
 
     serial: int
-    cancel: bool
+    reason: StopReason
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    """Cancel the handler, if it is async."""
+
+    serial: int
 
 
 class StepsFound(Struct, frozen=True, tag=True):
@@ -65,7 +71,7 @@ class Stop(Struct, frozen=True, tag=True):
     """No more calls: call the stop hooks and end."""
 
 
-ToProcess = Welcome | Call | Mark | StepsFound | StepKept | Stop
+ToProcess = Welcome | Call | AskToStop | Cancel | StepsFound | StepKept | Stop
 
 
 # -- from the process ----------------------------------------------------------------------------
@@ -117,6 +123,13 @@ class FellAsleep(Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Stopped(Struct, frozen=True, tag=True):
+    """The handler ended by `ctx.raise_if_stopped`."""
+
+    serial: int
+    reason: StopReason
+
+
 class Logged(Struct, frozen=True, tag=True):
     logger: str
     level: int
@@ -157,6 +170,7 @@ FromProcess = (
     | AskSteps
     | KeepStep
     | FellAsleep
+    | Stopped
     | Logged
     | Returned
     | Raised

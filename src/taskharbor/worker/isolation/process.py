@@ -17,20 +17,21 @@ from typing import Any, cast
 
 from msgspec import DecodeError
 
-from taskharbor.job import Reason
+from taskharbor.job import Reason, StopReason
 from taskharbor.outcome import Crashed, Failed, HandedBack, Slept, Succeeded, Unfit
 from taskharbor.worker.isolation.messages import (
     AskSteps,
+    AskToStop,
     Begot,
     Begun,
     Call,
+    Cancel,
     CannotStart,
     FellAsleep,
     Frames,
     FromProcess,
     KeepStep,
     Logged,
-    Mark,
     Noted,
     NotFound,
     Raised,
@@ -39,6 +40,7 @@ from taskharbor.worker.isolation.messages import (
     StepKept,
     StepsFound,
     Stop,
+    Stopped,
     ToProcess,
     Welcome,
     frame,
@@ -54,7 +56,7 @@ _BOOT = (
     "from taskharbor.worker.isolation.child import main; main()"
 )
 
-Ended = Succeeded | Failed | Crashed | Slept | Unfit | HandedBack
+Ended = Succeeded | Failed | Crashed | Slept | Unfit | HandedBack | Stopped
 
 
 class CallUnderWay:
@@ -144,9 +146,13 @@ class IsolatedProcess(asyncio.Protocol):
         """Of the call that it is busy with."""
         return None if self._call is None else self._call.serial
 
-    def mark(self, *, cancel: bool) -> None:
+    def ask_to_stop(self, reason: StopReason) -> None:
         if self._call is not None:
-            self._send(Mark(self._call.serial, cancel))
+            self._send(AskToStop(self._call.serial, reason))
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._send(Cancel(self._call.serial))
 
     def answer(self, answer: StepsFound | StepKept) -> None:
         if answer.serial == self.serial:
@@ -256,6 +262,8 @@ class IsolatedProcess(asyncio.Protocol):
                 self._call.asked(message)
             case FellAsleep(_, name, seconds):
                 self._ended(Slept(name, seconds))
+            case Stopped():
+                self._ended(message)
             case Returned(_, result):
                 self._ended(Succeeded(result))
             case Raised(_, failure):

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import Claimed
 from taskharbor.errors import LeaseLost
+from taskharbor.job import StopReason
 from taskharbor.outcome import HandedBack
-from taskharbor.worker.execution import Execution, Interrupt
+from taskharbor.worker.execution import Execution
 from taskharbor.worker.isolation.messages import AskSteps, Begot, Call, KeepStep, Noted, StepKept, StepsFound
 from taskharbor.worker.isolation.pool import ProcessPool
 from taskharbor.worker.isolation.process import CallUnderWay, Ended, IsolatedProcess
@@ -79,12 +80,14 @@ class ProcessRunner:
             answering.add_done_callback(self._answering.discard)
 
         process.call(call, CallUnderWay(self._serial, _noted(execution), _begot(execution), asked, ended))
+        for reason in execution.asked_to_stop:  # while a middleware had not called it yet
+            process.ask_to_stop(reason)
 
-    def _make_end(self, process: IsolatedProcess, why: Interrupt) -> None:
-        if why is not Interrupt.CANCEL:
+    def _make_end(self, process: IsolatedProcess, why: StopReason) -> None:
+        if why != "cancel":
             process.kill()
             return
-        process.mark(cancel=True)
+        process.cancel()
         serial = process.serial
         self._clock.call_later(CANCEL_PATIENCE_SECONDS, lambda: process.kill_call(serial))
 
