@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -58,14 +60,33 @@ def run_on_loop_thread(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def fastest_loop() -> asyncio.AbstractEventLoop:
     """uvloop's, where it is installed."""
+    return _loop_maker()()
+
+
+@cache
+def _loop_maker() -> Callable[[], asyncio.AbstractEventLoop]:
     import asyncio
 
     try:
         import uvloop
     except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
+        return asyncio.new_event_loop
+    maker: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return maker
+
+
+def import_ahead() -> None:
+    """Import now what the first call on the private loop would.
+
+    A program may fork while another thread makes that call. If that thread is importing, the child has the lock of the
+    import and not the thread that releases it, and the child's own first call waits without end.
+    """
+    import concurrent.futures.thread  # noqa: F401 - looks up names of hosts
+    import encodings.idna  # noqa: F401 - and reads them
+
+    with suppress(ImportError):  # none on Windows
+        import pwd  # noqa: F401 - who connects, if the URL does not say
+    _loop_maker()
 
 
 class _LoopThread:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from taskharbor.calling import in_sync_call, run_on_loop_thread
+from taskharbor.calling import import_ahead, in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
     Answer,
@@ -90,6 +90,7 @@ class PostgresDriver(Driver):
     def __init__(
         self, dsn: str, *, schema: str = "taskharbor", listen: bool = True, clock: Clock | None = None
     ) -> None:
+        import_ahead()
         self.dsn = dsn
         self.schema = schema
         self.clock = clock or SystemClock()
