@@ -9,13 +9,19 @@ import msgspec
 import uuid_utils
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Settled, Transition
+from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Extension, Settled, Transition
 from taskharbor.job import AttemptRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.recurring import armed, armed_blindly, decoded_options
 
-COLLECTOR_LEASE = 30 * MICROS_PER_SECOND
+# How often a worker looks for expired leases, and how long a collector may go without a sign of life before another one
+# takes its lease over. Two looks and that lease are less than two seconds: so soon after the lease of their worker are
+# jobs collected whose first collector died as well.
+COLLECT_SECONDS = 0.6
+COLLECTOR_LEASE = MICROS_PER_SECOND // 2
+COLLECTOR_LEASE_MAX = 30 * MICROS_PER_SECOND
 LEASES_MAX = 100  # in one go, so that nobody collects for ever
+JOBS_AT_ONCE = 200  # settled together: a collector that loses its lease has got on by this much
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
 Done = Sequence[tuple[Transition, Settled]]
@@ -23,45 +29,83 @@ Report = Callable[[Driver, Done], Awaitable[None]]
 Ending = tuple[Transition, Claimed, list[AttemptRecord]]  # with the attempts of the job before it
 
 
-async def collect_expired(
-    driver: Driver,
-    collector: str | None = None,
-    *,
-    max_losses: int = DEFAULT_MAX_LOSSES,
-    report: Report | None = None,
-) -> list[tuple[Transition, Settled]]:
-    """Settle what expired leases held; each transition with the store's answer.
+class Collector:
+    """Settles what expired leases held, each under a short lease of its own.
 
-    `report` is told of those of a lease as soon as it is settled.
+    A collector that dies is collected as soon as that lease is over. One that is only slow extends it, and takes a
+    longer one the next time if it was too late even so: then it gets to an end however slow the store is.
     """
-    name = collector or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
-    collected: list[tuple[Transition, Settled]] = []
-    for _ in range(LEASES_MAX):
-        # Never a token that was used before: it would mean "the same lease again".
-        lease = await driver.take_expired(f"{name}/c-{os.urandom(8).hex()}", COLLECTOR_LEASE)
-        if lease is None:
-            break
-        transitions, answers = await _settle_losses(driver, lease, max_losses)
-        done = [
-            (transition, answer)
-            for transition, answer in zip(transitions, answers, strict=True)
-            if answer.answer is Answer.DONE
-        ]
-        if report is not None and done:
-            await report(driver, done)
-        collected += done
-    return collected
+
+    def __init__(
+        self,
+        driver: Driver,
+        name: str | None = None,
+        *,
+        max_losses: int = DEFAULT_MAX_LOSSES,
+        report: Report | None = None,
+    ) -> None:
+        self._driver = driver
+        self._name = name or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
+        self._max_losses = max_losses
+        self._report = report  # told of the jobs of a lease as soon as they are settled
+        self._duration = COLLECTOR_LEASE
+        self._held_since = 0.0
+
+    async def collect(self) -> list[tuple[Transition, Settled]]:
+        """Collect what has expired; each transition that was settled, with the store's answer."""
+        collected: list[tuple[Transition, Settled]] = []
+        for _ in range(LEASES_MAX):
+            self._held_since = self._driver.clock.monotonic()
+            # Never a token that was used before: it would mean "the same lease again".
+            token = f"{self._name}/c-{os.urandom(8).hex()}"
+            lease = await self._driver.take_expired(token, self._duration)
+            if lease is None:
+                break
+            done, kept = await self._settle(lease)
+            collected += done
+            self._duration = COLLECTOR_LEASE if kept else min(2 * self._duration, COLLECTOR_LEASE_MAX)
+        return collected
+
+    async def _settle(self, lease: ExpiredLease) -> tuple[Done, bool]:
+        """What was settled, and whether the lease was kept until the last of its jobs was."""
+        collected: list[tuple[Transition, Settled]] = []
+        for first in range(0, len(lease.jobs), JOBS_AT_ONCE):
+            endings: list[Ending] = []
+            for job in lease.jobs[first : first + JOBS_AT_ONCE]:
+                if not await self._keep(lease):
+                    return collected, False
+                endings.append(await self._ending(lease, job))
+            transitions, answers = await settle_endings(self._driver, endings, lease.now)
+            pairs = list(zip(transitions, answers, strict=True))
+            done = [pair for pair in pairs if pair[1].answer is Answer.DONE]
+            if self._report is not None and done:
+                await self._report(self._driver, done)
+            collected += done
+            if any(answer.answer in (Answer.LEASE_EXPIRED, Answer.LEASE_MISMATCH) for answer in answers):
+                return collected, False
+        return collected, True
+
+    async def _keep(self, lease: ExpiredLease) -> bool:
+        """Extend the lease when a third of its time is over; whether it is still this collector's."""
+        now = self._driver.clock.monotonic()
+        if (now - self._held_since) * MICROS_PER_SECOND < self._duration / 3:
+            return True
+        self._held_since = now
+        extension = Extension(lease.token, self._duration, tuple(lease.running.items()))
+        heartbeat = await self._driver.extend([extension])
+        return heartbeat.leases[0].answer is Answer.DONE
+
+    async def _ending(self, lease: ExpiredLease, job: Claimed) -> Ending:
+        rows, last_step = await past_of(self._driver, job)
+        loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=self._max_losses)
+        return await with_failure_task(self._driver, loss, job), job, rows
 
 
-async def _settle_losses(
-    driver: Driver, lease: ExpiredLease, max_losses: int
-) -> tuple[list[Transition], list[Settled]]:
-    losses: list[Ending] = []
-    for job in lease.jobs:
-        rows, last_step = await past_of(driver, job)
-        loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=max_losses)
-        losses.append((await with_failure_task(driver, loss, job), job, rows))
-    return await settle_endings(driver, losses, lease.now)
+async def collect_expired(
+    driver: Driver, *, max_losses: int = DEFAULT_MAX_LOSSES, report: Report | None = None
+) -> list[tuple[Transition, Settled]]:
+    """Settle what expired leases held; each transition that was settled, with the store's answer."""
+    return await Collector(driver, max_losses=max_losses, report=report).collect()
 
 
 async def settle_endings(

@@ -33,7 +33,6 @@ START = 1_767_225_600_000_001  # an odd microsecond
 FAULTS_SECONDS = 12  # how long faults go on
 LIVENESS_SECONDS = 180  # after they have stopped, everything has ended within this time
 STEPS_MAX = 60_000
-COLLECTOR_LEASE_SECONDS = 30
 UNFIT_GRACE_SECONDS = 6.0
 
 

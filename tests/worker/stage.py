@@ -80,7 +80,7 @@ class FaultyDriver(MemoryDriver):
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
-        self.fail: dict[str, Callable[..., Exception | None]] = {}
+        self.fail: dict[str, Callable[..., BaseException | None]] = {}
         self.before: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.after: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
         self.calls: Counter[str] = Counter()

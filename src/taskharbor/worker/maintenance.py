@@ -8,14 +8,14 @@ from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
-from taskharbor.collecting import collect_expired
+from taskharbor.collecting import COLLECT_SECONDS, Collector
 from taskharbor.errors import StoreError
 from taskharbor.worker.outage import Outages
 from taskharbor.worker.report import Reporter
 
-COLLECT_SECONDS = 0.9  # a vanished worker's jobs start again within the lease and this
-EXPIRE_EVERY = 8  # rounds: nobody begins an expired job anyway, so its end can be written down a little later
-PRUNE_EVERY = 70  # rounds: about a minute
+# Rounds of collecting. Nobody begins an expired job anyway, so its end can be written down a little later.
+EXPIRE_EVERY = 12
+PRUNE_EVERY = 105  # about a minute
 PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
 PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
@@ -36,8 +36,7 @@ class Maintenance:
     ) -> None:
         self._harbor = harbor
         self._driver = harbor.driver
-        self._worker = worker
-        self._max_losses = max_losses
+        self._collector = Collector(harbor.driver, worker, max_losses=max_losses, report=reporter.losses.tell)
         self._clock = clock
         self._outages = outages
         self._reporter = reporter
@@ -65,9 +64,7 @@ class Maintenance:
     async def collect(self) -> None:
         """Settle what expired leases held."""
         await self._before_collecting()
-        await collect_expired(
-            self._driver, self._worker, max_losses=self._max_losses, report=self._reporter.losses.tell
-        )
+        await self._collector.collect()
 
     async def expire(self) -> None:
         """Cancel what was not begun in time."""

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 from msgspec import structs
 
+from taskharbor.clock import seconds_to_micros
+from taskharbor.collecting import COLLECT_SECONDS, COLLECTOR_LEASE, Collector
 from taskharbor.conformance.store import HOUR, LEASE, SECOND, Chapter, Held, Store, ids
-from taskharbor.drivers.base import Answer, Cancel, Delete, Extension, LeaseRecord, Requeue, Verdict
+from taskharbor.drivers.base import (
+    Answer,
+    Cancel,
+    Delete,
+    Driver,
+    Extension,
+    LeaseRecord,
+    Requeue,
+    Settled,
+    Transition,
+    Verdict,
+)
 from taskharbor.job import AttemptStatus, State
 
 
@@ -20,6 +34,23 @@ def two_under_one_lease(store: Store) -> tuple[Held, Held]:
     store.enqueue_all(store.new(), store.new())
     first, second = store.claim("worker/1")
     return first, second
+
+
+class _Vanished(BaseException):
+    """As SIGKILL: nothing after it happens."""
+
+
+class _Vanishing:
+    """A driver whose process vanishes when it is about to settle."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._driver, name)
+
+    async def settle(self, transitions: Sequence[Transition]) -> list[Settled]:
+        raise _Vanished
 
 
 class Leases(Chapter):
@@ -485,6 +516,39 @@ class Collecting(Chapter):
         assert store.extend("collector/1").answer is Answer.DONE
         store.pass_time(LEASE - 1)
         assert store.take_expired() is None
+
+    def test_collector_that_extends_its_lease_keeps_what_the_next_one_needs(self, store: Store) -> None:
+        """Should it vanish after all, when the lost attempts began is still known, and when the lease expired."""
+        held = store.running()
+        store.extend(held.token, running=((held.id, 5),))
+        expired_at = store.now + LEASE
+        store.let_expire()
+        first = store.collected("collector/1")
+        store.extend("collector/1", lease=SECOND, running=tuple(first.running.items()))
+        store.pass_time(SECOND)
+        again = store.collected("collector/2")
+        assert (again.running, again.expired_at) == ({held.id: 5}, expired_at)
+
+    def test_jobs_whose_collector_vanishes_are_collected_two_seconds_after_their_lease(
+        self, store: Store
+    ) -> None:
+        """At the latest: the first collector came as late as one may, and so does the second."""
+        held = two_under_one_lease(store)
+        store.let_expire()
+        expired_at = store.now
+        store.pass_time(seconds_to_micros(COLLECT_SECONDS))
+        with pytest.raises(_Vanished):
+            store.run(Collector(cast(Driver, _Vanishing(store.driver))).collect())
+        store.pass_time(COLLECTOR_LEASE - 1)
+        assert store.run(Collector(store.driver).collect()) == []
+        store.pass_time(seconds_to_micros(COLLECT_SECONDS))
+        assert len(store.run(Collector(store.driver).collect())) == 2
+        assert store.now - expired_at < 2 * SECOND
+        for one in held:
+            assert (store.state(one.id), store.last_attempt(one.id).status) == (
+                State.READY,
+                AttemptStatus.LOST,
+            )
 
     def test_settled_jobs_are_not_collected(self, store: Store) -> None:
         """Only what was open when the lease expired is handed to the policy."""
