@@ -457,5 +457,5 @@ async def waiting_for_news(driver: Driver) -> asyncio.Future[None]:
     return asyncio.ensure_future(driver.wait(driver.news(), 3600))
 
 
-def ids(held: Sequence[Held]) -> list[str]:
+def ids(held: Sequence[Held | Claimed]) -> list[str]:
     return [one.id for one in held]

@@ -29,6 +29,7 @@ from taskharbor.drivers.contract.enqueueing import (
     member_id,
 )
 from taskharbor.drivers.contract.leasing import (
+    CLAIM_BYTES,
     Answer,
     Claim,
     Claimed,
@@ -69,6 +70,14 @@ from taskharbor.drivers.contract.settling import (
     StepNote,
     Transition,
 )
+from taskharbor.drivers.contract.sizes import (
+    SETTLE_BYTES,
+    claimed_size,
+    job_size,
+    pieces,
+    text_size,
+    transition_size,
+)
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import (
     AttemptRecord,
@@ -93,6 +102,7 @@ __all__ = [
     "member_exists",
     "member_id",
     # leasing
+    "CLAIM_BYTES",
     "Answer",
     "Claim",
     "Claimed",
@@ -129,6 +139,13 @@ __all__ = [
     "Settled",
     "StepNote",
     "Transition",
+    # sizes
+    "SETTLE_BYTES",
+    "claimed_size",
+    "job_size",
+    "pieces",
+    "text_size",
+    "transition_size",
 ]
 
 
@@ -196,6 +213,9 @@ class Driver(ABC):
 
         Paused queues give nothing. Each claim raises the job's attempt number by one. Repeated with the
         same token it gives the same jobs, as far as they are not settled.
+
+        It ends at `limit` jobs, and before the job that would bring it over `bytes_limit`, unless that is the first
+        one; `more` then says that it did. What does not fit stays where it is.
 
         A driver for which looking everywhere is dear at the moment may do so only now and then: it says when by
         `next_due`, and that it has not by `searched`. A drain does not end before it has.

@@ -6,23 +6,28 @@ It alone claims, so it also knows when there is nothing left to do.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
-from taskharbor.drivers.base import Claim, Claimed, ClaimRequest, Driver
+from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest, Driver
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
-from taskharbor.worker.outage import Outages
+from taskharbor.worker.outage import OUTAGES, PAUSE_SECONDS, PAUSE_SECONDS_MAX, Outages
 from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.retirement import Retirement
+
+logger = logging.getLogger("taskharbor.worker")
 
 BATCH_MAX = 1_000
 AHEAD_MAX = 3_000  # jobs claimed but not begun, at most
 AHEAD_SECONDS = 0.2  # … and no more than will begin within this time
+AHEAD_BYTES = 16 * 1_048_576  # … nor more than this of payloads, as far as the last claims tell
 SUSPECT_PATIENCE_SECONDS = 1.0  # how long suspects wait for the worker to be idle by itself
 STANDSTILL_SECONDS = 5.0  # how long the rest is held up for suspects; doubled while that is not enough
 STANDSTILL_SECONDS_MAX = 30.0
@@ -64,6 +69,11 @@ class Fetcher:
         self._rate = 0.0  # begins a second, lately
         self._measured_at = clock.monotonic()
         self._measured = 0
+        self._at_once = (
+            BATCH_MAX  # jobs of one claim; fewer after one that failed although the store was there
+        )
+        self._pause = PAUSE_SECONDS
+        self._job_bytes = 1.0  # of a job's payload, lately
         self._suspects_since: float | None = None
         self._standstill = STANDSTILL_SECONDS
         self._suspects_elsewhere = False  # a supervisor sees to it that they are executed
@@ -94,9 +104,14 @@ class Fetcher:
             await self._wait_for_room()
             return False
         was_done = self._all_done()  # what is settled during the claim may bring children
-        claim = await self._claim(wanted)
+        try:
+            claim = await self._claim(wanted)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must end neither the worker nor its claims
+            await self._claim_fewer(wanted, error)
+            return False
+        self._claim_more()
         self._notice_suspects(claim)
-        if len(claim.jobs) == wanted:
+        if len(claim.jobs) == wanted or claim.more:
             return False  # at once, before these are executed: the store leases the next ones meanwhile
         if until_drained and not claim.jobs:
             if claim.searched and self._all_done() and not self._suspects_elsewhere:
@@ -114,7 +129,7 @@ class Fetcher:
         """Fill the free slots, and as much ahead as will begin within a moment."""
         executor = self._executor
         self._measure()
-        ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS))
+        ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS), int(AHEAD_BYTES / self._job_bytes))
         target = executor.free + ahead
         executor.low_water = max(0, target - BATCH_MAX)
         missing = target - len(executor.buffer)
@@ -129,7 +144,8 @@ class Fetcher:
         if executor.buffer and missing < min(BATCH_MAX, target // 2):
             executor.low_water = max(0, target - min(BATCH_MAX, target // 2))
             return 0
-        return min(BATCH_MAX, missing)
+        # Asking for many more than fit into a claim would only make the store look at them in vain.
+        return min(self._at_once, missing, max(1, int(2 * CLAIM_BYTES / self._job_bytes)))
 
     def _allowance(self) -> int | None:
         """How many more jobs this worker may claim before it retires; None for any number."""
@@ -148,6 +164,29 @@ class Fetcher:
             self._rate = 0.5 * self._rate + 0.5 * begun / elapsed
             self._measured_at, self._measured = now, self._executor.begun
 
+    async def _claim_fewer(self, limit: int, error: Exception) -> None:
+        """After a claim that failed for what it was to hand out: half as many the next time, down to one."""
+        fields = {"limit": limit, "error": repr(error)}
+        if limit > 1:
+            self._at_once = limit // 2
+            logger.error(
+                "a claim failed, and the store is not away: claiming fewer", extra={"fields": fields}
+            )
+            return
+        log_line(logger, logging.ERROR, "the next job cannot be claimed; trying again: {error}", fields)
+        await self._clock.sleep(self._pause)
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+
+    def _claim_more(self) -> None:
+        self._at_once = min(2 * self._at_once, BATCH_MAX)
+        self._pause = PAUSE_SECONDS
+
+    def _weigh(self, jobs: list[Claimed]) -> None:
+        """Learn how large jobs are: at once that they are large, and little by little that they are small again."""
+        if jobs:
+            size = max(1.0, sum([len(job.payload) for job in jobs]) / len(jobs))
+            self._job_bytes = max(size, 0.5 * (self._job_bytes + size))
+
     async def _claim(self, limit: int, *, suspects: bool = False) -> Claim:
         executor = self._executor
         request = ClaimRequest(
@@ -162,6 +201,7 @@ class Fetcher:
         if self._oversight is not None:
             self._oversight.claiming(request.token, alone=suspects)
         claim = await self._claim_surely(request)
+        self._weigh(claim.jobs)
         executor.offer(self._accepted(request, claim))
         return claim
 
@@ -180,7 +220,7 @@ class Fetcher:
     async def _claim_surely(self, request: ClaimRequest) -> Claim:
         """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
         return await self._outages.until_answered(
-            lambda: self._claim_once(request), "the store cannot be claimed from"
+            lambda: self._claim_once(request), "the store cannot be claimed from", repeated=OUTAGES
         )
 
     async def _claim_once(self, request: ClaimRequest) -> Claim:

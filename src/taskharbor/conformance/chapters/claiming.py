@@ -8,8 +8,13 @@ import msgspec
 import pytest
 
 from taskharbor.conformance.store import DAY, HOUR, LEASE, MINUTE, SECOND, Chapter, Store, ids
-from taskharbor.drivers.base import Requeue
+from taskharbor.drivers.base import CLAIM_BYTES, Requeue, claimed_size
 from taskharbor.job import Delivery, Options, State
+
+
+def payload_of(size: int) -> str:
+    """A payload of so many bytes."""
+    return '{"x":"' + "y" * (size - 8) + '"}'
 
 
 class Claiming(Chapter):
@@ -34,6 +39,70 @@ class Claiming(Chapter):
         wanted = [store.enqueue() for _ in range(5)]
         assert store.claimed_ids(limit=3) == wanted[:3]
         assert store.claimed_ids(limit=3) == wanted[3:]
+
+    def test_claim_takes_no_more_bytes_than_its_limit(self, store: Store) -> None:
+        """A claim is bounded in bytes of payloads and options as well; what does not fit stays ready, in order."""
+        wanted = [store.enqueue(payload=payload_of(1000)) for _ in range(5)]
+        claim = store.ask(bytes_limit=3000)
+        assert (ids(claim.jobs), claim.more, claim.next_due) == (wanted[:3], True, None)
+        assert store.counts()[State.READY] == 2
+        claim = store.ask(bytes_limit=2999)
+        assert (ids(claim.jobs), claim.more) == (wanted[3:], False)
+
+    def test_bytes_are_counted_in_utf_8_with_the_options(self, store: Store) -> None:
+        """The bytes of a claim are those that travel: a text of 600 characters may have 1200 bytes."""
+        wide = '{"x":"' + "é" * 596 + '"}'  # 1200 bytes
+        options = Options(correlation_id="c" * 200)
+        wanted = [store.enqueue(payload=wide, options=options) for _ in range(3)]
+        assert store.claimed_ids(bytes_limit=2 * 1200 + 399) == wanted[:1]
+        assert store.claimed_ids(bytes_limit=2 * 1200 + 500) == wanted[1:]
+
+    def test_claim_takes_one_job_whatever_its_size(self, store: Store) -> None:
+        """The first job of the line is claimed although it is larger than the limit: it must not block the others."""
+        wanted = [store.enqueue(payload=payload_of(size)) for size in (5000, 10, 5000, 10)]
+        assert store.claimed_ids(bytes_limit=100) == wanted[:1]
+        assert store.claimed_ids(bytes_limit=100) == wanted[1:2]
+        assert store.claimed_ids(bytes_limit=0) == wanted[2:3]
+        assert store.claimed_ids(bytes_limit=0) == wanted[3:]
+
+    def test_large_job_is_not_overtaken_by_a_small_one(self, store: Store) -> None:
+        """The order stays strict: a claim ends before the first job that does not fit, in whatever queue and rank."""
+        first = store.enqueue(queue="a", priority=1, payload=payload_of(500))
+        large = store.enqueue(queue="b", payload=payload_of(2000))
+        small = store.enqueue(queue="a", payload=payload_of(10))
+        assert store.claimed_ids(bytes_limit=2499) == [first]
+        assert store.claimed_ids(bytes_limit=2010) == [large, small]
+
+    def test_bytes_of_all_priorities_are_counted_together(self, store: Store) -> None:
+        """The limit is one for the whole claim, over every queue and priority that it takes from."""
+        wanted = [
+            store.enqueue(queue=queue, priority=priority, payload=payload_of(100))
+            for priority in (3, 2, 1)
+            for queue in "ab"
+        ]
+        assert store.claimed_ids(bytes_limit=499) == wanted[:4]
+        assert store.claimed_ids(bytes_limit=499) == wanted[4:]
+
+    def test_job_that_did_not_fit_keeps_its_number_and_its_place(self, store: Store) -> None:
+        """What a claim leaves for its size is as if it had not been looked at."""
+        store.enqueue(payload=payload_of(100))
+        left = store.enqueue(payload=payload_of(100), delivery=Delivery.AT_MOST_ONCE)
+        before = store.job(left)
+        store.claim_one(bytes_limit=199)
+        assert store.job(left) == before
+        held = store.claim_one(bytes_limit=199, once_limit=1)
+        assert (held.id, held.number) == (left, 1)
+
+    def test_many_large_jobs_are_claimed_in_order_at_the_usual_limits(self, store: Store) -> None:
+        """A line of large jobs behind small ones, full of what JSON escapes, is claimed to its end."""
+        small = [store.new() for _ in range(100)]
+        large = [store.new(payload='{"x":"' + '\\"' * 100_000 + '"}') for _ in range(60)]  # 12 MB
+        store.enqueue_all(*small, *large)
+        claimed: list[str] = []
+        while (claim := store.ask(limit=1000)).jobs:
+            assert sum(map(claimed_size, claim.jobs)) <= CLAIM_BYTES
+            claimed += ids(claim.jobs)
+        assert claimed == [job.id for job in (*small, *large)]
 
     def test_two_claims_never_overlap(self, store: Store) -> None:
         """While a lease is valid no other token is given its jobs."""

@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from taskharbor.job import Delivery, repr_without_secrets
 
+# Of payloads and options that one claim hands out. At 1 MB/s it arrives within a few seconds, well inside a lease.
+CLAIM_BYTES = 4 * 1_048_576
+
 
 class Answer(StrEnum):
     """What became of a fenced write."""
@@ -29,6 +32,9 @@ class ClaimRequest(Struct, frozen=True):
     once_limit: int = 0
     suspects: bool = False  # claim from the suspects' place instead, to execute alone
     supervised: bool = False  # another process watches over this worker
+    # At most so many bytes of payloads and options, but always one job if there is one. The claim ends before the
+    # first job too large, for the same reason.
+    bytes_limit: int = CLAIM_BYTES
 
 
 class Claimed(Struct, frozen=True, array_like=True, gc=False):
@@ -57,10 +63,12 @@ class Claim(Struct, frozen=True):
     now: int  # the store's time
     expires_at: int
     jobs: list[Claimed]
-    next_due: int | None = None  # when the next job ahead becomes runnable, if fewer than `limit` were
+    # When the next job ahead becomes runnable, if neither limit was reached.
+    next_due: int | None = None
     suspects_waiting: bool = False  # somebody should execute a suspect alone
     # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
     searched: bool = True
+    more: bool = False  # it ended at `bytes_limit`: there is more to claim at once
 
 
 class Extension(Struct, frozen=True):

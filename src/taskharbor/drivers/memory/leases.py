@@ -16,6 +16,7 @@ from taskharbor.drivers.base import (
     Extended,
     Extension,
     Heartbeat,
+    text_size,
     worker_of,
 )
 from taskharbor.drivers.memory.order import Order
@@ -27,9 +28,11 @@ from taskharbor.job import AttemptStatus, Delivery
 
 def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
     lease = store.leases.get(request.token)
+    more = False
     if lease is None:  # otherwise the answer to this very claim was lost
         lease = _new_lease(request, now)
-        for job in _choose(store, request, now):
+        chosen, more = _choose(store, request, now)
+        for job in chosen:
             store.lease_out(job, lease)
         if lease.open:  # a claim that found nothing leaves nothing behind
             store.leases[lease.token] = lease
@@ -38,8 +41,9 @@ def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
         now=now,
         expires_at=lease.expires_at,
         jobs=jobs,
-        next_due=_next_due(store, request, now) if len(jobs) < request.limit else None,
+        next_due=_next_due(store, request, now) if len(jobs) < request.limit and not more else None,
         suspects_waiting=not request.suspects and _suspects_waiting(store, request, now),
+        more=more,
     )
 
 
@@ -54,20 +58,24 @@ def _new_lease(request: ClaimRequest, now: int) -> Lease:
     )
 
 
-def _choose(store: Store, request: ClaimRequest, now: int) -> list[Job]:
+def _choose(store: Store, request: ClaimRequest, now: int) -> tuple[list[Job], bool]:
+    """The jobs to lease, and whether more would be if they were smaller."""
     chosen: list[Job] = []
     if request.limit <= 0:
-        return chosen
-    once_left = request.once_limit
+        return chosen, False
+    once_left, bytes_left = request.once_limit, request.bytes_limit
     for job in _runnable(store, request, now):
         if job.delivery is Delivery.AT_MOST_ONCE:
             if once_left <= 0:
                 break  # not skipped: whatever comes after it in the order must not overtake it
             once_left -= 1
+        bytes_left -= text_size(job.payload) + text_size(job.options_json)
+        if bytes_left < 0 and chosen:
+            return chosen, True
         chosen.append(job)
         if len(chosen) == request.limit:
             break
-    return chosen
+    return chosen, False
 
 
 def _runnable(store: Store, request: ClaimRequest, now: int) -> Iterator[Job]:

@@ -31,16 +31,20 @@ LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
 
 async def claim(session: Session, request: ClaimRequest, look: Look) -> tuple[Claim, Seen | None]:
     token = request.token
-    header, *rows = await session.rows(
+    *rows, header = await session.rows(
         "claim", token, worker_of(token), request.lease, min(request.limit, LIMIT_MAX),
         None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
         request.suspects, request.supervised, session.given_now, look.trail, look.search, trails.FAR, trails.LATE,
+        request.bytes_limit,
     )  # fmt: skip
     now, expires_at, next_due, suspects_waiting, repeated, *_ = header
     if repeated:
         return await _claimed_before(session, request), None
-    jobs = [_claimed(row[5:20]) for row in rows]
-    return Claim(now, expires_at, jobs, next_due, suspects_waiting), Seen(header["trail"], header["searched"])
+    jobs = [
+        _claimed(row[5:20]) for row in rows if row["task"] is not None
+    ]  # one that a hand deleted has none
+    claim = Claim(now, expires_at, jobs, next_due, suspects_waiting, more=header["more"])
+    return claim, Seen(header["trail"], header["searched"])
 
 
 async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:

@@ -100,7 +100,7 @@ class Trails:
             known = _Trail(trail, searched, now + _pause_after(searched))
             self._trails[request.queues] = known
         known.trail = trail
-        if look.search or len(claim.jobs) >= request.limit:
+        if look.search or claim.more or len(claim.jobs) >= request.limit:
             return claim
         search_due = claim.now + max(0, round((known.search_at - now) * MICROS_PER_SECOND))
         next_due = search_due if claim.next_due is None else min(claim.next_due, search_due)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ from taskharbor.drivers.base import (
     Extended,
     Extension,
     Heartbeat,
+    claimed_size,
+    text_size,
     worker_of,
 )
 from taskharbor.drivers.sqlite.session import Session
@@ -26,6 +30,13 @@ from taskharbor.job import Delivery
 
 CLAIM = statements("claim")
 SETTLE = statements("settle")
+
+# Jobs that one statement reads, into one text, which may have twice the bytes of their payloads: JSON escapes what
+# payloads are full of. Large ones are read a few at a time, and how large they are is known only afterwards.
+DUE_AT_FIRST = 8
+DUE_AT_ONCE = 32
+DUE_BYTES = 1_048_576
+FIRST_PLACE = (-(2**63), "")  # before every job of a line
 
 
 class Entry(Struct, array_like=True):
@@ -166,10 +177,11 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
     queues = _served_queues(session, request)
     existing = find(session, request.token)
     if existing is not None:
-        taken = _claimed(session, existing.unsettled())
+        taken, more = _claimed(session, existing.unsettled()), False
         expires_at = existing.expires_at
     else:
-        taken = _take(session, request, queues)
+        taking = _take(session, request, queues)
+        taken, more = taking.jobs, taking.more
         expires_at = session.now + request.lease
         if taken:
             _store_lease(session, request, expires_at, taken)
@@ -177,8 +189,11 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
         now=session.now,
         expires_at=expires_at,
         jobs=taken,
-        next_due=_next_due(session, request.suspects, queues) if len(taken) < request.limit else None,
+        next_due=None
+        if more or len(taken) >= request.limit
+        else _next_due(session, request.suspects, queues),
         suspects_waiting=not request.suspects and _suspects_waiting(session, queues),
+        more=more,
     )
 
 
@@ -204,43 +219,107 @@ def _ranks_of(session: Session, suspect: int, queue: str) -> Iterator[int]:
         row = session.one(CLAIM["next_rank"], (suspect, queue, row[0]))
 
 
-def _take(session: Session, request: ClaimRequest, queues: Sequence[str]) -> list[Claimed]:
+def _take(session: Session, request: ClaimRequest, queues: Sequence[str]) -> _Taking:
     """The first due jobs over all the queues: rank by rank, and within one by due time."""
     suspect = int(request.suspects)
     queues_at: dict[int, list[str]] = {}
     for queue in queues:
         for rank in _ranks_of(session, suspect, queue):
             queues_at.setdefault(rank, []).append(queue)
-    taken: list[Claimed] = []
-    once_left = request.once_limit
+    taking = _Taking(request)
     for rank in sorted(queues_at):
-        due = _due_rows(session, suspect, rank, queues_at[rank], request.limit - len(taken))
-        prefix = _up_to_once_limit(due, once_left)
-        once_left -= sum(job.delivery is not None and job.delivery == Delivery.AT_MOST_ONCE for job in prefix)
-        taken += prefix
-        _delete_taken(session, suspect, rank, prefix)
-        if len(prefix) < len(due) or len(taken) == request.limit:
+        if not taking.left:
             break
-    return taken
+        first = len(taking.jobs)
+        for due, size in _due(session, suspect, rank, queues_at[rank], taking.left):
+            taking.take(due, size)
+            if taking.is_over:
+                break
+        _delete_taken(session, suspect, rank, taking.jobs[first:])
+        if taking.is_over:
+            break
+    return taking
 
 
-def _due_rows(session: Session, suspect: int, rank: int, queues: Sequence[str], limit: int) -> list[Claimed]:
-    merged: list[Claimed] = []
-    for queue in queues:
-        (text,) = session.one(CLAIM["due_rows"], (suspect, queue, rank, session.now, limit))
-        merged += _decode_claimed(text)
-    if len(queues) > 1:
-        merged.sort(key=lambda job: (job.run_at, job.id))
-    return merged[:limit]
+class _Taking:
+    """What a claim has taken along the line, and what else it has room for."""
+
+    def __init__(self, request: ClaimRequest) -> None:
+        self.jobs: list[Claimed] = []
+        self.is_over = False  # what comes next in the line does not fit, and nothing may overtake it
+        self.more = False  # … because of its size
+        self._limit = request.limit
+        self._once_left = request.once_limit
+        self._bytes_limit = request.bytes_limit
+        self._bytes_at_most = 0
+        self._bytes: int | None = None  # counted only once there may be too many
+
+    @property
+    def left(self) -> int:
+        return self._limit - len(self.jobs)
+
+    def take(self, due: list[Claimed], size: int) -> None:
+        """Take the next ones of the line as far as there is room; `size` is how many bytes they have at most."""
+        self._bytes_at_most += size
+        if self._bytes is None and self._bytes_at_most > self._bytes_limit:
+            self._bytes = sum(map(claimed_size, self.jobs))
+        for index, job in enumerate(due):
+            if job.delivery is not None and job.delivery == Delivery.AT_MOST_ONCE:
+                if not self._once_left:
+                    self._end_with(due[:index])
+                    return
+                self._once_left -= 1
+            if self._bytes is not None:
+                self._bytes += claimed_size(job)
+                if self._bytes > self._bytes_limit and (index or self.jobs):
+                    self.more = True
+                    self._end_with(due[:index])
+                    return
+        self.jobs += due
+
+    def _end_with(self, due: list[Claimed]) -> None:
+        self.jobs += due
+        self.is_over = True
 
 
-def _up_to_once_limit(due: list[Claimed], once_left: int) -> list[Claimed]:
-    for index, job in enumerate(due):
-        if job.delivery is not None and job.delivery == Delivery.AT_MOST_ONCE:
-            if not once_left:
-                return due[:index]
-            once_left -= 1
-    return due
+def _due(
+    session: Session, suspect: int, rank: int, queues: Sequence[str], limit: int
+) -> Iterator[tuple[list[Claimed], int]]:
+    """At most `limit` due jobs of these queues in their order, a few at a time; with the bytes they have at most."""
+    if len(queues) == 1:
+        yield from _due_of(session, suspect, rank, queues[0], limit, DUE_AT_ONCE)
+        return
+    # Each queue is read as far as it is needed, the more of them the fewer jobs at a time.
+    at_once = max(1, DUE_AT_ONCE // len(queues))
+    lines = (
+        (job for due, _ in _due_of(session, suspect, rank, queue, limit, at_once) for job in due)
+        for queue in queues
+    )
+    for job in islice(heapq.merge(*lines, key=_place), limit):
+        yield [job], claimed_size(job)
+
+
+def _due_of(
+    session: Session, suspect: int, rank: int, queue: str, limit: int, at_once: int
+) -> Iterator[tuple[list[Claimed], int]]:
+    run_at, job_id = FIRST_PLACE
+    fitting = DUE_AT_FIRST
+    while limit > 0:
+        asked = min(limit, at_once, fitting)
+        (text,) = session.one(CLAIM["due_rows"], (suspect, queue, rank, session.now, run_at, job_id, asked))
+        due = _decode_claimed(text)
+        size = text_size(text)  # written as JSON, no text gets shorter
+        if due:
+            yield due, size
+        if len(due) < asked:
+            return
+        limit -= asked
+        fitting = max(1, DUE_BYTES * len(due) // size)
+        run_at, job_id = _place(due[-1])
+
+
+def _place(job: Claimed) -> tuple[int, str]:
+    return job.run_at, job.id
 
 
 def _delete_taken(session: Session, suspect: int, rank: int, taken: list[Claimed]) -> None:

@@ -13,18 +13,19 @@
 -- p_far     how many dead entries make a search a far one
 -- p_late    microseconds: a job that is stored so long after its own due time, since its transaction lasted, is still
 --           found on the trail
--- The first row alone has: trail (NULL after a search that was not far), and searched (how many microseconds it all
--- has taken).
+-- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
+-- The last row is no job. It alone has: the times, trail (NULL after a search that was not far), searched (how many
+-- microseconds it all has taken), and more (whether the claim ended because of p_bytes).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
-    p_late bigint
+    p_late bigint, p_bytes bigint
 ) RETURNS TABLE (
     now_at timestamptz, lease_expires_at timestamptz, next_due timestamptz, suspects_waiting boolean,
     repeated boolean,
     id text, task text, payload text, queue text, priority integer, number integer, attempts integer,
     first_number integer, run_at timestamptz, enqueued_at timestamptz, due_at timestamptz,
-    expires_at timestamptz, delivery text, options text, version integer, trail text, searched bigint
+    expires_at timestamptz, delivery text, options text, version integer, trail text, searched bigint, more boolean
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -62,6 +63,10 @@ DECLARE
     v_left integer := greatest(p_limit, 0);
     v_once_left integer := greatest(p_once_limit, 0);
     v_taken integer;
+    v_fitting integer;
+    v_bytes bigint := 0;      -- of the first …
+    v_measured integer := 0;  -- … so many that were taken: those of the ranks before
+    v_more boolean := false;
     v_next_due timestamptz;
     v_suspects boolean := false;
     v_ids uuid[] := '{}';
@@ -80,7 +85,7 @@ BEGIN
         RETURN QUERY SELECT v_now, NULL::timestamptz, NULL::timestamptz, false, true,
             NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
             NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-            NULL::timestamptz, NULL::text, NULL::text, NULL::integer, NULL::text, NULL::bigint;
+            NULL::timestamptz, NULL::text, NULL::text, NULL::integer, NULL::text, NULL::bigint, false;
         RETURN;
     END IF;
 
@@ -213,6 +218,48 @@ BEGIN
 
         v_taken := coalesce(cardinality(c.ids), 0);
         IF v_taken > 0 THEN
+            IF v_ids <> '{}' THEN
+                SELECT v_bytes + coalesce(sum(octet_length(j.payload) + coalesce(octet_length(j.options), 0)), 0)
+                INTO v_bytes FROM unnest(v_ids[v_measured + 1:]) AS e (id)
+                CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j;
+                v_measured := cardinality(v_ids);
+            END IF;
+            -- As many as fit are handed out here, where their sizes are at hand. (The length of a value that is stored
+            -- out of line is known without reading it.)
+            RETURN QUERY SELECT NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean, NULL::boolean,
+                t.id::text, t.task, t.payload, t.queue, t.priority::integer, t.number, t.attempts,
+                t.first_number, t.run_at, t.enqueued_at, t.due_at,
+                t.expires_at, t.delivery, t.options, t.version, NULL::text, NULL::bigint, NULL::boolean
+            FROM (
+                SELECT e.*, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version,
+                       sum(coalesce(octet_length(j.payload), 0) + coalesce(octet_length(j.options), 0))
+                           OVER (ORDER BY e.position ROWS UNBOUNDED PRECEDING) AS bytes
+                FROM unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
+                            c.expires_ats, c.deliveries) WITH ORDINALITY
+                    AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery, position)
+                -- LIMIT keeps the planner from turning this into a join with all of the jobs.
+                LEFT JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j ON true
+            ) AS t
+            WHERE v_bytes + t.bytes <= p_bytes OR (t.position = 1 AND v_ids = '{}')
+            ORDER BY t.position;
+            GET DIAGNOSTICS v_fitting = ROW_COUNT;
+            IF v_fitting < v_taken THEN
+                v_more := true;
+                v_taken := v_fitting;
+                c.at := c.at[:v_taken];
+                c.ids := c.ids[:v_taken];
+                c.numbers := c.numbers[:v_taken];
+                c.attempts := c.attempts[:v_taken];
+                c.first_numbers := c.first_numbers[:v_taken];
+                c.run_ats := c.run_ats[:v_taken];
+                c.queues := c.queues[:v_taken];
+                c.due_ats := c.due_ats[:v_taken];
+                c.expires_ats := c.expires_ats[:v_taken];
+                c.deliveries := c.deliveries[:v_taken];
+                c.once := cardinality(array_positions(c.deliveries, 'at_most_once'));
+            END IF;
+        END IF;
+        IF v_taken > 0 THEN
             DELETE FROM {schema}.ready WHERE ctid = ANY (c.at);
             v_ids := v_ids || c.ids;
             v_numbers := v_numbers || c.numbers;
@@ -226,7 +273,7 @@ BEGIN
             v_once_left := v_once_left - c.once;
             v_left := v_left - v_taken;
         END IF;
-        -- What comes after an at_most_once job too many must not overtake it.
+        -- What comes after an at_most_once job too many, or one too large, must not overtake it.
         v_goes_on := v_taken = c.found AND v_left > 0;
         IF v_keeps OR v_goes_on THEN
             -- Where nothing due is left, nothing is before now; elsewhere, before the last one taken.
@@ -275,7 +322,7 @@ BEGIN
         END IF;
     END IF;
 
-    IF cardinality(v_ids) >= p_limit THEN
+    IF v_more OR cardinality(v_ids) >= p_limit THEN
         NULL;  -- the caller comes again anyway
     ELSIF v_listed THEN
         SELECT min(due.run_at) INTO v_next_due
@@ -344,18 +391,6 @@ BEGIN
     RETURN QUERY SELECT v_now, v_expires_at, v_next_due, v_suspects, false,
         NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
         NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-        NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched;
-    IF v_ids <> '{}' THEN
-        RETURN QUERY SELECT NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean, NULL::boolean,
-            e.id::text, j.task, j.payload, e.queue, j.priority::integer, e.number, e.attempts,
-            e.first_number, e.run_at, j.enqueued_at, e.due_at,
-            e.expires_at, e.delivery, j.options, j.version, NULL::text, NULL::bigint
-        FROM unnest(v_ids, v_numbers, v_attempts, v_first_numbers, v_run_ats, v_lane_queues, v_due_ats,
-                    v_expires_ats, v_deliveries) WITH ORDINALITY
-            AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery, position)
-        -- LIMIT keeps the planner from turning this into a join with all of the jobs.
-        CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j
-        ORDER BY e.position;
-    END IF;
+        NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched, v_more;
 END
 $$;

@@ -1,5 +1,5 @@
 -- name: claim
-SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 
 -- name: lease
 SELECT coalesce($2::timestamptz, clock_timestamp()) AS now, l.expires_at FROM {schema}.leases AS l WHERE l.token = $1

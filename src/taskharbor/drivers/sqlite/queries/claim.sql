@@ -9,7 +9,7 @@ SELECT rank FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank > ? O
 -- name: due_rows
 -- A range of the primary key; CROSS JOIN keeps the planner from starting at the jobs. The rows come as one
 -- JSON text: reading them one by one would give up the interpreter's lock for each. The columns are those of
--- Claimed, in its order.
+-- Claimed, in its order. They begin after the place given: a long line is read in pieces, since a text has an end.
 SELECT json_group_array(json_array(
     id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
     expires_at, delivery, options, version
@@ -18,7 +18,7 @@ FROM (
     SELECT r.id, j.task, j.payload, r.queue, j.priority, r.number, r.attempts, r.first_number, r.run_at,
            j.enqueued_at, r.due_at, r.expires_at, r.delivery, j.options, j.version
     FROM taskharbor_ready AS r CROSS JOIN taskharbor_jobs AS j ON j.id = r.id
-    WHERE r.suspect = ? AND r.queue = ? AND r.rank = ? AND r.run_at <= ?
+    WHERE r.suspect = ? AND r.queue = ? AND r.rank = ? AND r.run_at <= ? AND (r.run_at, r.id) > (?, ?)
     ORDER BY r.run_at, r.id
     LIMIT ?
 )

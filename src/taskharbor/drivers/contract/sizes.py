@@ -1,0 +1,66 @@
+"""Sizes: how many bytes of its callers' texts a verb carries at once.
+
+A batch is bounded in bytes as well as in number. A thousand small jobs make a good batch; a thousand large ones are
+more than a store, a network or a process's memory should carry in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from taskharbor.drivers.contract.leasing import Claimed
+from taskharbor.drivers.contract.settling import Transition
+from taskharbor.job import NewJob
+
+T = TypeVar("T")
+
+# Of what ended attempts leave behind (results, errors, children) that a worker settles at once.
+SETTLE_BYTES = 4 * 1_048_576
+
+
+def text_size(text: str | None) -> int:
+    """The bytes of a text in UTF-8."""
+    if text is None:
+        return 0
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def claimed_size(job: Claimed) -> int:
+    """The bytes of a claimed job that `ClaimRequest.bytes_limit` counts."""
+    return text_size(job.payload) + text_size(job.options)
+
+
+def job_size(job: NewJob) -> int:
+    """The bytes of a new job that may be many. (Its names and options are short.)"""
+    return text_size(job.payload)
+
+
+def transition_size(t: Transition) -> int:
+    """The bytes of a transition that may be many."""
+    size = 0 if t.result is None else text_size(t.result)
+    if t.error is not None:
+        size += text_size(t.error) + text_size(t.traceback) + text_size(t.detail)
+    if t.inserts:
+        size += sum(map(job_size, t.inserts))
+    if t.dead_letter is not None:
+        size += job_size(t.dead_letter)
+    return size
+
+
+def pieces(
+    batch: Sequence[T], size_of: Callable[[T], int], limit: int, most: int | None = None
+) -> Iterator[Sequence[T]]:
+    """Cut a batch, in its order, into pieces of at most `limit` bytes, and at most `most` members.
+
+    A member that is larger by itself is a piece of its own.
+    """
+    start = size = 0
+    for index, member in enumerate(batch):
+        more = size_of(member)
+        if index > start and (size + more > limit or index - start == most):
+            yield batch[start:index]
+            start, size = index, 0
+        size += more
+    if start < len(batch):
+        yield batch[start:] if start else batch

@@ -1,0 +1,125 @@
+"""Large payloads and results: batches are bounded in bytes as well as in number."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor, Worker
+from taskharbor.drivers.base import CLAIM_BYTES, claimed_size
+from taskharbor.errors import StoreError
+from taskharbor.worker.fetcher import AHEAD_BYTES
+from tests.worker.stage import soon, working
+
+MEBIBYTE = 1_048_576
+TEXT = '"\\' * 200_000  # as JSON 800,000 bytes, and twice that as JSON in JSON
+
+
+@pytest.fixture
+async def narrow(tmp_path: Path) -> AsyncIterator[Harbor]:
+    """A harbor on an SQLite whose texts end at 64 MB, not at 1 GB: the same error for a fraction of the data."""
+    async with Harbor(f"sqlite:///{tmp_path}/harbor.db?synchronous=normal") as harbor:
+        await harbor.jobs.acounts()
+        engine: Any = harbor.driver._engine  # type: ignore[attr-defined]
+        engine._writer.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 64_000_000)
+        yield harbor
+
+
+async def test_large_payloads_behind_quick_jobs_do_not_stop_a_worker(narrow: Harbor) -> None:
+    """Quick handlers make a worker claim many at once; that must not be more than the store can hand out."""
+    done: list[str] = []
+
+    @narrow.task
+    async def quick(n: int) -> None:
+        done.append("quick")
+
+    @narrow.task
+    async def large(text: str) -> None:
+        assert text == TEXT
+        done.append("large")
+
+    await quick.aenqueue_many([{"n": n} for n in range(2_000)])
+    for _ in range(6):
+        await large.aenqueue_many([{"text": TEXT}] * 10)
+    await soon(Worker(narrow).drain())
+    assert done == ["quick"] * 2_000 + ["large"] * 60
+
+
+async def test_jobs_claimed_ahead_are_bounded_in_bytes(faulty, store):
+    """However quick the handlers are: what lies in a worker's memory follows from its slots and a limit in bytes."""
+    claims: list[int] = []
+    claimed = begun = 0
+    ahead: list[int] = []
+    claim = store.claim
+
+    async def watched(request, *, now=None):
+        nonlocal claimed
+        answer = await claim(request, now=now)
+        claims.append(sum(map(claimed_size, answer.jobs)))
+        claimed += len(answer.jobs)
+        ahead.append(claimed - begun)
+        return answer
+
+    store.claim = watched
+
+    @faulty.task
+    async def large(text: str) -> None:
+        nonlocal begun
+        begun += 1
+
+    size = MEBIBYTE * 9 // 10
+    await large.aenqueue_many([{"text": "x" * size}] * 200)
+    await soon(Worker(faulty, concurrency=5).drain())
+    assert max(claims) <= CLAIM_BYTES
+    assert max(ahead) * size <= AHEAD_BYTES + CLAIM_BYTES + 5 * size
+    assert begun == 200
+
+
+# -- claims that fail although the store is there ------------------------------------------------
+
+
+async def test_a_claim_that_fails_for_what_it_hands_out_is_not_repeated_unchanged(faulty, store, caplog):
+    """Half as many the next time: what one job is to blame for is narrowed down to it, and the others go on."""
+    limits: list[int] = []
+    culprit_is_there = True
+
+    def refuse(request):
+        limits.append(request.limit)
+        return StoreError("string or blob too big") if culprit_is_there and request.limit > 3 else None
+
+    @faulty.task
+    async def work(n: int) -> int:
+        return n
+
+    store.fail["claim"] = refuse
+    jobs = await work.aenqueue_many([{"n": n} for n in range(40)])
+    async with working(faulty, concurrency=50):
+        assert [await soon(job.aresult()) for job in jobs] == list(range(40))
+        culprit_is_there = False
+        jobs = await work.aenqueue_many([{"n": n} for n in range(40)])
+        assert [await soon(job.aresult()) for job in jobs] == list(range(40))
+    assert max(limits[-3:]) > 3
+    assert limits[:5] == [50, 25, 12, 6, 3]
+    assert sum("claiming fewer" in each.message for each in caplog.records) >= 4
+
+
+async def test_a_job_that_cannot_be_claimed_is_told_of_and_tried_again_with_pauses(
+    faulty, store, clock, caplog
+):
+    @faulty.task
+    async def work() -> int:
+        return 1
+
+    store.fail["claim"] = lambda request: TypeError("a bug")
+    job = await work.aenqueue()
+    async with working(faulty, concurrency=4):
+        await clock.jump(20)
+        assert 10 < store.calls["claim"] < 60
+        assert any("cannot be claimed" in each.message for each in caplog.records)
+        store.fail.clear()
+        await clock.jump(3)
+        assert await soon(job.aresult()) == 1
