@@ -98,15 +98,11 @@ async def test_wrong_tokens_are_limited_by_address_and_right_ones_are_not(harbor
 
 
 def test_the_memory_of_failures_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("taskharbor.server.limits.ADDRESSES_MAX", 3)
+    monkeypatch.setattr("taskharbor.server.limits.CLIENTS_MAX", 3)
     failures = Failures()
     for n in range(10):
         failures.count(f"10.0.0.{n}")
     assert len(failures._counted) == 3
-    for n in range(FAILURES_MAX):
-        failures.count(f"2001:db8::{n:x}")  # one network of IPv6 is one caller
-    with pytest.raises(Exception, match="too many"):
-        failures.count("2001:db8::ffff")
 
 
 async def test_without_tokens_only_loopback_names_are_served(client: httpx.AsyncClient):
@@ -118,11 +114,33 @@ async def test_without_tokens_only_loopback_names_are_served(client: httpx.Async
         "10.0.0.1",
         "127.0.0.1.evil.example:80",
         "x@localhost",
+        "localhost:evil.com",
+        "localhost:8400.evil.com",
+        "localhost:",
+        "localhost:0",
+        "localhost:65536",
+        "localhost:+80",
+        "localhost/evil.com",
+        "localhost#evil.com",
+        "localhost, evil.com",
+        "127.1",
+        "127.0.0.1:evil.com",
+        "127.0.0.256",
+        "2130706433",
+        "0x7f.0.0.1",
         "[::1",
+        "[::1]evil.com",
+        "[::1]:evil.com",
+        "[::2]",
+        "[::1%lo]",
+        "::1",
         "",
     ):
         response = await client.get(f"{API}/jobs", headers={"Host": host})
         assert (response.status_code, error_of(response)["code"]) == (403, "host_refused"), host
+        assert "taskharbor token create" in error_of(response)["message"]
+    twice = [("Host", "localhost"), ("Host", "localhost")]
+    assert (await client.get(f"{API}/jobs", headers=twice)).status_code == 403
 
 
 async def test_without_tokens_pages_of_other_sites_are_refused(harbor: Harbor, client: httpx.AsyncClient):
@@ -134,6 +152,73 @@ async def test_without_tokens_pages_of_other_sites_are_refused(harbor: Harbor, c
     assert (await harbor.jobs.acounts())["ready"] == 0
     own = await client.post(f"{API}/jobs", json={"task": "t"}, headers={"Origin": "http://localhost"})
     assert own.status_code == 201
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "other", ""])
+async def test_without_tokens_what_a_browser_fetches_for_another_site_is_refused(
+    client: httpx.AsyncClient, site: str
+):
+    response = await client.get(f"{API}/jobs", headers={"Sec-Fetch-Site": site})
+    assert (response.status_code, error_of(response)["code"]) == (403, "origin_refused")
+    both = [("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", site)]
+    assert (await client.get(f"{API}/jobs", headers=both)).status_code == 403
+    for own in ("same-origin", "none"):
+        assert (await client.get(f"{API}/jobs", headers={"Sec-Fetch-Site": own})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Forwarded", "for=192.0.2.1"),
+        ("X-Forwarded-For", "192.0.2.1"),
+        ("X-Forwarded-For", ""),
+        ("X-Forwarded-Host", "jobs.example"),
+        ("X-Forwarded-Proto", "https"),
+        ("x-forwarded-whatever", "1"),
+        ("X-Real-IP", "192.0.2.1"),
+        ("Via", "1.1 proxy"),
+        ("CF-Connecting-IP", "192.0.2.1"),
+        ("CF-Ray", "1"),
+        ("True-Client-IP", "192.0.2.1"),
+        ("X-Envoy-External-Address", "192.0.2.1"),
+    ],
+)
+async def test_without_tokens_what_a_proxy_passes_on_is_refused(
+    harbor: Harbor, client: httpx.AsyncClient, bearer, name: str, value: str
+):
+    response = await client.post(f"{API}/jobs", json={"task": "t"}, headers={name: value})
+    assert (response.status_code, error_of(response)["code"]) == (403, "proxy_refused")
+    assert name.lower() in error_of(response)["message"]
+    assert "taskharbor token create" in error_of(response)["message"]
+    assert (await harbor.jobs.acounts())["ready"] == 0
+    # With a token it passes, through whatever.
+    async with client_of(harbor.asgi(), headers=await bearer("write")) as known:
+        created = await known.post(f"{API}/jobs", json={"task": "t"}, headers={name: value})
+        assert created.status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("scope", "code"),
+    [
+        (
+            {"http_version": "1.0"},
+            "proxy_refused",
+        ),  # nginx speaks it to what is behind it, and adds no header
+        ({"client": ("192.0.2.1", 1)}, "address_refused"),
+        ({"client": None}, "address_refused"),
+    ],
+)
+async def test_without_tokens_only_a_direct_request_of_this_machine_is_served(
+    harbor: Harbor, scope: dict, code: str
+):
+    app = application(harbor, open_on_loopback=True)
+
+    async def odd(given, receive, send):
+        await app({**given, **scope}, receive, send)
+
+    async with client_of(odd) as client:
+        response = await client.get(f"{API}/jobs")
+        assert (response.status_code, error_of(response)["code"]) == (403, code)
 
 
 async def test_an_open_server_closes_with_the_first_token(

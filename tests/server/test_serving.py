@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from taskharbor import Harbor
-from taskharbor.server.limits import BODY_BYTES_MAX
+from taskharbor.server.limits import BODY_BYTES_MAX, FAILURES_MAX
 from taskharbor.tokens import create_token
 
 API = "/api/v1"
@@ -169,24 +169,56 @@ def _until(lines: Iterator[str], wanted: str) -> Iterator[str]:
             return
 
 
+def run_serve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """To its end."""
+    command = [sys.executable, "-P", "-m", "taskharbor.cli", "serve", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
 def test_a_public_bind_without_a_token_is_refused(url: str):
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "taskharbor.cli",
-        "serve",
-        "--url",
-        url,
-        "--host",
-        "0.0.0.0",
-        "--port",
-        "0",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = run_serve("--url", url, "--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 1
     assert "Error: the store has no token" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_without_tokens_serves_no_proxy(url: str):
+    refused = run_serve("--url", url, "--port", "0", "--trusted-proxy", "127.0.0.1")
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False)
+    assert "Error: the store has no token" in refused.stderr
+    with serving(url) as (_, base), httpx.Client(base_url=base, timeout=LIMIT) as client:
+        assert client.get(f"{API}/jobs").status_code == 200
+        passed_on = client.get(f"{API}/jobs", headers={"X-Forwarded-For": "192.0.2.1"})
+        assert (passed_on.status_code, passed_on.json()["error"]["code"]) == (403, "proxy_refused")
+        # nginx does it so, unless it is told otherwise.
+        with socket.create_connection(
+            ("127.0.0.1", int(base.rpartition(":")[2])), timeout=LIMIT
+        ) as connection:
+            host = base.removeprefix("http://").encode()
+            connection.sendall(
+                b"GET /api/v1/jobs HTTP/1.0\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n"
+            )
+            assert b" 403 " in connection.recv(2**16)
+
+
+def test_a_forged_address_does_not_get_round_the_limit_of_a_real_server(url: str):
+    with Harbor(url) as harbor:
+        asyncio.run(create_token(harbor.driver, "reader", "read"))
+
+    def answers(client: httpx.Client) -> list[int]:
+        wrong = {"Authorization": "Bearer thb_no_no"}
+        return [
+            client.get(f"{API}/jobs", headers={**wrong, "X-Forwarded-For": f"192.0.2.{n}"}).status_code
+            for n in range(FAILURES_MAX + 1)
+        ]
+
+    with serving(url) as (_, base), httpx.Client(base_url=base, timeout=LIMIT) as client:
+        assert answers(client) == [401] * FAILURES_MAX + [429]
+    with (
+        serving(url, "--trusted-proxy", "127.0.0.0/8") as (_, base),
+        httpx.Client(base_url=base, timeout=LIMIT) as client,
+    ):
+        assert answers(client) == [401] * (FAILURES_MAX + 1)  # each is another client's
 
 
 def test_tokens_are_made_listed_and_revoked(url: str):

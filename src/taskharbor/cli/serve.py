@@ -28,6 +28,12 @@ LEVELS = ["debug", "info", "warning", "error"]
     help="Take HTTP jobs for this address as well; workers need it, too.  [env var: TASKHARBOR_HTTP_ALLOW]",
 )
 @click.option(
+    "--trusted-proxy",
+    multiple=True,
+    metavar="ADDRESS[/BITS]",
+    help="Take the client's address from the X-Forwarded-For of this proxy.  [env var: TASKHARBOR_TRUSTED_PROXY]",
+)
+@click.option(
     "--grace-seconds",
     type=duration,
     default="10",
@@ -46,6 +52,7 @@ def serve(
     host: str,
     port: int,
     http_allow: tuple[str, ...],
+    trusted_proxy: tuple[str, ...],
     grace_seconds: float,
     log_format: Literal["text", "json"] | None,
     log_level: str,
@@ -53,7 +60,8 @@ def serve(
     """Serve the REST interface.
 
     Its documentation is at /docs. It executes no jobs: `taskharbor worker` does. Without a token (see
-    `taskharbor token create`) it serves this machine only, and whoever is on it may do everything.
+    `taskharbor token create`) it serves this machine only, and everyone on it may do everything. Make a
+    token before you put a proxy in front of it.
     SIGTERM or SIGINT (Ctrl-C) lets requests finish and then ends it.
 
     \b
@@ -78,16 +86,19 @@ def serve(
     open_to_http_jobs(http_allow)
 
     async def work(harbor: Harbor) -> None:
-        await _serve(harbor, host, port, grace_seconds)
+        await _serve(harbor, host, port, grace_seconds, trusted_proxy)
 
     session.run(work, create=True)
 
 
-async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> None:
+async def _serve(
+    harbor: Harbor, host: str, port: int, grace_seconds: float, trusted_proxy: tuple[str, ...]
+) -> None:
     import uvicorn
 
     from taskharbor.server import application
     from taskharbor.server.auth import is_loopback
+    from taskharbor.server.clients import trusted_proxies
     from taskharbor.server.errors import logger
 
     await harbor.driver.open()
@@ -98,11 +109,16 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
                 f"the store has no token, so that anybody who reaches {host} could do everything: make one with "
                 "`taskharbor token create`, or serve this machine only, with --host 127.0.0.1"
             )
+        if trusted_proxies(trusted_proxy):
+            raise click.ClickException(
+                "the store has no token, so that anybody whom the trusted proxy serves could do everything: make one "
+                "with `taskharbor token create`"
+            )
         logger.warning(
-            "there is no token: only this machine is served, and whoever is on it may do everything; "
-            "`taskharbor token create` makes one"
+            "there is no token: only this machine is served, and everyone on it may do everything; make one with "
+            "`taskharbor token create` before you put a proxy in front of this"
         )
-    app = application(harbor, open_on_loopback=is_open)
+    app = application(harbor, open_on_loopback=is_open, trusted_proxies=trusted_proxy)
 
     class Server(uvicorn.Server):
         """Ends the streams of events when it is told to stop: by themselves they would never end."""
@@ -127,6 +143,7 @@ async def _serve(harbor: Harbor, host: str, port: int, grace_seconds: float) -> 
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # who is trusted is said by --trusted-proxy, and read by the application
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=max(1, round(grace_seconds)),

@@ -268,13 +268,17 @@ class Harbor:
 
     # -- serving --
 
-    def asgi(self, *, authorize: Authorize | None = None) -> FastAPI:
+    def asgi(
+        self, *, authorize: Authorize | None = None, trusted_proxies: Iterable[str] | None = None
+    ) -> FastAPI:
         """The REST interface as an ASGI application, to be served by itself or mounted into another one.
 
             app.mount("/jobs", harbor.asgi())
 
         Callers show a token that `taskharbor token create` made, unless `authorize` decides: it is given the request,
-        and answers with "read", "write", "admin", or None for nobody. It needs the extra: `taskharbor[server]`.
+        and answers with "read", "write", "admin", or None for nobody. Wrong tokens and streams are counted by the
+        address that connects, or by what `X-Forwarded-For` says where one of `trusted_proxies` connects (addresses and
+        networks). It needs the extra: `taskharbor[server]`.
         """
         try:
             from taskharbor.server import application
@@ -282,7 +286,7 @@ class Harbor:
             raise ConfigurationError(
                 f"the REST interface needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
             ) from error
-        return application(self, authorize=authorize)
+        return application(self, authorize=authorize, trusted_proxies=trusted_proxies)
 
     # -- upkeep --
 

@@ -17,7 +17,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from taskharbor.server.auth import Auth, Authorize
+from taskharbor.server import clients
+from taskharbor.server.auth import Auth, Authorize, Caller
 from taskharbor.server.docs_page import POLICY, page
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.events import Feed
@@ -41,15 +42,26 @@ SECURITY_HEADERS = {
 
 
 def application(
-    harbor: Harbor, *, open_on_loopback: bool = False, authorize: Authorize | None = None
+    harbor: Harbor,
+    *,
+    open_on_loopback: bool = False,
+    authorize: Authorize | None = None,
+    trusted_proxies: Iterable[str] | None = None,
 ) -> FastAPI:
     """The REST interface of a harbor, to be served or mounted.
 
     `authorize` decides instead of the tokens in the store: it is given the request, and answers with a role or None.
+    `trusted_proxies` are the addresses whose `X-Forwarded-For` says where a request comes from.
     """
     from taskharbor import __version__
 
-    api = Api(harbor, Auth(harbor.driver, open_on_loopback=open_on_loopback, authorize=authorize))
+    auth = Auth(
+        harbor.driver,
+        open_on_loopback=open_on_loopback,
+        authorize=authorize,
+        proxies=clients.trusted_proxies(trusted_proxies),
+    )
+    api = Api(harbor, auth)
     described = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]
     app = FastAPI(
         title="TaskHarbor",
@@ -104,9 +116,8 @@ class Api:
         call = Call(self.harbor, self.feed, request, request.path_params, query, body, allowed)
         return await operation.handle(call)
 
-    async def _allow(self, operation: Operation, request: Request) -> None:
-        if operation.role is not None:
-            await self.auth.require(request, operation.role)
+    async def _allow(self, operation: Operation, request: Request) -> Caller | None:
+        return None if operation.role is None else await self.auth.require(request, operation.role)
 
     async def _body(self, operation: Operation, request: Request) -> Any:
         if operation.method in ("GET", "HEAD"):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import ipaddress
+import re
 import time
 from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
 from starlette.requests import Request
 
 from taskharbor.drivers.base import Driver
 from taskharbor.job import TokenRecord
+from taskharbor.server.clients import Proxies, address_of, key_of
 from taskharbor.server.errors import ApiError
 from taskharbor.server.limits import Failures
 from taskharbor.tokens import Role, checked_role, matching
@@ -21,56 +23,74 @@ TOKENS_SECONDS = 1.0  # for so long a token that was revoked may still be taken
 Authorize = Callable[[Request], Role | str | None | Awaitable[Role | str | None]]
 
 
+class Caller(NamedTuple):
+    """Who asks: what they may do, and what they are counted by."""
+
+    role: Role
+    key: str  # of the token, or of the address where there is none
+
+
 class Auth:
     """Decides by the application's own `authorize`, or else by the tokens in the store.
 
-    With `open_on_loopback`, everybody who can reach a server on loopback may do everything, until the store has a
-    token. From then on it stays closed, also when the last one is revoked: a proxy may stand before it. Browsers can
-    reach an open one as well, for any site they show: those are told by the names they use.
+    With `open_on_loopback`, everybody on this machine may do everything, until the store has a token. From then on it
+    stays closed, also when the last one is revoked. A proxy on this machine can reach an open server for anybody, and
+    a browser for any site it shows: `refuse_strangers` tells both by what they send.
     """
 
     def __init__(
-        self, driver: Driver, *, open_on_loopback: bool = False, authorize: Authorize | None = None
+        self,
+        driver: Driver,
+        *,
+        open_on_loopback: bool = False,
+        authorize: Authorize | None = None,
+        proxies: Proxies = (),
     ) -> None:
         self._driver = driver
         self._open_on_loopback = open_on_loopback
         self._authorize = authorize
+        self._proxies = proxies
         self._failures = Failures()
         self._tokens: dict[str, TokenRecord] = {}
         self._read_at: float | None = None
 
-    async def require(self, request: Request, needed: Role) -> None:
-        """Let the request pass, or raise why it may not."""
-        role = await self._role_of(request)
+    async def require(self, request: Request, needed: Role) -> Caller:
+        """Return who asks, or raise why the request may not pass."""
+        address = key_of(address_of(request, self._proxies))
+        caller = await self._caller_of(request, address)
+        role = caller.role
         if not role.allows(needed):
             raise ApiError(
                 403, "forbidden", f"this takes the role {needed}, and yours is {role}", {"role": str(role)}
             )
+        return caller
 
-    async def _role_of(self, request: Request) -> Role:
+    async def _caller_of(self, request: Request, address: str) -> Caller:
         if self._authorize is not None:
             answer = self._authorize(request)
             role = await answer if inspect.isawaitable(answer) else answer
             if role is None:
                 raise _unauthorized("the application does not let you in")
-            return checked_role(role)
+            return Caller(checked_role(role), address)
         tokens = await self._current_tokens()
         if tokens:
             self._open_on_loopback = False
         if self._open_on_loopback:
-            refuse_other_sites(request)
-            return Role.ADMIN
-        return await self._role_by_token(request, tokens)
+            refuse_strangers(request)
+            return Caller(Role.ADMIN, address)
+        return await self._caller_by_token(request, address, tokens)
 
-    async def _role_by_token(self, request: Request, tokens: dict[str, TokenRecord]) -> Role:
+    async def _caller_by_token(
+        self, request: Request, address: str, tokens: dict[str, TokenRecord]
+    ) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise _unauthorized("give a token: Authorization: Bearer … (`taskharbor token create` makes one)")
         record = matching(token.strip(), tokens, await self._driver.now())
         if record is None:
-            self._failures.count(request.client.host if request.client is not None else "")
+            self._failures.count(address)
             raise _unauthorized("the token is not known here: it is mistyped, revoked, or has expired")
-        return checked_role(record.role)
+        return Caller(checked_role(record.role), f"token {record.id}")
 
     async def _current_tokens(self) -> dict[str, TokenRecord]:
         now = time.monotonic()
@@ -84,30 +104,85 @@ def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="taskharbor"'})
 
 
-def refuse_other_sites(request: Request) -> None:
-    """Without tokens, whatever a browser sends for another site is refused: by its name for us, or by its own."""
-    host = request.headers.get("host", "")
-    if "@" in host or not is_loopback(_host_of(f"//{host}")):
+# What proxies add to the requests that they pass on.
+_OF_PROXIES = frozenset(
+    {
+        "cf-connecting-ip",
+        "client-ip",
+        "fastly-client-ip",
+        "fly-client-ip",
+        "forwarded",
+        "forwarded-for",
+        "true-client-ip",
+        "via",
+        "x-client-ip",
+        "x-cluster-client-ip",
+        "x-real-ip",
+    }
+)
+_OF_PROXIES_PREFIXES = (
+    "cf-",
+    "x-amzn-trace",
+    "x-arr-",
+    "x-envoy-",
+    "x-forwarded",
+    "x-original-",
+    "x-proxyuser-",
+)
+_HOST = re.compile(
+    r"(?:(?P<name>localhost\.?|127(?:\.[0-9]{1,3}){3})|\[(?P<v6>[0-9a-f:]+)\])(?::(?P<port>[0-9]{1,5}))?",
+    re.IGNORECASE,
+)
+_MAKE_A_TOKEN = "make a token with `taskharbor token create`, and send it"
+
+
+def refuse_strangers(request: Request) -> None:
+    """Let pass, without tokens, only what a program on this machine, or our own pages, sent straight to us."""
+    client = request.client.host if request.client is not None else ""
+    if not is_loopback(client):
         raise ApiError(
-            403, "host_refused", "without tokens, only loopback names such as localhost are served"
+            403, "address_refused", f"without tokens, only this machine is served: {_MAKE_A_TOKEN}"
+        )
+    for name in map(str.lower, request.headers):
+        if name in _OF_PROXIES or name.startswith(_OF_PROXIES_PREFIXES):
+            raise _from_proxy(f"it has the header {name[:50]}")
+    if request.scope.get("http_version") == "1.0":
+        raise _from_proxy("it is in HTTP/1.0, which is how some proxies pass requests on")
+    hosts = request.headers.getlist("host")
+    if len(hosts) != 1 or not is_loopback_host(hosts[0]):
+        raise ApiError(
+            403,
+            "host_refused",
+            "without tokens, only loopback names are served, such as localhost and 127.0.0.1, with or without a port: "
+            f"use one of them, or {_MAKE_A_TOKEN}",
         )
     origins = request.headers.getlist("origin")
-    if any(_place_of(origin) != host.lower() for origin in origins):
-        raise ApiError(403, "origin_refused", "without tokens, pages of other sites are not served")
+    sites = request.headers.getlist("sec-fetch-site")
+    if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in origins) or any(
+        site.strip().lower() not in ("same-origin", "none") for site in sites
+    ):
+        raise ApiError(
+            403, "origin_refused", f"without tokens, pages of other sites are not served: {_MAKE_A_TOKEN}"
+        )
 
 
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+def _from_proxy(sign: str) -> ApiError:
+    return ApiError(
+        403,
+        "proxy_refused",
+        f"without tokens, requests that a proxy passes on are refused, and this one looks like it: {sign}; "
+        f"{_MAKE_A_TOKEN}",
+    )
 
 
-def _place_of(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return None
+def is_loopback_host(host: str) -> bool:
+    """Tell whether a `Host` header is a loopback name or address, with or without a port, and nothing else."""
+    found = _HOST.fullmatch(host)
+    return (
+        found is not None
+        and is_loopback(found["name"] or found["v6"])
+        and (found["port"] is None or 1 <= int(found["port"]) <= 65_535)
+    )
 
 
 def is_loopback(host: str) -> bool:

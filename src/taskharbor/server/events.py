@@ -72,7 +72,7 @@ class Feed:
         return listener
 
     async def stream(
-        self, listener: Listener, names: frozenset[str], allowed: Callable[[], Awaitable[None]]
+        self, listener: Listener, names: frozenset[str], allowed: Callable[[], Awaitable[object]]
     ) -> AsyncIterator[bytes]:
         """The events of these names as they come, until the reader goes, may read no more, or the server stops."""
         asked_at = time.monotonic()
@@ -153,7 +153,7 @@ class Feed:
                 await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
-async def _still(allowed: Callable[[], Awaitable[None]]) -> bool:
+async def _still(allowed: Callable[[], Awaitable[object]]) -> bool:
     try:
         await allowed()
     except StoreError:

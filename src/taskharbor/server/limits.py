@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import time
 from collections import OrderedDict
@@ -16,7 +15,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from taskharbor.codec import reason_of
-from taskharbor.server.errors import ApiError, malformed
+from taskharbor.server.errors import ApiError, logger, malformed
 
 # A payload of the greatest size, in JSON that writes every letter as an escape, with room for the rest.
 BODY_BYTES_MAX = 4 * 2**20
@@ -24,7 +23,8 @@ BODY_SECONDS_MAX = 60.0
 QUERY_FIELDS_MAX = 50
 FAILURES_MAX = 10
 FAILURES_SECONDS = 60.0
-ADDRESSES_MAX = 10_000
+CLIENTS_MAX = 10_000  # whose failures are remembered
+LOG_LINES_MAX = 30  # about wrong tokens, in the time of FAILURES_SECONDS
 
 
 # -- bodies ----------------------------------------------------------------------------------------
@@ -185,26 +185,57 @@ def _words(kind: Any) -> Iterator[str]:
 
 
 class Failures:
-    """How often each address has shown a wrong token lately. Only so many are remembered, the latest ones."""
+    """How often each client has shown a wrong token lately. A bounded number is remembered, the latest ones."""
 
     def __init__(self) -> None:
         self._counted: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._log = Throttled(LOG_LINES_MAX, FAILURES_SECONDS)
 
-    def count(self, address: str) -> None:
-        """One more; too many of them are an error of their own.
+    def count(self, key: str) -> None:
+        """Count one more; too many of them are an error of their own.
 
-        A right token is never refused for the wrong ones of others at the same address: nobody can guess 256 bits,
-        and whoever shares an address with somebody careless, or hostile, would be locked out.
+        A right token is never refused for the wrong ones of others at the same address: nobody can guess 256 bits, and
+        a caller who shares an address with a careless or hostile one would be locked out.
         """
-        key, now = _network(address), time.monotonic()
+        now = time.monotonic()
         since, failures = self._counted.pop(key, (now, 0))
         if now - since >= FAILURES_SECONDS:
             since, failures = now, 0
         self._counted[key] = (since, failures + 1)
-        while len(self._counted) > ADDRESSES_MAX:
+        while len(self._counted) > CLIENTS_MAX:
             self._counted.popitem(last=False)
+        if failures == 0:
+            self._log.warning("a wrong token came from %s", key)
+        if failures == FAILURES_MAX:
+            self._log.warning(
+                "%d wrong tokens came from %s within %d s; the next ones are answered with 429",
+                failures,
+                key,
+                round(FAILURES_SECONDS),
+            )
         if failures >= FAILURES_MAX:
             _refuse(since + FAILURES_SECONDS - now)
+
+
+class Throttled:
+    """Warnings, at most some within a time. What is left out is counted, and said with the first one afterwards."""
+
+    def __init__(self, lines: int, seconds: float) -> None:
+        self._lines = lines
+        self._seconds = seconds
+        self._since = time.monotonic()
+        self._written = 0
+
+    def warning(self, message: str, *values: object) -> None:
+        now = time.monotonic()
+        if now - self._since >= self._seconds:
+            left_out = self._written - self._lines
+            self._since, self._written = now, 0
+            if left_out > 0:
+                logger.warning("%d more warnings like the following one were not logged", left_out)
+        self._written += 1
+        if self._written <= self._lines:
+            logger.warning(message, *values)
 
 
 def _refuse(seconds: float) -> NoReturn:
@@ -214,14 +245,3 @@ def _refuse(seconds: float) -> NoReturn:
         "too many wrong tokens came from this address; try again later",
         headers={"Retry-After": str(max(1, round(seconds)))},
     )
-
-
-def _network(address: str) -> str:
-    """Whoever has one address of IPv6 has all of its network."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
-        return str(ipaddress.ip_network((parsed, 64), strict=False))
-    return address

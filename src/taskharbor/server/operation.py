@@ -27,7 +27,7 @@ class Call:
     params: dict[str, str]
     query: Any
     body: Any
-    allowed: Callable[[], Awaitable[None]]  # raises why it may not pass any more, for what takes long
+    allowed: Callable[[], Awaitable[object]]  # raises why it may not pass any more, for what takes long
 
 
 Handle = Callable[[Call], Awaitable[Response]]
