@@ -66,18 +66,25 @@ class PausingSession(Session):
 
 
 class PausingCallersSession(CallersSession):
-    """The same on the connection of a caller: stops before it looks where the jobs that exist are."""
+    """The same on the connection of a caller: stops before it holds the jobs that exist, or looks where they are."""
 
     def __init__(self, connection: asyncpg.Connection, driver: PostgresDriver) -> None:
         super().__init__(caller_of(connection), driver._sql, driver.schema, notify=False)
         self.stopped = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def rows(self, name: str, *arguments: Any) -> list[Any]:
-        if name == "places":
+    async def _pass(self, name: str) -> None:
+        if name in ("hold_members", "places"):
             self.stopped.set()
             await self.go_on.wait()
+
+    async def rows(self, name: str, *arguments: Any) -> list[Any]:
+        await self._pass(name)
         return await super().rows(name, *arguments)
+
+    async def do(self, name: str, *arguments: Any) -> None:
+        await self._pass(name)
+        await super().do(name, *arguments)
 
 
 class Race:

@@ -55,56 +55,6 @@ async def _depending(race: Race, session: Session, member: str) -> str:
 
 
 @race
-async def test_dependant_of_a_job_that_is_being_settled_sees_the_success(race: Race) -> None:
-    """It waits for the settle, and need not wait for the job."""
-    token, job = await race.running()
-    dependant = race.new(depends_on=(job.id,))
-    async with race.transaction() as session:
-        await settle.settle(session, [success(token, job)])
-        enqueueing = await begun(race.driver.enqueue([dependant], now=NOW), race)
-    assert [answer.state for answer in await enqueueing] == [State.READY]
-
-
-@race
-async def test_settle_of_a_job_that_somebody_is_about_to_depend_on_releases_it(race: Race) -> None:
-    """The dependant is not to be seen before its commit: the settle waits for that."""
-    token, job = await race.running()
-    async with race.transaction() as session:
-        waiting = await _depending(race, session, job.id)
-        settling = await begun(race.driver.settle([success(token, job)], now=NOW), race)
-    [settled] = await settling
-    assert (settled.answer, settled.released) == (Answer.DONE, (waiting,))
-    assert await race.state(waiting) is State.READY
-
-
-@race
-async def test_job_that_somebody_is_about_to_depend_on_is_not_claimed_meanwhile(race: Race) -> None:
-    """Or it might be claimed and settled before its dependant can be seen."""
-    member = await race.ready()
-    async with race.transaction() as session:
-        waiting = await _depending(race, session, member)
-        assert (await race.claim())[1].jobs == []
-    token, claim = await race.claim()
-    [settled] = await race.driver.settle([success(token, claim.jobs[0])], now=NOW)
-    assert settled.released == (waiting,)
-
-
-@race
-async def test_member_claimed_between_looking_and_locking_is_looked_for_again(race: Race) -> None:
-    """The barrier stands after the look: the lock finds nothing, and the new place is locked instead."""
-    member = await race.ready()
-    async with race.transaction() as session:
-        session.stop_before = "hold_members"
-        enqueueing = asyncio.ensure_future(_depending(race, session, member))
-        await session.stopped.wait()
-        token, claim = await race.claim()
-        session.go_on.set()
-        waiting = await enqueueing
-        settling = await begun(race.driver.settle([success(token, claim.jobs[0])], now=NOW), race)
-    assert (await settling)[0].released == (waiting,)
-
-
-@race
 async def test_delete_of_a_job_that_somebody_is_about_to_depend_on_is_a_conflict(race: Race) -> None:
     """The dependant holds the job's row: whoever deletes it looks for dependants after the wait."""
     token, job = await race.running()
@@ -203,9 +153,9 @@ async def test_child_whose_key_is_being_stored_is_that_job_and_the_settle_succee
 # The barrier stands between two looks: the first one finds the job that exists, the second one finds it gone.
 
 
-async def _enqueued_around_a_prune(race: Race, *jobs: NewJob) -> list[Enqueued]:
+async def _enqueued_around_a_prune(race: Race, *jobs: NewJob, before: str = "places") -> list[Enqueued]:
     async with race.transaction() as session:
-        session.stop_before = "places"
+        session.stop_before = before
         enqueueing = asyncio.ensure_future(enqueue.enqueue(session, jobs))
         await session.stopped.wait()
         await race.prune()
@@ -248,7 +198,7 @@ async def test_dependant_of_a_key_that_is_pruned_at_that_moment_waits_for_the_ne
     await race.done(idempotency_key="k")
     first = race.new(idempotency_key="k")
     second = race.new(depends_on=(first.id,))
-    answers = await _enqueued_around_a_prune(race, first, second)
+    answers = await _enqueued_around_a_prune(race, first, second, before="hold_members")
     assert [answer.existed for answer in answers] == [False, False]
     assert (await race.state(first.id), await race.state(second.id)) == (State.READY, State.WAITING)
 

@@ -343,6 +343,15 @@ class Driver(ABC):
         Which, the first to expire first; and then, by id, the dependants that ended with them.
         """
 
+    async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
+        """Release or cancel the dependants that a member's end missed, since they were being stored at that moment.
+
+        At most `limit` dependencies are looked at. Gives the jobs that it released or cancelled, by id. Only a store
+        in which a producer's transaction stays open beside settles has anything to do here; each worker asks about
+        once a second.
+        """
+        return []
+
     @abstractmethod
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
         """Delete at most `limit` jobs that came to one of these terminal states before the instant given.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
 from taskharbor.collecting import COLLECT_SECONDS, Collector
 from taskharbor.errors import StoreError
+from taskharbor.job import State
 from taskharbor.worker.outage import Outages
 from taskharbor.worker.report import Reporter
 
@@ -19,6 +20,7 @@ PRUNE_EVERY = 105  # about a minute
 PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
 PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
+CATCH_UP_BATCH = 1_000
 _COMPLAINT = "maintenance has to wait"
 
 
@@ -51,6 +53,7 @@ class Maintenance:
             rounds += 1
             try:
                 await self.collect()
+                await self.catch_up()
                 if rounds % EXPIRE_EVERY == 0:
                     await self.expire()
                 if pruning or rounds % PRUNE_EVERY == 0:
@@ -66,11 +69,18 @@ class Maintenance:
         await self._before_collecting()
         await self._collector.collect()
 
+    async def catch_up(self) -> None:
+        """Release or cancel the dependants that a job's end could not see yet."""
+        await self._tell_cancelled(await self._driver.catch_up(CATCH_UP_BATCH))
+
     async def expire(self) -> None:
         """Cancel what was not begun in time."""
         while expired := await self._driver.expire(EXPIRE_BATCH):
-            for record in await self._driver.get(expired):
-                if record is not None:
-                    self._reporter.expired(record)
+            await self._tell_cancelled(expired)
             if len(expired) < EXPIRE_BATCH:
                 break
+
+    async def _tell_cancelled(self, ids: Sequence[str]) -> None:
+        for record in await self._driver.get(ids) if ids else ():
+            if record is not None and record.state is State.CANCELLED:
+                self._reporter.expired(record)

@@ -198,6 +198,7 @@ class Shift:
 
     async def _tidy_up(self) -> None:
         await self._maintenance.collect()
+        await self._maintenance.catch_up()
         await self._maintenance.expire()
 
     async def work(self, until_drained: bool) -> None:

@@ -13,13 +13,13 @@ from msgspec import structs
 
 from taskharbor.calling import import_ahead, in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
     Check,
     Claim,
     ClaimRequest,
+    Delete,
     Driver,
     Enqueued,
     ExpiredLease,
@@ -259,6 +259,12 @@ class PostgresDriver(Driver):
             return []
         return await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now, prompt=True)
 
+    async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
+        rows = await self._run(Lane.REST, lambda s: s.rows("catch_up", limit, s.given_now), now, prompt=True)
+        if rows:
+            self._news.tell(urgent=any(row["released"] for row in rows))
+        return sorted(row["id"] for row in rows)
+
     async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
         await self._transact(Lane.REST, lambda s: leases.outlive(s, token, jobs), prompt=True)
 
@@ -346,10 +352,10 @@ class PostgresDriver(Driver):
             if not left:
                 return
             await asyncio.sleep(0)
-        they = agreeing(len(left), "it", "they")
-        raise StoreUnavailable(
-            f"{counted(len(left), 'job')} moved faster than {they} could be changed; try again"
-        )
+            if isinstance(operation, Delete):
+                held = [ids[position] for position in left]
+                await self._run(Lane.REST, lambda s, h=held: s.rows("wait_for_jobs", h))  # type: ignore[misc]
+        raise StoreUnavailable(f"{len(left)} jobs moved faster than they could be changed; try again")
 
     async def pause(self, queue: str, paused: bool) -> None:
         await self._run(Lane.REST, lambda s: s.do("pause" if paused else "resume", queue))

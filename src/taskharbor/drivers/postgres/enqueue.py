@@ -218,15 +218,18 @@ async def _insert_jobs(session: Session, fresh: Sequence[NewJob], now: int) -> b
 
 async def _place(session: Session, batch: _Batch, members: dict[str, Found], now: int) -> set[str]:
     """Into the order, or, if some that a job depends on have not succeeded, to those that wait: which ones."""
-    dependencies: list[tuple[str, int, str, bool, bool]] = []
+    dependencies: list[tuple[object, ...]] = []
     waiting: list[NewJob] = []
     ready: list[NewJob] = []
     for job in batch.fresh:
         satisfied = True
         for position, given in enumerate(job.depends_on):
             member = batch.standing.get(given, given)
-            done = member in members and members[member].place.state is State.SUCCEEDED
-            dependencies.append((job.id, position, member, done, job.ends_with_members))
+            state = members[member].place.state if member in members else None  # None: stored just now
+            done = state is State.SUCCEEDED
+            late = state is not None and not done  # it may end before anybody can see who waits for it
+            was_ended = state in (State.DEAD, State.CANCELLED)
+            dependencies.append((job.id, position, member, done, job.ends_with_members, late, was_ended))
             satisfied = satisfied and done
         (ready if satisfied else waiting).append(job)
     if dependencies:
@@ -269,30 +272,24 @@ def columns(rows: Sequence[tuple[object, ...]]) -> Iterable[list[object]]:
 
 
 async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found] | None:
-    """The stored jobs that fresh ones depend on, kept where they are until this transaction ends.
+    """Find the stored jobs that fresh ones depend on, once this transaction keeps them from being deleted.
 
     None if one that stands for a job of the batch has been deleted since the batch was resolved.
 
-    A member that is settled between our looking and our commit would look for its dependants before they
-    can be seen, and they would wait for ever. So whatever its next step is, it must wait for us: the row
-    that the step would change is locked, and then looked at again, in a new snapshot.
+    Nothing else waits for this transaction. A member may go on and end meanwhile, and cannot see who depends on it:
+    such a dependency is marked as late, and a worker's sweep looks at it again (`catch_up`).
     """
     fresh = {job.id for job in batch.fresh}
     wanted = sorted({batch.standing.get(m, m) for job in batch.fresh for m in job.depends_on} - fresh)
     if not wanted:
         return {}
-    held: dict[str, tuple[object, ...]] = {}
-    for _ in range(RACES_MAX):
-        members = await places.find(session, wanted)
-        if not members.keys() >= set(batch.standing.values()).intersection(wanted):
-            return None
-        _refuse_unknown(batch, members, fresh)
-        spots = {job_id: _spot(found) for job_id, found in members.items()}
-        if spots == held:
-            return members
-        await _lock_spots(session, members)
-        held = spots
-    raise outrun()
+    # By a function of the schema's owner: locking takes a right to change things, which no producer has.
+    await session.do("hold_members", [job_id for job_id in wanted if places.is_id(job_id)])
+    members = await places.find(session, wanted)
+    if not members.keys() >= set(batch.standing.values()).intersection(wanted):
+        return None
+    _refuse_unknown(batch, members, fresh)
+    return members
 
 
 def _refuse_unknown(batch: _Batch, members: dict[str, Found], fresh: set[str]) -> None:
@@ -304,31 +301,3 @@ def _refuse_unknown(batch: _Batch, members: dict[str, Found], fresh: set[str]) -
                     f"job {job.id} depends on {member}, which is neither stored nor enqueued with it; "
                     "enqueue that one first, or both in one call"
                 )
-
-
-def _spot(found: Found) -> tuple[object, ...]:
-    """The row that the job's next step would change."""
-    place = found.place
-    # Which of these two it is, is a matter of time.
-    state = State.READY if place.state is State.SCHEDULED else place.state
-    return (state, place.token, place.number, place.run_at, place.suspect, found.row["priority"])
-
-
-async def _lock_spots(session: Session, members: dict[str, Found]) -> None:
-    """By a function of the schema's owner: locking takes a right to change things, which no producer has."""
-    by_state: dict[State, list[Found]] = {}
-    for job_id in sorted(members):
-        by_state.setdefault(members[job_id].place.state, []).append(members[job_id])
-    ready = [
-        (f.place.suspect, f.row["queue"], -f.row["priority"], f.place.run_at, f.id)
-        for state in (State.READY, State.SCHEDULED)
-        for f in by_state.get(state, ())
-    ]
-    await session.do(
-        "hold_members",
-        sorted({found.place.token for found in members.values() if found.place.token is not None}),
-        sorted(members),
-        *(columns(ready) if ready else ([], [], [], [], [])),
-        [found.id for found in by_state.get(State.WAITING, ())],
-        [found.id for state in (State.DEAD, State.CANCELLED) for found in by_state.get(state, ())],
-    )

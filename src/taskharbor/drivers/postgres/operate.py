@@ -68,6 +68,7 @@ class _Operating:
         self._operation = operation
         self._now = 0
         self._locked: set[str] = set()  # tokens
+        self._held: set[str] | None = None  # jobs, if only some could be had
         self._tally: Counter[tuple[str, str]] = Counter()
         self._kept = workflows.Kept(session)
         self._needed: set[str] = set()  # jobs that somebody depended on when we began
@@ -89,6 +90,8 @@ class _Operating:
             if job_id not in found:
                 answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
                 continue
+            if self._held is not None and job_id not in self._held:
+                continue  # somebody is about to depend on it, or is changing it
             state = found[job_id].place.state
             verdict: Verdict | None = Verdict.CONFLICT
             if allows(state, self._operation):
@@ -124,7 +127,10 @@ class _Operating:
             tokens = [row["token"] for row in await session.rows("leases_naming", known)]
             if tokens:
                 self._locked = {row["token"] for row in await session.rows("lock_leases", sorted(tokens))}
-        await session.rows("lock_jobs", known)
+        if isinstance(self._operation, Delete):
+            self._held = {row["id"] for row in await session.rows("try_lock_jobs", known)}
+        else:
+            await session.rows("lock_jobs", known)
 
     async def _do(self, job: Found) -> Verdict | None:
         """None, with nothing done, if the job is no longer where it was found."""

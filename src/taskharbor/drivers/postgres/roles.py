@@ -62,10 +62,13 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
     "settle_successes": frozenset({Role.WORKER}),
     "settle_and_release": frozenset({Role.WORKER}),
     "release_dependants": frozenset({Role.WORKER}),
+    "release_satisfied": frozenset({Role.WORKER}),
+    "catch_up": frozenset({Role.WORKER}),
     "results_of": frozenset({Role.WORKER}),
     "members_of": frozenset(Role),
     "cancel_jobs": frozenset({Role.WORKER, Role.ADMIN}),
     "cancel_dependants": frozenset({Role.WORKER, Role.ADMIN}),
+    "cancel_waiting": frozenset({Role.WORKER, Role.ADMIN}),
     "restore_dependants": frozenset({Role.WORKER, Role.ADMIN}),
     **dict.fromkeys(
         (

@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.clock import Clock, SystemClock, seconds_to_micros
-from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Driver
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
@@ -175,8 +174,7 @@ class Supervisor:
             and not child.retiring.is_set()
             and child.stuck_seconds is None
         ]
-        asked = counted(self._settings.processes, "worker process", "worker processes")
-        detail = f"{len(at_work)} of {asked} {agreeing(len(at_work), 'is', 'are')} at work"
+        detail = f"{len(at_work)} of {self._settings.processes} worker processes are at work"
         return Health(bool(at_work), detail)
 
     def _health_signs(self) -> list[Any]:

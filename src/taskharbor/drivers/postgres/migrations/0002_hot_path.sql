@@ -247,8 +247,8 @@ BEGIN
     IF v_live < cardinality(p_tokens) THEN
         RETURN NULL;
     END IF;
-    -- Who adds a dependant locks the lease of what it depends on: from here on, nobody can. Also one that was
-    -- cancelled meanwhile counts: it may be requeued, and must find what has succeeded.
+    -- Also a dependant that was cancelled meanwhile counts: it may be requeued, and must find what has succeeded. One
+    -- whose transaction is still open cannot be seen here: catch_up finds it.
     IF EXISTS (SELECT FROM {schema}.dependencies WHERE NOT done)
        AND EXISTS (SELECT FROM {schema}.dependencies WHERE NOT done AND member_id = ANY (p_ids)) THEN
         RETURN NULL;

@@ -14,6 +14,14 @@ CREATE TABLE {schema}.workflows (
 -- Whether the job is cancelled when this member of it ends without success.
 ALTER TABLE {schema}.dependencies ADD COLUMN fatal boolean NOT NULL DEFAULT false;
 
+-- A producer's transaction may stay open while the jobs that its new ones depend on go on and end; those that end then
+-- cannot see who will wait for them. So a dependency on a job that was stored before is late until a worker's sweep
+-- (`catch_up`) has looked at it one time: was_ended says whether the member had ended without success when the
+-- dependant was added, which then waits for a retry, as ever.
+ALTER TABLE {schema}.dependencies
+    ADD COLUMN late boolean NOT NULL DEFAULT false, ADD COLUMN was_ended boolean NOT NULL DEFAULT false;
+CREATE INDEX dependencies_late ON {schema}.dependencies (job_id) WHERE late;
+
 -- What a job still waits for: whether anything, without looking at the thousands it waits for no more. (Whom an
 -- unfinished job depends on is found by dependencies_member.)
 CREATE INDEX dependencies_unmet ON {schema}.dependencies (job_id) WHERE NOT done;
@@ -23,6 +31,31 @@ DROP INDEX {schema}.dependencies_open;
 ALTER TABLE {schema}.dependencies SET (
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
+
+-- Those of these that wait, and whose jobs' rows the caller has locked, are cancelled with what they depend on. Gives
+-- those that were.
+CREATE FUNCTION {schema}.cancel_waiting(p_ids uuid[], p_now timestamptz) RETURNS uuid[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_cancelled uuid[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.waiting AS w WHERE w.job_id = ANY (p_ids) RETURNING w.*
+    ), ended AS (
+        INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
+        SELECT g.job_id, 'cancelled', 'dependency', p_now, g.number, g.attempts, g.delivery FROM gone AS g
+    ), tallied AS (
+        INSERT INTO {schema}.tallies (queue, state, jobs)
+        SELECT j.queue, 'cancelled', count(*)
+        FROM gone AS g CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = g.job_id LIMIT 1) AS j
+        GROUP BY j.queue
+    )
+    SELECT array_agg(g.job_id) INTO v_cancelled FROM gone AS g;
+    RETURN v_cancelled;
+END
+$$;
 
 -- These have ended without success: whoever waits for one of them and ends with it is cancelled, and so on. Gives
 -- those that were.
@@ -41,19 +74,10 @@ BEGIN
         SELECT array_agg(DISTINCT d.job_id) INTO v_concerned FROM {schema}.dependencies AS d
         WHERE d.member_id = ANY (v_ended) AND d.fatal AND NOT d.done;
         EXIT WHEN v_concerned IS NULL;
-        PERFORM FROM {schema}.jobs WHERE id = ANY (v_concerned) ORDER BY id FOR UPDATE;
-        WITH gone AS (
-            DELETE FROM {schema}.waiting AS w WHERE w.job_id = ANY (v_concerned) RETURNING w.*
-        ), ended AS (
-            INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
-            SELECT g.job_id, 'cancelled', 'dependency', p_now, g.number, g.attempts, g.delivery FROM gone AS g
-        ), tallied AS (
-            INSERT INTO {schema}.tallies (queue, state, jobs)
-            SELECT j.queue, 'cancelled', count(*)
-            FROM gone AS g CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = g.job_id LIMIT 1) AS j
-            GROUP BY j.queue
-        )
-        SELECT array_agg(g.job_id) INTO v_ended FROM gone AS g;
+        PERFORM FROM {schema}.jobs WHERE id = ANY (v_concerned) ORDER BY id FOR NO KEY UPDATE;
+        UPDATE {schema}.dependencies AS d SET late = false
+        WHERE d.late AND d.job_id = ANY (v_concerned) AND d.member_id = ANY (v_ended);
+        v_ended := {schema}.cancel_waiting(v_concerned, p_now);
         EXIT WHEN v_ended IS NULL;
         RETURN QUERY SELECT unnest(v_ended);
     END LOOP;
@@ -75,7 +99,7 @@ BEGIN
         WHERE d.member_id = ANY (v_again)
           AND EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id AND e.reason = 'dependency');
         EXIT WHEN v_concerned IS NULL;
-        PERFORM FROM {schema}.jobs WHERE id = ANY (v_concerned) ORDER BY id FOR UPDATE;
+        PERFORM FROM {schema}.jobs WHERE id = ANY (v_concerned) ORDER BY id FOR NO KEY UPDATE;
         WITH gone AS (
             DELETE FROM {schema}.ended AS e
             WHERE e.job_id = ANY (v_concerned) AND e.reason = 'dependency' AND NOT EXISTS (
@@ -137,6 +161,31 @@ BEGIN
 END
 $$;
 
+-- Those of these that wait, and for nobody any more, go into the order; the caller has locked their jobs' rows. Gives
+-- them.
+CREATE FUNCTION {schema}.release_satisfied(p_ids uuid[]) RETURNS uuid[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_released uuid[];
+BEGIN
+    WITH released AS (
+        DELETE FROM {schema}.waiting AS w WHERE w.job_id = ANY (p_ids)
+          AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.job_id = w.job_id AND NOT d.done)
+        RETURNING w.*
+    ), placed AS (
+        INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at,
+                                    delivery)
+        SELECT false, j.queue, -j.priority, j.run_at, j.id, r.number, r.attempts, r.first_number, r.expires_at,
+               r.delivery
+        FROM released AS r CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = r.job_id LIMIT 1) AS j
+    )
+    SELECT array_agg(r.job_id) INTO v_released FROM released AS r;
+    RETURN v_released;
+END
+$$;
+
 -- These have succeeded: those for whom one of them was the last to wait for go into the order. Gives them, each with
 -- every one of these that it depends on.
 --
@@ -155,20 +204,9 @@ BEGIN
     IF v_dependants IS NULL THEN
         RETURN;
     END IF;
-    PERFORM FROM {schema}.jobs AS j WHERE j.id = ANY (v_dependants) ORDER BY j.id FOR UPDATE;
-    UPDATE {schema}.dependencies AS d SET done = true WHERE d.member_id = ANY (p_members) AND NOT d.done;
-    WITH released AS (
-        DELETE FROM {schema}.waiting AS w WHERE w.job_id = ANY (v_dependants)
-          AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.job_id = w.job_id AND NOT d.done)
-        RETURNING w.*
-    ), placed AS (
-        INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at,
-                                    delivery)
-        SELECT false, j.queue, -j.priority, j.run_at, j.id, r.number, r.attempts, r.first_number, r.expires_at,
-               r.delivery
-        FROM released AS r CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = r.job_id LIMIT 1) AS j
-    )
-    SELECT array_agg(r.job_id) INTO v_released FROM released AS r;
+    PERFORM FROM {schema}.jobs AS j WHERE j.id = ANY (v_dependants) ORDER BY j.id FOR NO KEY UPDATE;
+    UPDATE {schema}.dependencies AS d SET done = true, late = false WHERE d.member_id = ANY (p_members) AND NOT d.done;
+    v_released := {schema}.release_satisfied(v_dependants);
     IF v_released IS NOT NULL THEN
         RETURN QUERY SELECT d.job_id::text, d.member_id::text FROM {schema}.dependencies AS d
         WHERE d.member_id = ANY (p_members) AND d.job_id = ANY (v_released);
@@ -229,11 +267,86 @@ BEGIN
     INSERT INTO {schema}.tallies (queue, state, jobs)
     SELECT t.queue, 'succeeded', t.jobs FROM unnest(p_tally_queues, p_tally_counts) AS t (queue, jobs);
     RETURN QUERY SELECT v_now, NULL::text, NULL::text;
-    -- Who adds a dependant locks the lease of what it depends on: from here on, nobody can. Also one that was
-    -- cancelled meanwhile counts: it may be requeued, and must find what has succeeded.
+    -- Also a dependant that was cancelled meanwhile counts: it may be requeued, and must find what has succeeded. One
+    -- whose transaction is still open cannot be seen here: catch_up finds it.
     IF EXISTS (SELECT FROM {schema}.dependencies AS d WHERE NOT d.done) THEN
         RETURN QUERY SELECT NULL::timestamptz, r.id, r.member FROM {schema}.release_dependants(p_ids) AS r;
     END IF;
+END
+$$;
+
+-- The sweep over late dependencies: what their members have come to meanwhile is done now. Gives the jobs that it released,
+-- and those that it cancelled. Without a late one it is one probe of an index.
+--
+-- A late dependency can be seen once its transaction has committed. Whoever ends the member from then on sees it. What is
+-- in doubt is an ending that looked for dependants before that and has not committed yet. Such a one holds the member's
+-- lease (a settle) or its job's row (an operator, its age, a member of its own): where either is locked, the dependency stays late, and the
+-- next sweep looks again. A lease that is claimed in between is settled later than all this. Nothing here waits for
+-- anybody, but for the row locks of those that a cancelled dependant takes along.
+CREATE FUNCTION {schema}.catch_up(p_limit integer, p_now timestamptz)
+RETURNS TABLE (id text, released boolean) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz;
+    v_seen uuid[];        -- dependants
+    v_dependants uuid[];  -- those of them that are locked here
+    v_members uuid[];
+    v_naming text[];      -- leases that name a member
+    v_quiet text[];       -- those of them that nobody settles at this instant
+    v_known uuid[];       -- members that nobody is ending at this instant
+    v_doomed uuid[];
+    v_ids uuid[];
+BEGIN
+    SELECT array_agg(DISTINCT l.job_id), array_agg(DISTINCT l.member_id) INTO v_seen, v_members
+    FROM (SELECT * FROM {schema}.dependencies AS d WHERE d.late ORDER BY d.job_id LIMIT p_limit) AS l;
+    IF v_seen IS NULL THEN
+        RETURN;
+    END IF;
+    SELECT coalesce(array_agg(c.token), '{}') INTO v_naming FROM {schema}.claims AS c WHERE c.ids && v_members;
+    SELECT coalesce(array_agg(k.token), '{}') INTO v_quiet FROM (
+        SELECT l.token FROM {schema}.leases AS l WHERE l.token = ANY (v_naming) FOR SHARE SKIP LOCKED
+    ) AS k;
+    SELECT coalesce(array_agg(k.id), '{}') INTO v_known FROM (
+        SELECT j.id FROM {schema}.jobs AS j WHERE j.id = ANY (v_members) FOR SHARE SKIP LOCKED
+    ) AS k;
+    SELECT coalesce(array_agg(k.id), '{}') INTO v_dependants FROM (
+        SELECT j.id FROM {schema}.jobs AS j WHERE j.id = ANY (v_seen) FOR NO KEY UPDATE SKIP LOCKED
+    ) AS k;
+    SELECT coalesce(array_agg(m), '{}') INTO v_known FROM unnest(v_known) AS m WHERE NOT EXISTS (
+        SELECT FROM {schema}.claims AS c
+        WHERE c.token = ANY (v_naming) AND c.token <> ALL (v_quiet) AND c.ids @> ARRAY[m]
+    );
+    v_now := coalesce(p_now, clock_timestamp());
+
+    UPDATE {schema}.dependencies AS d SET done = true, late = false
+    WHERE d.late AND d.job_id = ANY (v_dependants) AND EXISTS (
+        SELECT FROM (
+            SELECT * FROM {schema}.attempts AS a WHERE a.job_id = d.member_id ORDER BY a.number DESC LIMIT 1
+        ) AS a WHERE a.status = 'succeeded' AND a.next_at IS NULL
+    );
+    v_ids := {schema}.release_satisfied(v_dependants);
+    RETURN QUERY SELECT i::text, true FROM unnest(v_ids) AS i;
+
+    WITH looked AS (
+        UPDATE {schema}.dependencies AS d SET late = false
+        WHERE d.late AND d.job_id = ANY (v_dependants) AND (
+            d.member_id = ANY (v_known) OR EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.member_id)
+            OR NOT EXISTS (SELECT FROM {schema}.jobs AS j WHERE j.id = d.member_id)
+        )
+        RETURNING d.job_id, d.member_id, d.fatal AND NOT d.was_ended AS may_end
+    )
+    SELECT array_agg(DISTINCT l.job_id) INTO v_doomed FROM looked AS l
+    WHERE l.may_end AND EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = l.member_id);
+    IF v_doomed IS NOT NULL THEN
+        v_ids := {schema}.cancel_waiting(v_doomed, v_now);
+        RETURN QUERY SELECT i::text, false FROM unnest(v_ids) AS i;
+        RETURN QUERY SELECT c::text, false FROM {schema}.cancel_dependants(v_ids, v_now) AS c;
+    END IF;
+    -- Rows about jobs that do not exist are somebody's hand, and must not stand before the others.
+    UPDATE {schema}.dependencies AS d SET late = false
+    WHERE d.late AND d.job_id = ANY (v_seen) AND NOT EXISTS (SELECT FROM {schema}.jobs AS j WHERE j.id = d.job_id);
 END
 $$;
 
@@ -256,7 +369,7 @@ BEGIN
     -- In the order in which everybody locks: leases by token, then jobs by id.
     SELECT coalesce(array_agg(c.token), '{}') INTO v_tokens FROM {schema}.claims AS c WHERE c.ids && p_ids;
     PERFORM FROM {schema}.leases AS l WHERE l.token = ANY (v_tokens) ORDER BY l.token FOR NO KEY UPDATE;
-    PERFORM FROM {schema}.jobs AS j WHERE j.id = ANY (p_ids) ORDER BY j.id FOR UPDATE;
+    PERFORM FROM {schema}.jobs AS j WHERE j.id = ANY (p_ids) ORDER BY j.id FOR NO KEY UPDATE;
     v_now := coalesce(p_now, clock_timestamp());
     -- The rows of their places go; one that has gone already was claimed or released by somebody.
     WITH keys AS MATERIALIZED (

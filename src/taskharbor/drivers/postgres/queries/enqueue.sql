@@ -92,12 +92,12 @@ INSERT INTO {schema}.waiting (job_id, number, attempts, first_number, expires_at
 SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::timestamptz[], $6::text[])
 
 -- name: insert_dependencies
-INSERT INTO {schema}.dependencies (job_id, position, member_id, done, fatal)
-SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[]::uuid[], $4::boolean[], $5::boolean[])
+INSERT INTO {schema}.dependencies (job_id, position, member_id, done, fatal, late, was_ended)
+SELECT * FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[]::uuid[], $4::boolean[], $5::boolean[], $6::boolean[],
+                     $7::boolean[])
 
 -- name: insert_tags
 INSERT INTO {schema}.tags (tag, job_id) SELECT * FROM unnest($1::text[], $2::text[]::uuid[]) ON CONFLICT DO NOTHING
 
 -- name: hold_members
-SELECT {schema}.hold_members($1::text[], $2::text[]::uuid[], $3::boolean[], $4::text[], $5::smallint[],
-                             $6::timestamptz[], $7::text[]::uuid[], $8::text[]::uuid[], $9::text[]::uuid[])
+SELECT {schema}.hold_members($1::text[]::uuid[])

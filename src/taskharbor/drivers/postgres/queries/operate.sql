@@ -160,15 +160,17 @@ SELECT o.id::text AS id, clock.now FROM clock CROSS JOIN LATERAL (
 -- name: expire
 -- Those of them that nobody is claiming, releasing or changing at this instant; the others are no longer overdue,
 -- or will be found again.
-WITH placed AS (
+WITH held AS MATERIALIZED (
+    SELECT j.id FROM {schema}.jobs AS j WHERE j.id = ANY ($1::text[]::uuid[]) ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
+), placed AS (
     DELETE FROM {schema}.ready WHERE ctid = ANY (ARRAY(
         SELECT r.ctid FROM {schema}.ready AS r
-        WHERE r.id = ANY ($1::text[]::uuid[]) AND r.expires_at <= $2 FOR UPDATE SKIP LOCKED
+        WHERE r.id = ANY (ARRAY(SELECT held.id FROM held)) AND r.expires_at <= $2 FOR UPDATE SKIP LOCKED
     )) RETURNING id, number, attempts, delivery
 ), waited AS (
     DELETE FROM {schema}.waiting WHERE job_id = ANY (ARRAY(
         SELECT w.job_id FROM {schema}.waiting AS w
-        WHERE w.job_id = ANY ($1::text[]::uuid[]) AND w.expires_at <= $2 FOR UPDATE SKIP LOCKED
+        WHERE w.job_id = ANY (ARRAY(SELECT held.id FROM held)) AND w.expires_at <= $2 FOR UPDATE SKIP LOCKED
     )) RETURNING job_id AS id, number, attempts, delivery
 ), gone AS (
     SELECT * FROM placed UNION ALL SELECT * FROM waited
@@ -211,8 +213,12 @@ SELECT * FROM (
     ) AS x
 ) AS p ORDER BY p.finished_at, p.id::uuid LIMIT $4
 
+-- name: wait_for_jobs
+-- Before one that is to be deleted is looked for again: by itself, so that nobody waits for who waits here.
+SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR UPDATE
+
 -- name: try_lock_jobs
--- Pruning waits for nobody.
+-- Deleting and pruning hold leases meanwhile, and so wait for nobody.
 SELECT id::text FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR UPDATE SKIP LOCKED
 
 -- name: insert_token

@@ -95,7 +95,8 @@ INSERT INTO {schema}.tallies (queue, state, jobs)
 SELECT queue, state, sum(jobs) FROM old GROUP BY queue, state HAVING sum(jobs) <> 0
 
 -- name: lock_jobs
-SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR UPDATE
+-- Beside a producer that has made jobs depend on these, and has not committed: only what deletes them waits for that.
+SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR NO KEY UPDATE
 
 -- name: release_dependants
 SELECT * FROM {schema}.release_dependants($1::text[]::uuid[])

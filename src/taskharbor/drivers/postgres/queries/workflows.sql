@@ -115,3 +115,6 @@ DELETE FROM {schema}.workflows WHERE id = ANY (ARRAY(
 
 -- name: cancel_jobs
 SELECT * FROM {schema}.cancel_jobs($1::text[]::uuid[], $2)
+
+-- name: catch_up
+SELECT * FROM {schema}.catch_up($1, $2)
