@@ -93,7 +93,7 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.StopRequested,
     ],
     "HTTP jobs": [http_payload],
-    "Retry policies": [taskharbor.RetryPolicy, taskharbor.Decision],
+    "Retry policies": [taskharbor.RetryPolicy, taskharbor.Failure, taskharbor.Decision],
     "Events": [taskharbor.Event],
     "Words": [taskharbor.State, taskharbor.AttemptStatus, taskharbor.Delivery, taskharbor.Reason],
     "Errors": [

@@ -23,6 +23,7 @@ PUBLIC = [
     "Decision",
     "Delivery",
     "Event",
+    "Failure",
     "Harbor",
     "Job",
     "JobCancelled",

@@ -46,7 +46,7 @@ from taskharbor.errors import (
     WorkflowStuck,
 )
 from taskharbor.job import AttemptStatus, Delivery, JobFilter, Progress, Reason, State
-from taskharbor.retry import Decision, RetryPolicy
+from taskharbor.retry import Decision, Failure, RetryPolicy
 
 if TYPE_CHECKING:
     from taskharbor.worker import Worker
@@ -63,6 +63,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "Event",
+    "Failure",
     "Harbor",
     "Job",
     "JobCancelled",

@@ -51,6 +51,7 @@ class Rules(Struct, frozen=True):
     task_max_attempts: int | None = None
     task_policy: Any = UNSET
     delivery: Delivery = Delivery.AT_LEAST_ONCE
+    job: Callable[[], Any] | None = None  # the handle that functions of a policy are given
 
 
 def settle_outcome(
@@ -125,6 +126,7 @@ def _failure(
         task_policy=rules.task_policy,
         worker_policy=rules.worker_policy,
         at_most_once=rules.delivery is Delivery.AT_MOST_ONCE,
+        job=rules.job,
         random=random,
     )
     status = AttemptStatus.TIMED_OUT if failed.timed_out else AttemptStatus.FAILED

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from taskharbor.codec import shorten
+from taskharbor.errors import ConfigurationError
 from taskharbor.retry import RetryPolicy
 
 RETRYABLE_ERRORS = (
@@ -83,3 +85,12 @@ SCHEDULE = RetryPolicy(max_attempts=4, initial=1, maximum=300, multiplier=2, jit
 
 # The first failure is final.
 NONE = RetryPolicy(max_attempts=1, initial=0, maximum=0, multiplier=1, jitter=None)
+
+
+def named(name: str) -> RetryPolicy:
+    """The preset of this name, in capitals or not: `named("email")` is `EMAIL`."""
+    found = globals().get(name.upper())
+    if not isinstance(found, RetryPolicy):
+        names = sorted(each.lower() for each, value in globals().items() if isinstance(value, RetryPolicy))
+        raise ConfigurationError(f"no preset is called {shorten(name)}; the presets are {', '.join(names)}")
+    return found

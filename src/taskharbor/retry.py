@@ -6,11 +6,13 @@ it is documented; the functions it calls are its steps.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from random import random as uniform
 from sys import float_info
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -19,12 +21,16 @@ from taskharbor.codec import clean_text, shorten
 from taskharbor.errors import ConfigurationError, RetryAfter, Unrecoverable
 from taskharbor.job import Reason
 
+if TYPE_CHECKING:
+    from taskharbor.client.handle import Job
+
 __all__ = [
     "MAX_ATTEMPTS",
     "UNSET",
     "Decision",
     "ErrorInfo",
     "ErrorPattern",
+    "Failure",
     "RetryPolicy",
     "TypeName",
     "Uniform",
@@ -35,6 +41,8 @@ __all__ = [
 ]
 
 MAX_ATTEMPTS = 10_000
+
+T = TypeVar("T")
 
 Uniform = Callable[[], float]
 """A source of numbers uniform in [0, 1), such as `random.random`."""
@@ -123,6 +131,7 @@ class Decision(Struct, frozen=True):
     limit: int  # how many failures the run is allowed; 0 when nothing gave it a limit
     delay_seconds: float | None = None
     reason: Reason | None = None
+    problems: tuple[str, ...] = ()  # what functions of the policy got wrong; its own rules stood in for them
 
     @classmethod
     def retry(cls, attempts: int, limit: int, delay_seconds: float) -> Decision:
@@ -137,6 +146,37 @@ class Decision(Struct, frozen=True):
     @property
     def is_dead(self) -> bool:
         return self.reason is not None
+
+
+class Failure(Struct, frozen=True):
+    """A failed attempt, as the functions of a `RetryPolicy` see it.
+
+    The error is known by the names of its types and by its text, wherever the handler ran: `matches` takes what
+    `retry_on` takes.
+    """
+
+    number: int  # which failure of the run it is, from 1
+    limit: int  # how many failures the run is allowed; 0 when nothing gave it a limit
+    info: ErrorInfo
+    job: Job[Any] | None = None  # as it was claimed; None outside of a worker
+
+    @property
+    def error(self) -> str:
+        """The text of the error."""
+        return self.info.text
+
+    @property
+    def type_name(self) -> str:
+        """The name of the error's class."""
+        return self.info.type_name
+
+    def matches(self, *patterns: ErrorPattern) -> bool:
+        """Whether the error is of one of these types, or one of these texts is in its text or type name."""
+        return any(_matches(pattern, self.info, self.info) for pattern in patterns)
+
+
+DelayFunction = Callable[[Failure], "float | timedelta | None"]
+ShouldRetryFunction = Callable[[Failure], "bool | None"]
 
 
 # -- the policy ----------------------------------------------------------------------------------
@@ -162,6 +202,10 @@ class RetryPolicy:
     A job that carries a policy stores it as JSON (`to_dict`). A type cannot be stored, so it becomes its
     name, and matches an error whose type or one of whose type's bases is called so.
 
+    `delay` and `should_retry` are functions of a `Failure`, for a task's or a worker's policy: the first gives the
+    seconds to wait, the second whether to retry; None from either leaves it to the rules above. Code is not stored, so
+    a policy that has them follows the code that the worker runs, and one job cannot be given it.
+
     `dataclasses.replace(policy, max_attempts=3)` gives a changed copy.
     """
 
@@ -172,6 +216,8 @@ class RetryPolicy:
     jitter: float | Literal["full"] | None
     retry_on: tuple[ErrorPattern, ...]
     never_retry_on: tuple[ErrorPattern, ...]
+    delay_function: DelayFunction | None
+    should_retry: ShouldRetryFunction | None
 
     def __init__(
         self,
@@ -184,6 +230,9 @@ class RetryPolicy:
         jitter: float | Literal["full"] | None = 0.2,
         retry_on: Iterable[ErrorPattern] = (),
         never_retry_on: Iterable[ErrorPattern] = (),
+        delay: DelayFunction | None = None,
+        should_retry: ShouldRetryFunction | None = None,
+        delay_function: DelayFunction | None = None,
     ) -> None:
         attempts = resolve_max_attempts(max_attempts, max_retries)
         first = check_seconds(initial, "initial")
@@ -197,6 +246,18 @@ class RetryPolicy:
         assign(self, "jitter", _check_jitter(jitter))
         assign(self, "retry_on", _check_patterns(retry_on, "retry_on"))
         assign(self, "never_retry_on", _check_patterns(never_retry_on, "never_retry_on"))
+        # `delay_function` is the field's own name, which `dataclasses.replace` gives back.
+        assign(
+            self, "delay_function", _check_function(delay if delay is not None else delay_function, "delay")
+        )
+        assign(self, "should_retry", _check_function(should_retry, "should_retry"))
+
+    @property
+    def follows_code(self) -> bool:
+        """Whether a part of it is code, which no job can store: functions, or a class of its own."""
+        return (
+            self.delay_function is not None or self.should_retry is not None or type(self) is not RetryPolicy
+        )
 
     def delay(self, n: int, random: Uniform = uniform) -> float:
         """Seconds to wait after failure number `n` (from 1); finite for any n."""
@@ -299,11 +360,13 @@ def decide_failure(
     task_policy: RetryPolicy | None | UnsetType = UNSET,
     worker_policy: RetryPolicy | None = None,
     at_most_once: bool = False,
+    job: Callable[[], Job[Any]] | None = None,
     random: Uniform = uniform,
 ) -> Decision:
     """What becomes of a job whose attempt failed with `error`, after `failures` earlier ones in this run.
 
-    For a job's or a task's policy, None is "no retries", given explicitly; UNSET is "not given".
+    For a job's or a task's policy, None is "no retries", given explicitly; UNSET is "not given". `job` gives the
+    functions of a policy their job.
     """
     attempts = failures + 1
     policy = policy_in_force(job_policy, task_policy, worker_policy)
@@ -316,12 +379,83 @@ def decide_failure(
         return Decision.dead(attempts, limit, Reason.NOT_RETRYABLE)
     # A handler that asks for a retry has classified its error itself.
     asked = info.retry_after_seconds
+    if policy is not None and policy.follows_code and asked is None:
+        return _decide_by_code(policy, error, Failure(attempts, limit, info, job() if job else None), random)
     if policy is not None and asked is None and not policy.is_retryable(error):
         return Decision.dead(attempts, limit, Reason.NOT_RETRYABLE)
     if policy is None or attempts >= limit:  # a limit of 0 is reached at once
         return Decision.dead(attempts, limit, Reason.EXHAUSTED)
     delay = policy.delay(attempts, random) if asked is None else _bounded(asked)
     return Decision.retry(attempts, limit, delay)
+
+
+def _decide_by_code(
+    policy: RetryPolicy, error: BaseException | ErrorInfo, failure: Failure, random: Uniform
+) -> Decision:
+    """The same rule, where a policy brings code: whatever that does, a decision is made.
+
+    A function that fails, or answers with something else, is a problem to be told of; the policy's own lists and
+    numbers stand in for it.
+    """
+    problems: list[str] = []
+
+    def answer(question: str, ask: Callable[[], T | None], otherwise: Callable[[], T]) -> T:
+        try:
+            given = ask()
+        except BaseException as wrong:  # noqa: BLE001 - even a SystemExit must not lose the job, nor end the worker
+            problems.append(f"{question} failed: {type_name(wrong)}: {_text_of(wrong)}")
+            given = None
+        return otherwise() if given is None else given
+
+    retries = answer(
+        "should_retry",
+        lambda: None if policy.should_retry is None else _checked_verdict(policy.should_retry(failure)),
+        lambda: answer(
+            "is_retryable",
+            lambda: policy.is_retryable(error),
+            lambda: RetryPolicy.is_retryable(policy, error),
+        ),
+    )
+    if not retries:
+        return Decision(failure.number, failure.limit, reason=Reason.NOT_RETRYABLE, problems=tuple(problems))
+    if failure.number >= failure.limit:
+        return Decision(failure.number, failure.limit, reason=Reason.EXHAUSTED, problems=tuple(problems))
+    delay = answer(
+        "delay",
+        lambda: None if policy.delay_function is None else _checked_delay(policy.delay_function(failure)),
+        lambda: answer(
+            "delay",
+            lambda: _checked_delay(policy.delay(failure.number, random)),
+            lambda: RetryPolicy.delay(policy, failure.number, random),
+        ),
+    )
+    return Decision(failure.number, failure.limit, delay_seconds=delay, problems=tuple(problems))
+
+
+def _checked_verdict(given: object) -> bool | None:
+    if given is None or isinstance(given, bool):
+        return given
+    raise ConfigurationError(f"it must return True, False or None, not {_shown_answer(given)}")
+
+
+def _checked_delay(given: object) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, timedelta):
+        given = given.total_seconds()
+    # Not NaN, which equals nothing. Less than nothing is at once, and more than any wait the longest one.
+    if isinstance(given, int | float) and not isinstance(given, bool) and given == given:
+        return float(min(max(0, given), MAX_SECONDS))
+    raise ConfigurationError(
+        f"it must return a number of seconds, a timedelta or None, not {_shown_answer(given)}"
+    )
+
+
+def _shown_answer(given: object) -> str:
+    if inspect.iscoroutine(given):
+        given.close()
+        return "a coroutine; declare it with `def`"
+    return shorten(given)
 
 
 def policy_in_force(
@@ -417,6 +551,31 @@ def _check_jitter(value: float | str | None) -> float | Literal["full"] | None:
             f'jitter must be None, "full", or a fraction from 0 to 1 (0.2: plus or minus 20 %), not {shorten(value)}'
         )
     return float(value) or None
+
+
+def _check_function(function: Any, name: str) -> Any:
+    """A plain function of one argument, or None."""
+    if function is None:
+        return None
+    if not callable(function):
+        raise ConfigurationError(
+            f"{name} must be a function of a Failure, or left out, not {shorten(function)}"
+        )
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+        raise ConfigurationError(
+            f"{name} is asked between two jobs and cannot wait for anything; declare {shorten(function)} with `def`"
+        )
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        raise ConfigurationError(
+            f"{name} is called with one argument, a Failure, and {shorten(function)} cannot be; "
+            f"for example {name}=lambda failure: …"
+        ) from None
+    except ValueError:  # a function in C that does not tell its parameters
+        return function
+    return function
 
 
 def _check_patterns(patterns: Iterable[ErrorPattern], name: str) -> tuple[ErrorPattern, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from taskharbor import State, WorkflowState
-from taskharbor.cli import jobs, upkeep, workflows
+from taskharbor import State, WorkflowState, presets
+from taskharbor.cli import jobs, upkeep, worker, workflows
 from taskharbor.client import filters
 from taskharbor.lifecycle import TERMINAL
+from taskharbor.retry import RetryPolicy
 
 
 def test_the_states_are_the_packages():
@@ -16,3 +17,10 @@ def test_the_states_are_the_packages():
 
 def test_the_longest_page_is_the_packages():
     assert jobs.PAGE_MAX == filters.PAGE_MAX
+
+
+def test_the_policies_of_a_worker_are_the_presets():
+    names = {name.lower() for name, value in vars(presets).items() if isinstance(value, RetryPolicy)}
+    assert (
+        set(worker.POLICIES) == names
+    )  # none is no policy at all, the preset of that name one that ends all

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from taskharbor import State
+from taskharbor import State, presets
 from tests.cli.conftest import COMMAND
 
 
@@ -167,3 +167,31 @@ def test_a_handler_that_does_not_end_ends_the_worker_with_a_status_of_its_own(st
     assert "Traceback" not in err
     assert [str(attempt.status) for attempt in job.history()] == ["timed_out"]
     assert job.refresh().state == "dead"
+
+
+# -- the worker's own policy ---------------------------------------------------------------------
+
+
+def failed(run, harbor, *words, **options):
+    """A job of a task that fails each time, after one execution by a worker with these options."""
+    job = harbor.enqueue("fail", **options)
+    run("worker", "--drain", "--log-level", "error", *words)
+    return job.refresh()
+
+
+def test_retry_names_the_policy_of_jobs_without_one(run, harbor):
+    assert failed(run, harbor, "--retry", "email").state is State.SCHEDULED
+    assert failed(run, harbor, "--retry", "none").state is State.DEAD
+    assert failed(run, harbor, "--retry", "none", retry=presets.EMAIL).state is State.SCHEDULED
+    assert failed(run, harbor, "--retry", "NETWORK").reason == "not_retryable"
+
+
+def test_max_attempts_caps_every_jobs_limit(run, harbor):
+    assert failed(run, harbor, "--max-attempts", "1", max_attempts=9).reason == "exhausted"
+    assert failed(run, harbor, "--max-attempts", "2", max_attempts=9).state is State.SCHEDULED
+    assert failed(run, harbor, "--retry", "standard", "--max-attempts", "1").state is State.DEAD
+
+
+def test_a_cap_without_a_policy_is_refused(run, empty):
+    error = run("worker", "--drain", "--retry", "none", "--max-attempts", "3", code=1).err
+    assert "max_attempts caps the worker's policy, but there is none" in error

@@ -38,6 +38,11 @@ async def note(n: int, seconds: float = 0.0) -> int:
     return n
 
 
+@harbor.task(name="fail")
+async def fail() -> None:
+    raise RuntimeError("out of order")
+
+
 @harbor.task(name="until_released")
 async def until_released(ctx: Context) -> int:
     """Until the file that lets it go on is there."""

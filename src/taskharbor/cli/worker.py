@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskharbor.cli")
 
 LEVELS = ("debug", "info", "warning", "error")
+# Presets, as their names are written here; and no policy at all.
+POLICIES = (
+    *("default", "full_jitter", "conservative", "aggressive", "standard"),
+    *("network", "external_api", "database", "email", "schedule", "none"),
+)
 EXIT_STUBBORN = 75  # "try again later", as sysexits.h says: whoever started the worker should start it again
 
 
@@ -45,6 +50,19 @@ class GivenUp(click.ClickException):
     default="30",
     show_default=True,
     help="How long running jobs may take to end at a shutdown.",
+)
+@click.option(
+    "--retry",
+    type=click.Choice(POLICIES, case_sensitive=False),
+    metavar="PRESET|none",
+    help="The policy of jobs that have none of their own: one of "
+    f"{', '.join(POLICIES[:-1])}; with none their first failure is their last.  [default: the application's]",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(0, 10_000),
+    metavar="N",
+    help="Let no job fail more often in a run, whatever it asks for; 0 lifts the cap.  [default: the policy's]",
 )
 @click.option(
     "--stubborn-seconds",
@@ -113,6 +131,8 @@ def worker(
     concurrency: int,
     lease_seconds: float,
     grace_seconds: float,
+    retry: str | None,
+    max_attempts: int | None,
     stubborn_seconds: float | None,
     handler_max_jobs: int | None,
     http_allow: tuple[str, ...],
@@ -162,6 +182,8 @@ def worker(
         max_memory_mib=max_memory,
         stubborn_seconds=stubborn_seconds,
         handler_max_jobs=handler_max_jobs,
+        retry=retry,
+        max_attempts=max_attempts,
     )
     if processes is not None:
         from taskharbor.cli.supervise import supervise
@@ -187,21 +209,11 @@ def refuse_without_supervisor(options: dict[str, object]) -> None:
 def work_here(session: Session, orders: Orders) -> None:
     """The worker is this process."""
     with session.open(create=True) as harbor:
-        from taskharbor.worker import Worker
+        from taskharbor.worker.supervisor.child import worker_for
 
         if session.app is None:
             offer_builtin(harbor)
-        works = Worker(
-            harbor,
-            queues=orders.queues,
-            concurrency=orders.concurrency,
-            lease_seconds=orders.lease_seconds,
-            grace_seconds=orders.grace_seconds,
-            stubborn_seconds=orders.stubborn_seconds,
-            handler_max_jobs=orders.handler_max_jobs,
-            max_jobs=orders.max_jobs,
-            max_memory_mib=orders.max_memory_mib,
-        )
+        works = worker_for(harbor, orders)
         try:
             if orders.drain:
                 works.drain_sync()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from taskharbor import presets
 from taskharbor.client import everywhere
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.endings import tell_cancelled
@@ -23,6 +24,7 @@ from taskharbor.client.options import (
     OWN_OPTIONS,
     EnqueueOptions,
     checked_options,
+    checked_worker_retry,
     merged,
     new_job,
     refuse_none_of_declared,
@@ -39,6 +41,7 @@ from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.job import JobRecord, NewJob, Recurrence
 from taskharbor.locating import refuse_while_importing
+from taskharbor.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -67,6 +70,9 @@ class Harbor:
 
     `http_allow` opens addresses to HTTP jobs that are closed by default, as $TASKHARBOR_HTTP_ALLOW does:
     `["localhost:8080", "10.1.0.0/16"]`.
+
+    `worker_retry` is the policy of its workers, unless a worker is given one: for jobs that have none of their own, and
+    the cap on every job's limit. None means that without a policy of its own a job's first failure is its last.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Harbor:
         retention: Mapping[str, float | None] | None = None,
         application: str = "default",
         http_allow: Iterable[str] | None = None,
+        worker_retry: RetryPolicy | None = presets.DEFAULT,
     ) -> None:
         if driver is not None and (url is not None or clock is not None):
             raise ConfigurationError(
@@ -90,6 +97,7 @@ class Harbor:
         self.retention = Retention.of(retention)
         self.application = checked_name("application", application)  # whose schedules the code declares
         self.http_allow = _http_allow(http_allow)
+        self.worker_retry = checked_worker_retry(worker_retry, "worker_retry")
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
         self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
         self.jobs = Jobs(self)
@@ -392,7 +400,7 @@ class Declaration:
             raise ConfigurationError(
                 f"{', '.join(sorted(unfit))} belong to one job, not to a task; give them with .using(…)"
             )
-        checked_options(dict(options))  # a wrong one is told where it was written
+        checked_options(dict(options), declared=True)  # a wrong one is told where it was written
 
     @overload
     def __call__(

@@ -83,8 +83,11 @@ def refuse_huge(options: dict[str, Any]) -> None:
             raise ConfigurationError(f"{name} cannot be an integer of {value.bit_length():,} bits")
 
 
-def checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The same options in the store's terms (`NewJob` and `Options` fields), or one clear error."""
+def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[str, Any]:
+    """The same options in the store's terms (`NewJob` and `Options` fields), or one clear error.
+
+    A task's declaration may hold a policy that follows the code; it is not among what its jobs store.
+    """
     refuse_unknown(options)
     refuse_huge(options)
     if options.get("run_at") is not None and options.get("delay") is not None:
@@ -114,6 +117,8 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
             case "timeout":
                 inner["timeout"] = checked_timeout(value)
             case "retry":
+                if declared and isinstance(value, RetryPolicy) and value.follows_code:
+                    continue
                 inner["retry"] = checked_retry(value)
             case "correlation_id":
                 inner["correlation_id"] = checked_name("correlation id", value)
@@ -212,7 +217,27 @@ def checked_retry(value: object) -> dict[str, Any] | None | UnsetType:
         raise ConfigurationError(
             f"retry must be a RetryPolicy, one of taskharbor.presets, or None for no retries, not {shorten(value)}"
         )
+    if value.follows_code:
+        raise ConfigurationError(
+            "retry of one job is stored with it, and code cannot be: "
+            + (
+                "its functions delay= and should_retry= belong"
+                if type(value) is RetryPolicy
+                else f"{type(value).__name__}, a class of its own, belongs"
+            )
+            + " to a task or a worker; give it to @harbor.task(retry=…) or Worker(retry=…), and the job numbers and "
+            "lists alone"
+        )
     return value.to_dict()
+
+
+def checked_worker_retry(value: object, name: str = "retry") -> RetryPolicy | None:
+    """The policy of a worker, which may follow the code."""
+    if value is None or isinstance(value, RetryPolicy):
+        return value
+    raise ConfigurationError(
+        f"{name} must be a RetryPolicy, one of taskharbor.presets, or None, not {shorten(value)}"
+    )
 
 
 def checked_tags(value: object) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack
 
+from msgspec import UnsetType
+
 from taskharbor.client.display import shown_payload
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
@@ -133,7 +135,9 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self._check_arguments = check_arguments
         self._task = self
         self.recurrence: Recurrence | None = None  # the schedule that is declared with it
-        self._options = checked_options(dict(options))
+        self._options = checked_options(dict(options), declared=True)
+        # The declared policy: a RetryPolicy, None if there is to be none, or UNSET.
+        self.declared_policy: RetryPolicy | None | UnsetType = options.get("retry", UNSET)
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
         self._decode_result = result_decoder(function)
         self.__name__ = getattr(function, "__name__", name)
@@ -187,12 +191,6 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     @property
     def declared_delivery(self) -> Delivery | None:
         return self._options.get("delivery")
-
-    @property
-    def declared_policy(self) -> Any:
-        """The declared policy: a RetryPolicy, None if there is to be none, or UNSET."""
-        declared = self._options["options"].get("retry", UNSET)
-        return RetryPolicy.from_dict(declared) if isinstance(declared, dict) else declared
 
     # -- what the client asks --
 

@@ -225,6 +225,7 @@ class Execution:
             task_max_attempts=self.task.declared_max_attempts if self.task else None,
             task_policy=self.task.declared_policy if self.task else UNSET,
             delivery=self.delivery,
+            job=lambda: self.job,
         )
 
     def fields(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from taskharbor.drivers.base import Answer, Settled, Transition
 from taskharbor.job import AttemptStatus, JobRecord, Reason, State
 from taskharbor.recurring import next_run, was_rearmed
 from taskharbor.retry import Decision
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import StoreTime
 
@@ -38,6 +39,8 @@ class Reporter:
     def settled(
         self, execution: Execution, transition: Transition, decision: Decision | None, settled: Settled
     ) -> None:
+        if decision is not None and decision.problems:
+            self._tell_problems(execution, decision)
         if was_rearmed(transition, settled) and transition.to is not State.SUCCEEDED:
             self._rearmed(execution, transition, decision, settled)
             return
@@ -75,6 +78,16 @@ class Reporter:
             logger.warning("job put back", extra={"fields": fields | _delay(transition, settled)})
         else:
             logger.info("job handed back", extra={"fields": fields})
+
+    def _tell_problems(self, execution: Execution, decision: Decision) -> None:
+        """Functions of a retry policy that went wrong."""
+        for problem in decision.problems:
+            log_line(
+                logger,
+                logging.ERROR,
+                "a function of the retry policy of Job {job} is passed over: {problem}",
+                execution.fields() | {"problem": problem},
+            )
 
     def _rearmed(
         self, execution: Execution, transition: Transition, decision: Decision | None, settled: Settled

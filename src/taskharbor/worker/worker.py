@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
-from taskharbor import presets
+from msgspec import UNSET, UnsetType
+
 from taskharbor.client.harbor import Harbor
-from taskharbor.client.options import checked_timeout
+from taskharbor.client.options import checked_timeout, checked_worker_retry
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
 from taskharbor.errors import ConfigurationError
@@ -37,7 +38,8 @@ class Worker:
     """Executes the jobs of some queues, or of all.
 
     `retry` is the policy for jobs that have none of their own, and caps everybody's limit with its
-    `max_attempts` (0 lifts the cap); None means that the first failure is the last.
+    `max_attempts` (0 lifts the cap); None means that the first failure is the last. Left out, it is the harbor's
+    `worker_retry`.
 
     `stubborn_seconds` ends the worker, with `StubbornHandler`, when a handler in a thread has not ended so long
     after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
@@ -58,7 +60,7 @@ class Worker:
         queues: Iterable[str] | None = None,
         concurrency: int = 100,
         lease_seconds: float = 30.0,
-        retry: RetryPolicy | None = presets.DEFAULT,
+        retry: RetryPolicy | None | UnsetType = UNSET,
         grace_seconds: float = 30.0,
         *,
         max_losses: int = DEFAULT_MAX_LOSSES,
@@ -74,14 +76,12 @@ class Worker:
             raise ConfigurationError(
                 f"Worker takes a Harbor, not {shorten(harbor)}; for example Worker(Harbor())"
             )
-        if retry is not None and not isinstance(retry, RetryPolicy):
-            raise ConfigurationError(f"retry must be a RetryPolicy or None, not {shorten(retry)}")
         self.harbor = harbor
         self.queues = _checked_queues(queues)
         self.concurrency = _checked_count("concurrency", concurrency, CONCURRENCY_MAX)
         self.lease = seconds_to_micros(_checked_lease(lease_seconds))
         self.grace_seconds = check_seconds(grace_seconds, "grace_seconds")
-        self.retry = retry
+        self.retry = harbor.worker_retry if retry is UNSET else checked_worker_retry(retry)
         self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
         self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")

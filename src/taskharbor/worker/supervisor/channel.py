@@ -16,6 +16,7 @@ from msgspec import Struct
 from taskharbor.client.events import Event
 
 LINE_MAX = 16 * 1024 * 1024
+NO_RETRIES = "none"
 UNREAD_MAX = 1024 * 1024  # bytes that a child which does not listen may be behind; what it missed comes again
 
 
@@ -38,6 +39,8 @@ class Orders(Struct, tag=True, omit_defaults=True):
     max_memory_mib: int | None = None
     stubborn_seconds: float | None = None
     handler_max_jobs: int | None = None
+    retry: str | None = None  # the name of a preset, or NO_RETRIES; None for what the application says
+    max_attempts: int | None = None  # the cap, instead of that policy's own
 
 
 class Heard(Struct, tag=True, omit_defaults=True):

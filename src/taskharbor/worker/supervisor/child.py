@@ -6,11 +6,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from taskharbor.errors import StoreError, StubbornHandler
+from taskharbor import presets
+from taskharbor.errors import ConfigurationError, StoreError, StubbornHandler
 from taskharbor.worker.supervisor.channel import (
+    NO_RETRIES,
     Channel,
     Heard,
     Hello,
@@ -26,6 +29,7 @@ from taskharbor.worker.supervisor.page import Publisher
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
+    from taskharbor.retry import RetryPolicy
     from taskharbor.worker.execution import Execution
     from taskharbor.worker.live import LiveLease
     from taskharbor.worker.worker import Worker
@@ -172,6 +176,7 @@ class Child:
 
 
 def worker_for(harbor: Harbor, orders: Orders) -> Worker:
+    """The worker that the orders describe, in this process or under a supervisor."""
     from taskharbor.worker.worker import Worker
 
     return Worker(
@@ -179,6 +184,7 @@ def worker_for(harbor: Harbor, orders: Orders) -> Worker:
         queues=orders.queues,
         concurrency=1 if orders.suspects_only else orders.concurrency,
         lease_seconds=orders.lease_seconds,
+        retry=retry_of(harbor, orders),
         grace_seconds=orders.grace_seconds,
         stubborn_seconds=orders.stubborn_seconds,
         handler_max_jobs=orders.handler_max_jobs,
@@ -187,10 +193,24 @@ def worker_for(harbor: Harbor, orders: Orders) -> Worker:
     )
 
 
+def retry_of(harbor: Harbor, orders: Orders) -> RetryPolicy | None:
+    """The worker's policy: the one that was named, else the application's; with the cap that was given."""
+    policy = harbor.worker_retry
+    if orders.retry is not None:
+        policy = None if orders.retry == NO_RETRIES else presets.named(orders.retry)
+    if orders.max_attempts is None:
+        return policy
+    if policy is None:
+        raise ConfigurationError(
+            "max_attempts caps the worker's policy, but there is none (--retry none, or Harbor(worker_retry=None)); "
+            "name a policy, such as --retry default, or leave --max-attempts out"
+        )
+    return replace(policy, max_attempts=orders.max_attempts)
+
+
 def address_of(harbor: Harbor) -> str | None:
     """The URL by which the supervisor can reach the store as well; None if there is none."""
     from taskharbor.drivers.memory import MemoryDriver
-    from taskharbor.errors import ConfigurationError
 
     if isinstance(harbor.driver, MemoryDriver):
         raise ConfigurationError(
