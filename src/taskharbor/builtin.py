@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from taskharbor.codec import counted
 from taskharbor.context import Context
 from taskharbor.errors import ConfigurationError
 
@@ -42,4 +43,4 @@ async def fail(ctx: Context, message: str = "failed on purpose", times: int | No
         raise ConfigurationError(f"times must be 0 or more, not {times}")
     if times is None or ctx.retry_count < times:
         raise RuntimeError(message)
-    return f"succeeded after {times} failures"
+    return f"succeeded after {counted(times, 'failure')}"

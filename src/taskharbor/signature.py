@@ -22,6 +22,8 @@ from msgspec.structs import asdict
 
 from taskharbor.codec import (
     PAYLOAD_LIMIT,
+    agreeing,
+    counted,
     decode_hook,
     ensure_unchanged,
     is_model,
@@ -128,8 +130,8 @@ class CallPlan:
             return {}
         if len(args) > len(self._positional):
             raise PayloadError(
-                f"task {self.task!r} takes {_count(len(self._positional), 'positional argument')}, "
-                f"but {len(args)} {'was' if len(args) == 1 else 'were'} given; {self._expected()}"
+                f"task {self.task!r} takes {counted(len(self._positional), 'positional argument')}, "
+                f"but {len(args)} {agreeing(len(args), 'was', 'were')} given; {self._expected()}"
             )
         bound = dict(zip(self._positional, args, strict=False))
         for name, value in kwargs.items():
@@ -417,10 +419,6 @@ def _checked_aliases(
                 "an alias must be a name no longer used"
             )
     return dict(aliases or {})
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def test_a_store_that_nobody_named_is_not_made_by_looking(run, tmp_path):
         ["dlq", "list"],
         ["dlq", "requeue-all"],
         ["queue", "list"],
-        ["prune"],
+        ["prune", "--yes"],
         ["doctor"],
     ],
     ids=lambda words: " ".join(words[:2]),

@@ -73,7 +73,7 @@ def test_dlq_discard_all(run, harbor, dead, monkeypatch):
 def test_dlq_discard_all_asks_first(run, dead, monkeypatch):
     answer = run("dlq", "discard-all", "--queue", "mail", code=2)
     assert "this discards every dead job of queue mail for good: give --yes" in answer.error
-    monkeypatch.setattr("taskharbor.cli.dlq._is_terminal", lambda: True)
+    monkeypatch.setattr("taskharbor.cli.confirming._is_terminal", lambda: True)
     refused = run("dlq", "discard-all", stdin="n\n", code=130)
     assert "Discard every dead job of the store for good? [y/N]" in refused.err
     assert [job.refresh().state for job in dead] == [State.DEAD, State.DEAD]
@@ -135,11 +135,26 @@ def test_prune_deletes_what_is_old_enough(run, harbor, drain, dead):
     harbor.enqueue("echo")
     harbor.enqueue("sleep", delay=60)
     drain()
-    assert run("prune").out == "0 deleted\n"
-    assert run("prune", "--older-than", "7d").out == "0 deleted\n"
-    assert run("prune", "--older-than", "0", "--json").document == {"pruned": 1}
-    assert run("prune", "--older-than", "0s", "--state", "dead", "--limit", "1").out == "1 deleted\n"
+    assert run("prune", "--yes").out == "0 deleted\n"
+    assert run("prune", "--older-than", "7d", "--yes").out == "0 deleted\n"
+    assert run("prune", "--older-than", "0", "--json", "--yes").document == {"pruned": 1}
+    assert run("prune", "--older-than", "0s", "--state", "dead", "--limit", "1", "--yes").out == "1 deleted\n"
     assert harbor.jobs.counts() == {**dict.fromkeys(map(str, State), 0), "dead": 1, "scheduled": 1}
+
+
+def test_prune_asks_first(run, harbor, dead, monkeypatch):
+    old = ("prune", "--older-than", "0", "--state", "dead")
+    which = "every job in state dead that finished more than 0.0s ago for good"
+    assert f"this deletes {which}: give --yes" in run(*old, code=2).error
+    assert "every job that the retention does not keep" in run("prune", code=2).error
+    assert "give --yes" in run(*old, "--json", code=2).error  # a script is never asked
+    monkeypatch.setattr("taskharbor.cli.confirming._is_terminal", lambda: True)
+    refused = run(*old, stdin="n\n", code=130)
+    assert f"Delete {which}? [y/N]" in refused.err
+    assert harbor.jobs.counts()["dead"] == 2
+    asked = run(*old, "--limit", "1", stdin="y\n")
+    assert "Delete at most 1 of the jobs in state dead" in asked.err
+    assert asked.out == "1 deleted\n"
 
 
 def test_prune_refuses_what_is_not_finished(run):

@@ -211,7 +211,7 @@ def test_a_supervisor_tells_everybody_of_its_health(small: Shop, monkeypatch: py
         parent = small.started(processes=1, grace_seconds=60, health_file=file, health_port=port)
         while systemd.recv(1000) != b"READY=1":
             pass
-        assert asked(port) == (200, "1 of 1 worker processes are at work\n")
+        assert asked(port) == (200, "1 of 1 worker process is at work\n")
         small.wait(lambda: file.stat().st_mtime > time.time() - 60, "the health file")
         small.wait(lambda: small.executions()[0] == 1, "the execution")
         parent.send_signal(signal.SIGTERM)

@@ -312,7 +312,7 @@ async def test_result_of_a_workflow_with_deleted_jobs_says_that_they_were_delete
     workflow = await chain(tasks.number.s(1), tasks.add.s()).aenqueue()
     await drained(harbor)
     await harbor.jobs.adelete(workflow.jobs.ids[0])
-    with pytest.raises(WorkflowCancelled, match="has no result any more: 1 of its 2 jobs were deleted"):
+    with pytest.raises(WorkflowCancelled, match="has no result any more: 1 of its 2 jobs was deleted"):
         await workflow.aresult(0)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 
 import click
 
+from taskharbor.cli.confirming import confirm, yes_option
 from taskharbor.cli.jobs import PAGE_MAX, page_of, tell_job
 from taskharbor.cli.parameters import instant
 from taskharbor.cli.session import Session, with_session
@@ -120,7 +120,7 @@ def discard(session: Session, job_id: str) -> None:
 @click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
-@click.option("--yes", is_flag=True, help="Do not ask; needed where nobody can be asked.")
+@yes_option
 @with_session
 def discard_all(session: Session, /, yes: bool, **where: str | None) -> None:
     """Take every dead job that matches out of the queue for good.
@@ -133,20 +133,10 @@ def discard_all(session: Session, /, yes: bool, **where: str | None) -> None:
 
     asked = job_filter(**where)
     if not yes:
-        _confirm(" and ".join(f"{name} {value}" for name, value in where.items() if value is not None))
+        named = " and ".join(f"{name} {value}" for name, value in where.items() if value is not None)
+        confirm("discard", f"every dead job of {named or 'the store'}")
     discarded = session.run(lambda harbor: harbor.dlq.adiscard_all(asked))
     if session.screen.as_json:
         session.screen.document({"discarded": discarded})
     else:
         session.screen.line(f"{discarded} discarded")
-
-
-def _confirm(where: str) -> None:
-    which = f"every dead job of {where}" if where else "every dead job of the store"
-    if not _is_terminal():
-        raise click.UsageError(f"this discards {which} for good: give --yes")
-    click.confirm(f"Discard {which} for good?", abort=True, err=True)
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()

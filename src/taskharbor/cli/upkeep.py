@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from taskharbor.cli.confirming import confirm, yes_option
 from taskharbor.cli.parameters import duration
+from taskharbor.cli.screen import span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 FINISHED = ("succeeded", "dead", "cancelled")
+DEFAULT_STATES = ("succeeded", "cancelled")
 
 
 @click.command
@@ -24,9 +27,12 @@ FINISHED = ("succeeded", "dead", "cancelled")
     multiple=True,
     help="Which jobs, with --older-than; may be given several times.  [default: succeeded, cancelled]",
 )
-@click.option("--limit", type=click.IntRange(1), help="Delete so many at most.")
+@click.option("--limit", type=click.IntRange(1), help="Delete at most this many.")
+@yes_option
 @with_session
-def prune(session: Session, older_than: float | None, states: tuple[str, ...], limit: int | None) -> None:
+def prune(
+    session: Session, older_than: float | None, states: tuple[str, ...], limit: int | None, yes: bool
+) -> None:
     """Delete finished jobs and their history.
 
     Without --older-than, what the application's retention says is deleted: succeeded and cancelled
@@ -35,17 +41,19 @@ def prune(session: Session, older_than: float | None, states: tuple[str, ...], l
     \b
     Examples:
       taskharbor prune --older-than 7d
-      taskharbor prune --older-than 90d --state dead
+      taskharbor prune --older-than 90d --state dead --yes
     """
     if states and older_than is None:
         raise click.UsageError("--state needs --older-than: say how old the jobs must be")
+    if not yes:
+        confirm("delete", _told_which(older_than, states or DEFAULT_STATES, limit))
 
     async def work(harbor: Harbor) -> int:
         from taskharbor.client.retention import Retention
 
         if older_than is None:
             return await harbor.aprune(limit)
-        chosen = states or ("succeeded", "cancelled")
+        chosen = states or DEFAULT_STATES
         retention = Retention.of({state: older_than if state in chosen else None for state in FINISHED})
         return await retention.prune(harbor.driver, limit)
 
@@ -54,6 +62,14 @@ def prune(session: Session, older_than: float | None, states: tuple[str, ...], l
         session.screen.document({"pruned": pruned})
     else:
         session.screen.line(f"{pruned} deleted")
+
+
+def _told_which(older_than: float | None, states: tuple[str, ...], limit: int | None) -> str:
+    """What a prune is about to delete, in words."""
+    which = f"at most {limit} of the jobs" if limit is not None else "every job"
+    if older_than is None:
+        return f"{which} that the retention does not keep"
+    return f"{which} in state {' or '.join(states)} that finished more than {span(older_than)} ago"
 
 
 @click.command

@@ -133,7 +133,7 @@ def _draw(screen: Screen, found: Workflow, jobs: dict[int, Job[Any]], attempts: 
             parts.append(f"{job.reason}: {job.error}" if job.error else str(job.reason))
         return "  ".join(parts)
 
-    screen.line(f"workflow {found.id}: {found.state}, {found.progress} jobs succeeded")
+    screen.line(f"workflow {found.id}: {found.state}, {_succeeded(found)}")
     for line in drawn(branches(found.shape), _state_in(jobs), told):
         screen.line(line)
 
@@ -181,4 +181,10 @@ def _tell(screen: Screen, found: Workflow) -> None:
 
         screen.document(documents.of_workflow(found))
     else:
-        screen.line(f"{found.id}  {found.state}: {found.progress} jobs succeeded")
+        screen.line(f"{found.id}  {found.state}: {_succeeded(found)}")
+
+
+def _succeeded(found: Workflow) -> str:
+    from taskharbor.codec import counted
+
+    return f"{found.progress.done:,} of {counted(found.progress.total, 'job')} succeeded"

@@ -35,7 +35,7 @@ from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
 from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
-from taskharbor.codec import checked_name, decode_result, encode_payload, shorten
+from taskharbor.codec import agreeing, checked_name, counted, decode_result, encode_payload, shorten
 from taskharbor.context import Context
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import ConfigurationError, PayloadError
@@ -114,7 +114,9 @@ class Harbor:
             logger.info("jobs are kept in %s", os.path.abspath("taskharbor.db"))
 
     def __repr__(self) -> str:
-        return f"<Harbor on {type(self.driver).__name__} with {len(set(self.tasks.values()))} tasks>"
+        return (
+            f"<Harbor on {type(self.driver).__name__} with {counted(len(set(self.tasks.values())), 'task')}>"
+        )
 
     @property
     def _driver(self) -> Driver:
@@ -398,7 +400,8 @@ class Declaration:
         unfit = OWN_OPTIONS & options.keys()
         if unfit:
             raise ConfigurationError(
-                f"{', '.join(sorted(unfit))} belong to one job, not to a task; give them with .using(…)"
+                f"{', '.join(sorted(unfit))} {agreeing(len(unfit), 'belongs', 'belong')} to one job, not to a task; "
+                f"give {agreeing(len(unfit), 'it', 'them')} with .using(…)"
             )
         checked_options(dict(options), declared=True)  # a wrong one is told where it was written
 

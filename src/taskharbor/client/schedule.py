@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from taskharbor.client.display import shown_payload
 from taskharbor.client.options import OWN_OPTIONS, checked_options, new_job, refuse_unknown
 from taskharbor.clock import check_seconds, from_micros
-from taskharbor.codec import checked_name, decode_payload, shorten
+from taskharbor.codec import agreeing, checked_name, decode_payload, shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import (
     RESERVED_TAGS,
@@ -175,7 +175,8 @@ def checked_job_options(options: dict[str, Any]) -> dict[str, Any]:
     own = OWN_OPTIONS & options.keys() - JOB_OPTIONS
     if own:
         raise ConfigurationError(
-            f"{', '.join(sorted(own))} belong to one job, not to a schedule, which says itself when it runs"
+            f"{', '.join(sorted(own))} {agreeing(len(own), 'belongs', 'belong')} to one job, not to a schedule, "
+            "which says itself when it runs"
         )
     refuse_unknown(options, JOB_OPTIONS | RECURRENCE_OPTIONS)
     return checked_options({name: value for name, value in options.items() if name in JOB_OPTIONS})

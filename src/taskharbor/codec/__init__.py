@@ -18,7 +18,15 @@ from __future__ import annotations
 from taskharbor.codec.changes import ensure_unchanged
 from taskharbor.codec.models import decode_hook, encode_hook, is_model
 from taskharbor.codec.problems import NESTING_LIMIT, problem_in, reason_of
-from taskharbor.codec.text import KEY_LIMIT, NAME_LIMIT, checked_name, clean_text, shorten
+from taskharbor.codec.text import (
+    KEY_LIMIT,
+    NAME_LIMIT,
+    agreeing,
+    checked_name,
+    clean_text,
+    counted,
+    shorten,
+)
 from taskharbor.codec.values import (
     PAYLOAD_LIMIT,
     RESULT_LIMIT,
@@ -40,8 +48,10 @@ __all__ = [
     "reason_of",
     "KEY_LIMIT",
     "NAME_LIMIT",
+    "agreeing",
     "checked_name",
     "clean_text",
+    "counted",
     "shorten",
     "PAYLOAD_LIMIT",
     "RESULT_LIMIT",

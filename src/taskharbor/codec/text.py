@@ -52,6 +52,16 @@ def shorten(value: object) -> str:
         return f"<{type(value).__qualname__}>"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """`1 job`, `2 jobs`, `1,000 processes`: a number, and the noun that agrees with it."""
+    return f"{number:,} {agreeing(number, noun, plural or f'{noun}s')}"
+
+
+def agreeing(number: int, one: str, many: str) -> str:
+    """The form of a word that agrees with the number: `is` or `are`."""
+    return one if number == 1 else many
+
+
 def checked_name(kind: str, value: object, limit: int = NAME_LIMIT) -> str:
     """A queue, task, key, tag or id as given, or a `ConfigurationError` that says what is wrong with it.
 

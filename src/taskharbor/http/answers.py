@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from taskharbor.clock import MICROS_PER_SECOND, to_micros
-from taskharbor.codec import clean_text
+from taskharbor.codec import clean_text, counted
 from taskharbor.errors import RetryAfter
 from taskharbor.http.secrets import scrubbed, shown_url
 from taskharbor.telemetry.logs import MASK
@@ -134,7 +134,7 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
                 return zlib.decompressobj(bits).decompress(body, BODY_BYTES_MAX)
             except zlib.error:
                 continue
-    return f"({len(body):,} bytes, encoded as {encoding[:40]!r})".encode()
+    return f"({counted(len(body), 'byte')}, encoded as {encoding[:40]!r})".encode()
 
 
 def _phrase(status: int) -> str:

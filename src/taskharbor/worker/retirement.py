@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from taskharbor.clock import Clock
+from taskharbor.codec import counted
 from taskharbor.worker.memory import resident_mib
 
 logger = logging.getLogger("taskharbor.worker")
@@ -96,7 +97,7 @@ class Retirement:
     def _enough(self) -> str | None:
         """Why it is enough, if it is."""
         if self._max_jobs is not None and self._begun() >= self._max_jobs:
-            return f"it has begun {self._max_jobs} jobs"
+            return f"it has begun {counted(self._max_jobs, 'job')}"
         limit = self._max_memory_mib
         if limit is not None and (size := resident_mib()) > limit:
             return f"it has {size} MiB of memory, more than {limit}"

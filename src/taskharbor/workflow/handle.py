@@ -15,7 +15,7 @@ from taskharbor.client.awaiting import Unended, until_ended
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.clock import from_micros
-from taskharbor.codec import shorten
+from taskharbor.codec import agreeing, counted, shorten
 from taskharbor.drivers.base import member_id
 from taskharbor.errors import (
     ConfigurationError,
@@ -268,8 +268,9 @@ class Workflow(Composition):
             return await self._read_result()
         if state is not WorkflowState.RUNNING:
             raise await self._ending(state, record)
-        progress = WorkflowProgress(record.succeeded, record.total)
-        return Unended(f"workflow {self.id} is still running", f": {progress} jobs have succeeded")
+        have = agreeing(record.succeeded, "has", "have")
+        so_far = f"{record.succeeded:,} of {counted(record.total, 'job')} {have} succeeded"
+        return Unended(f"workflow {self.id} is still running", f": {so_far}")
 
     async def _read_result(self) -> Any:
         value = value_of(self._about.shape)
@@ -297,7 +298,8 @@ class Workflow(Composition):
         named += f"; and {len(failed) - NAMED_MAX} more" if len(failed) > NAMED_MAX else ""
         deleted = now.total - (now.succeeded + now.dead + now.cancelled + now.waiting + now.active)
         if deleted:
-            named += f"{'; ' if named else ''}{deleted:,} of its {now.total:,} jobs were deleted"
+            were = agreeing(deleted, "was", "were")
+            named += f"{'; ' if named else ''}{deleted:,} of its {counted(now.total, 'job')} {were} deleted"
         if state is WorkflowState.STUCK:
             text = f"workflow {self.id} is stuck: {named}; retry it to go on, or cancel it"
             return WorkflowStuck(self.id, text, ids)
@@ -332,7 +334,7 @@ class WorkflowJobs(Sequence[Job[Any]]):
         return self._total
 
     def __repr__(self) -> str:
-        return f"<{self._total:,} jobs of workflow {self._workflow_id}>"
+        return f"<{counted(self._total, 'job')} of workflow {self._workflow_id}>"
 
     @property
     def ids(self) -> list[str]:

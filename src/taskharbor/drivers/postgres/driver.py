@@ -13,6 +13,7 @@ from msgspec import structs
 
 from taskharbor.calling import import_ahead, in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
+from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
@@ -355,7 +356,10 @@ class PostgresDriver(Driver):
             if isinstance(operation, Delete):
                 held = [ids[position] for position in left]
                 await self._run(Lane.REST, lambda s, h=held: s.rows("wait_for_jobs", h))  # type: ignore[misc]
-        raise StoreUnavailable(f"{len(left)} jobs moved faster than they could be changed; try again")
+        they = agreeing(len(left), "it", "they")
+        raise StoreUnavailable(
+            f"{counted(len(left), 'job')} moved faster than {they} could be changed; try again"
+        )
 
     async def pause(self, queue: str, paused: bool) -> None:
         await self._run(Lane.REST, lambda s: s.do("pause" if paused else "resume", queue))

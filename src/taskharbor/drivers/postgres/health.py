@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Check
 from taskharbor.drivers.postgres.address import address_of
 from taskharbor.drivers.postgres.connections import Session
@@ -164,6 +165,10 @@ def dead_rows(health: Settings, settings: Settings) -> Check:
 def depth(health: Settings) -> Check:
     since = health["oldest_ready_seconds"]
     waiting = "" if since is None else f", the first one for {since:.0f} s"
+    ready, scheduled = health["depth"], health["scheduled"]
     return Check(
-        "depth", True, f"{health['depth']:,} jobs are ready{waiting}; {health['scheduled']:,} are scheduled"
+        "depth",
+        True,
+        f"{counted(ready, 'job')} {agreeing(ready, 'is', 'are')} ready{waiting}; "
+        f"{scheduled:,} {agreeing(scheduled, 'is', 'are')} scheduled",
     )

@@ -11,6 +11,7 @@ import sqlite3
 from pathlib import Path
 from typing import NamedTuple
 
+from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Check
 from taskharbor.drivers.sqlite import files, sql
 from taskharbor.errors import SchemaError, StoreError
@@ -156,13 +157,14 @@ def _schema_check(version: Version) -> Check:
 
 def _places_check(connection: sqlite3.Connection) -> Check:
     misplaced = _misplaced(connection)
+    if misplaced == 0:
+        return Check("places", True, "every job is in one place")
+    jobs = f"{counted(abs(misplaced), 'job')} {agreeing(abs(misplaced), 'is', 'are')}"
     return Check(
         "places",
-        misplaced == 0,
-        "every job is in one place"
-        if misplaced == 0
-        else f"{abs(misplaced):,} jobs are in {'no place' if misplaced > 0 else 'more than one'}: "
-        "something else has changed TaskHarbor's tables. Restore the file from a backup",
+        False,
+        f"{jobs} in {'no place' if misplaced > 0 else 'more than one'}: something else has changed TaskHarbor's "
+        "tables. Restore the file from a backup",
     )
 
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.clock import Clock, SystemClock, seconds_to_micros
+from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Driver
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
@@ -174,7 +175,8 @@ class Supervisor:
             and not child.retiring.is_set()
             and child.stuck_seconds is None
         ]
-        detail = f"{len(at_work)} of {self._settings.processes} worker processes are at work"
+        asked = counted(self._settings.processes, "worker process", "worker processes")
+        detail = f"{len(at_work)} of {asked} {agreeing(len(at_work), 'is', 'are')} at work"
         return Health(bool(at_work), detail)
 
     def _health_signs(self) -> list[Any]:
