@@ -34,6 +34,13 @@ LEVELS = ["debug", "info", "warning", "error"]
     help="Take the client's address from the X-Forwarded-For of this proxy.  [env var: TASKHARBOR_TRUSTED_PROXY]",
 )
 @click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=500,
+    show_default=True,
+    help="How many connections are kept; one client has at most half of them.",
+)
+@click.option(
     "--grace-seconds",
     type=duration,
     default="10",
@@ -53,6 +60,7 @@ def serve(
     port: int,
     http_allow: tuple[str, ...],
     trusted_proxy: tuple[str, ...],
+    max_connections: int,
     grace_seconds: float,
     log_format: Literal["text", "json"] | None,
     log_level: str,
@@ -86,21 +94,28 @@ def serve(
     open_to_http_jobs(http_allow)
 
     async def work(harbor: Harbor) -> None:
-        await _serve(harbor, host, port, grace_seconds, trusted_proxy)
+        await _serve(harbor, host, port, grace_seconds, trusted_proxy, max_connections)
 
     session.run(work, create=True)
 
 
 async def _serve(
-    harbor: Harbor, host: str, port: int, grace_seconds: float, trusted_proxy: tuple[str, ...]
+    harbor: Harbor,
+    host: str,
+    port: int,
+    grace_seconds: float,
+    trusted_proxy: tuple[str, ...],
+    max_connections: int,
 ) -> None:
     import uvicorn
 
     from taskharbor.server import application
     from taskharbor.server.auth import is_loopback
     from taskharbor.server.clients import trusted_proxies
+    from taskharbor.server.connections import Connections, guarded
     from taskharbor.server.errors import logger
 
+    proxies = trusted_proxies(trusted_proxy)
     await harbor.driver.open()
     is_open = not await harbor.driver.tokens()
     if is_open:
@@ -109,7 +124,7 @@ async def _serve(
                 f"the store has no token, so that anybody who reaches {host} could do everything: make one with "
                 "`taskharbor token create`, or serve this machine only, with --host 127.0.0.1"
             )
-        if trusted_proxies(trusted_proxy):
+        if proxies:
             raise click.ClickException(
                 "the store has no token, so that anybody whom the trusted proxy serves could do everything: make one "
                 "with `taskharbor token create`"
@@ -139,6 +154,7 @@ async def _serve(
         app,
         host=host,
         port=port,
+        http=guarded(Connections(max_connections, proxies)),
         log_config=None,
         log_level="warning",
         access_log=False,

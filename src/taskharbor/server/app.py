@@ -19,9 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskharbor.server import clients
 from taskharbor.server.auth import Auth, Authorize, Caller
+from taskharbor.server.clients import NO_ADDRESS
 from taskharbor.server.docs_page import POLICY, page
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.events import Feed
+from taskharbor.server.large_bodies import LargeBodies, Place
 from taskharbor.server.limits import converted, parsed_json, parsed_query, read_body, refuse_other_types
 from taskharbor.server.openapi import openapi
 from taskharbor.server.operation import Call, Operation
@@ -106,23 +108,36 @@ class Api:
         self.harbor = harbor
         self.auth = auth
         self.feed = Feed(harbor)
+        self.large_bodies = LargeBodies()
 
     async def respond(self, operation: Operation, request: Request) -> Response:
         """May it pass, is it well formed, and what comes of it: in this order."""
-        await self._allow(operation, request)
+        caller = await self._allow(operation, request)
+        client = caller.key if caller is not None else NO_ADDRESS
         query = parsed_query(request.scope["query_string"], operation.query)
-        body = await self._body(operation, request)
-        allowed = lambda: self._allow(operation, request)  # noqa: E731
-        call = Call(self.harbor, self.feed, request, request.path_params, query, body, allowed)
-        return await operation.handle(call)
+        with self.large_bodies.place(client) as place:
+            body = await self._body(operation, request, place)
+            allowed = lambda: self._allow(operation, request)  # noqa: E731
+            call = Call(
+                self.harbor,
+                self.feed,
+                request,
+                request.path_params,
+                query,
+                body,
+                client,
+                allowed,
+                place.beside,
+            )
+            return await operation.handle(call)
 
     async def _allow(self, operation: Operation, request: Request) -> Caller | None:
         return None if operation.role is None else await self.auth.require(request, operation.role)
 
-    async def _body(self, operation: Operation, request: Request) -> Any:
+    async def _body(self, operation: Operation, request: Request, place: Place) -> Any:
         if operation.method in ("GET", "HEAD"):
             return None
-        body = await read_body(request)
+        body = await read_body(request, place)
         refuse_other_types(request, has_body=bool(body))
         if not operation.body:
             if body.strip() not in (b"", b"{}", b"null"):
@@ -130,7 +145,7 @@ class Api:
             return None
         if not body and not operation.body_required:
             return operation.body[0]()
-        document = parsed_json(body)
+        document = await place.beside(parsed_json, body)
         return converted(document, operation.choose(document) if operation.choose else operation.body[0])
 
 

@@ -57,11 +57,11 @@ def address_of(request: Request, proxies: Proxies) -> Address | None:
     from, so the last one that is not a trusted proxy's is the client's; whatever stands before it, the client wrote.
     """
     client = parsed(request.client.host) if request.client is not None else None
-    if not _is_trusted(client, proxies):
+    if not is_trusted(client, proxies):
         return client
     for hop in reversed(_hops(request)):
         client = parsed(hop)
-        if not _is_trusted(client, proxies):
+        if not is_trusted(client, proxies):
             return client
     return client
 
@@ -86,7 +86,7 @@ def parsed(text: str) -> Address | None:
     return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
 
 
-def _is_trusted(address: Address | None, proxies: Proxies) -> bool:
+def is_trusted(address: Address | None, proxies: Proxies) -> bool:
     return address is not None and any(
         address.version == network.version and address in network for network in proxies
     )

@@ -12,11 +12,13 @@ import msgspec
 from taskharbor.client.events import JOB_EVENTS, Event
 from taskharbor.errors import StoreError
 from taskharbor.server.errors import ApiError, api_error, logger
+from taskharbor.server.shares import Shares
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 STREAMS_MAX = 100
+CLIENT_STREAMS_MAX = 20  # of one token, or of one address
 BEHIND_MAX = 500  # events that a slow reader may be behind; more are dropped, and it is told how many
 HEARTBEAT_SECONDS = 15.0
 COUNTS_SECONDS = 1.0  # at most so often
@@ -29,7 +31,8 @@ _HEARTBEAT = b": heartbeat\n\n"
 class Listener:
     """One reader's queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key = key  # of the client that reads
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND_MAX + 1)  # and the end
         self._dropped = 0
 
@@ -55,17 +58,27 @@ class Feed:
     def __init__(self, harbor: Harbor) -> None:
         self._harbor = harbor
         self._listeners: set[Listener] = set()
+        self._shares = Shares(STREAMS_MAX, CLIENT_STREAMS_MAX)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
 
-    def listen(self) -> Listener:
-        """A place in the feed, to be given to `stream`."""
+    def listen(self, key: str) -> Listener:
+        """A place in the feed for this client, to be given to `stream`."""
         if self._stopped:
             raise ApiError(503, "stopping", "the server is stopping", headers={"Retry-After": "5"})
-        if len(self._listeners) >= STREAMS_MAX:
-            raise ApiError(429, "too_many_streams", f"{STREAMS_MAX} streams are open already")
-        listener = Listener()
+        if self._shares.is_full_for(key):
+            raise ApiError(
+                429,
+                "too_many_streams",
+                f"you have {CLIENT_STREAMS_MAX} streams open already; close one of them",
+            )
+        if self._shares.is_full():
+            raise ApiError(
+                429, "too_many_streams", f"{STREAMS_MAX} streams are open already; try again later"
+            )
+        listener = Listener(key)
+        self._shares.take(key)
         if not self._listeners:
             self._begin()
         self._listeners.add(listener)
@@ -76,27 +89,24 @@ class Feed:
     ) -> AsyncIterator[bytes]:
         """The events of these names as they come, until the reader goes, may read no more, or the server stops."""
         asked_at = time.monotonic()
-        try:
-            yield b": connected\n\n"
-            if "counts" in names:
-                yield _message("counts", await self._harbor.jobs.acounts())
-            while True:
-                try:
-                    message = await asyncio.wait_for(listener.queue.get(), HEARTBEAT_SECONDS)
-                except TimeoutError:
-                    message = _HEARTBEAT
-                if message is _END:
+        yield b": connected\n\n"
+        if "counts" in names:
+            yield _message("counts", await self._harbor.jobs.acounts())
+        while True:
+            try:
+                message = await asyncio.wait_for(listener.queue.get(), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                message = _HEARTBEAT
+            if message is _END:
+                return
+            if time.monotonic() - asked_at >= ALLOWED_SECONDS:
+                if not await _still(allowed):
                     return
-                if time.monotonic() - asked_at >= ALLOWED_SECONDS:
-                    if not await _still(allowed):
-                        return
-                    asked_at = time.monotonic()
-                if message is _HEARTBEAT or message[7 : message.index(b"\n")].decode() in names:
-                    yield message
-                if dropped := listener.take_dropped():
-                    yield _message("dropped", {"dropped": dropped})
-        finally:
-            self._leave(listener)
+                asked_at = time.monotonic()
+            if message is _HEARTBEAT or message[7 : message.index(b"\n")].decode() in names:
+                yield message
+            if dropped := listener.take_dropped():
+                yield _message("dropped", {"dropped": dropped})
 
     def stop(self) -> None:
         """End every stream; called from any thread."""
@@ -114,8 +124,12 @@ class Feed:
             self._harbor.events.subscribe(name, self._heard)
         self._watching = self._loop.create_task(self._watch_store())
 
-    def _leave(self, listener: Listener) -> None:
+    def leave(self, listener: Listener) -> None:
+        """Give a place back; it may be given back twice."""
+        if listener not in self._listeners:
+            return
         self._listeners.discard(listener)
+        self._shares.give_back(listener.key)
         if self._listeners:
             return
         for name in JOB_EVENTS:

@@ -16,10 +16,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from taskharbor.codec import reason_of
 from taskharbor.server.errors import ApiError, logger, malformed
+from taskharbor.server.large_bodies import Place
 
 # A payload of the greatest size, in JSON that writes every letter as an escape, with room for the rest.
 BODY_BYTES_MAX = 4 * 2**20
 BODY_SECONDS_MAX = 60.0
+VALUES_MAX = 600_000  # more than a payload of the greatest size can hold
+CONTAINERS_MAX = 50_000  # objects and arrays among them
 QUERY_FIELDS_MAX = 50
 FAILURES_MAX = 10
 FAILURES_SECONDS = 60.0
@@ -30,11 +33,13 @@ LOG_LINES_MAX = 30  # about wrong tokens, in the time of FAILURES_SECONDS
 # -- bodies ----------------------------------------------------------------------------------------
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, place: Place) -> bytes:
     """The body, however it is sent, and no more of it than is allowed."""
-    length = request.headers.get("content-length")
-    if length is not None and length.isdecimal() and int(length) > BODY_BYTES_MAX:
+    length = request.headers.get("content-length", "")
+    announced = int(length[:20]) if length.isdecimal() else 0
+    if announced > BODY_BYTES_MAX:
         raise _too_large()
+    await place.grow(announced)
     chunks: list[bytes] = []
     size = 0
     try:
@@ -44,6 +49,7 @@ async def read_body(request: Request) -> bytes:
                 if size > BODY_BYTES_MAX:
                     raise _too_large()
                 chunks.append(chunk)
+                await place.grow(size)
     except TimeoutError:
         raise ApiError(408, "too_slow", "the body did not arrive in time", headers=_CLOSE) from None
     except ClientDisconnect:
@@ -73,6 +79,7 @@ def parsed_json(body: bytes) -> Any:
     """JSON as everybody reads it: no NaN, no key twice, no text that is none."""
     if not body.strip():
         raise malformed("the body is empty, and JSON is expected")
+    refuse_too_many_values(body)
     try:
         value = msgspec.json.decode(body)
         json.loads(body, object_pairs_hook=_refuse_duplicates)
@@ -82,6 +89,30 @@ def parsed_json(body: bytes) -> Any:
         why = _HALF_A_PAIR if _is_whole(body, error) else reason_of(error)
         raise malformed(f"the body is not valid JSON: {why}") from None
     return value
+
+
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
+
+
+def refuse_too_many_values(body: bytes) -> None:
+    """Refuse what would take seconds to read: each object and each array is work for Python's garbage collector."""
+    if body.count(b"[") + body.count(b"{") <= CONTAINERS_MAX and body.count(b",") <= VALUES_MAX:
+        return
+    # What stands in texts does not count: without escapes, every second part between quotes is outside of them.
+    structure = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)
+    if structure.count(b'"') > 4 * VALUES_MAX:
+        raise _too_many(f"{VALUES_MAX:,} values")
+    outside = b"".join(structure.split(b'"')[::2])
+    if outside.count(b"[") + outside.count(b"{") > CONTAINERS_MAX:
+        raise _too_many(f"{CONTAINERS_MAX:,} objects and arrays")
+    if outside.count(b",") > VALUES_MAX:
+        raise _too_many(f"{VALUES_MAX:,} values")
+
+
+def _too_many(what: str) -> ApiError:
+    return ApiError(
+        413, "too_large", f"a body takes at most {what}; store the data elsewhere and pass its address"
+    )
 
 
 _HALF_A_PAIR = "a \\u escape in it is one half of a surrogate pair, which is no character"

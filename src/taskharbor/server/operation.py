@@ -27,7 +27,9 @@ class Call:
     params: dict[str, str]
     query: Any
     body: Any
+    client: str  # what the caller is counted by
     allowed: Callable[[], Awaitable[object]]  # raises why it may not pass any more, for what takes long
+    beside: Callable[..., Awaitable[Any]]  # does what a large body makes long, so that the loop need not wait
 
 
 Handle = Callable[[Call], Awaitable[Response]]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from taskharbor.client.events import JOB_EVENTS
 from taskharbor.errors import ConfigurationError
 from taskharbor.server import documents
+from taskharbor.server.events import Listener
 from taskharbor.server.operation import Call, Routes
 from taskharbor.tokens import Role
 
@@ -29,8 +31,22 @@ async def stream_events(call: Call) -> Response:
     names = _names(call.query.names)
     if call.request.method == "HEAD":
         return Response(media_type="text/event-stream")  # there is no stream to wait for
-    listener = call.feed.listen()
-    return StreamingResponse(call.feed.stream(listener, names, call.allowed), media_type="text/event-stream")
+    return EventStream(call, call.feed.listen(call.client), names)
+
+
+class EventStream(StreamingResponse):
+    """Gives its place back when it ends, also when the reader has gone before the first event."""
+
+    def __init__(self, call: Call, listener: Listener, names: frozenset[str]) -> None:
+        super().__init__(call.feed.stream(listener, names, call.allowed), media_type="text/event-stream")
+        self._feed = call.feed
+        self._listener = listener
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.leave(self._listener)
 
 
 def _names(given: str | None) -> frozenset[str]:

@@ -58,8 +58,10 @@ async def create_job(call: Call) -> Response:
     options = given_anew(call.body, without=("task", "payload"))
     payload = call.body.payload if isinstance(call.body.payload, dict) else {}
     refuse_closed(call.harbor, call.body.task, payload)
-    job = await call.harbor.aenqueue(call.body.task, payload, **options)
-    return _told(job, 200 if job.existed else 201)
+    new_job = await call.beside(call.harbor._by_name, call.body.task, payload, options)
+    [job] = await call.harbor._store([new_job])
+    response: Response = await call.beside(_told, job, 200 if job.existed else 201)
+    return response
 
 
 @routes.on(

@@ -1,0 +1,169 @@
+"""What a connection may cost before its request is read: time for the head, and a place among the others.
+
+uvicorn waits for the rest of a request's head without an end, and takes every connection there is. The protocol here
+gives a head its time, ends connections whose client reads nothing, and keeps a bounded number of them. Where there are
+too many, the one that has been without a request for the longest time makes room: a client that opens connections and
+says nothing loses them to those who say something.
+
+It stands on h11, the parser that uvicorn always has, also where httptools is installed: one parser is tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from taskharbor.server.clients import Proxies, is_trusted, key_of, parsed
+from taskharbor.server.shares import Shares
+
+HEAD_SECONDS = 10.0  # from the connection, or the end of the answer before, to the end of the head
+STALLED_SECONDS = 30.0  # in which a client reads nothing of what waits for it
+CONNECTIONS_MAX = 500
+
+
+class Connections:
+    """The connections of a server. One client has at most half of them, unless it is a proxy that is trusted."""
+
+    def __init__(self, total: int = CONNECTIONS_MAX, proxies: Proxies = ()) -> None:
+        self._shares = Shares(total, max(1, total // 2))
+        self._proxies = proxies
+        self._keys: dict[GuardedProtocol, str] = {}
+        self._idle: dict[GuardedProtocol, None] = {}  # without a request under way, the longest first
+
+    def admit(self, connection: GuardedProtocol) -> bool:
+        """Give a new connection its place, or say that there is none."""
+        address = parsed(connection.client[0]) if connection.client else None
+        key = key_of(address)
+        if is_trusted(address, self._proxies):
+            key = f"proxy {id(connection)}"  # a client of its own: it serves many
+        if self._shares.is_full_for(key) and not self._make_room(key):
+            return False
+        if self._shares.is_full() and not self._make_room(None):
+            return False
+        self._shares.take(key)
+        self._keys[connection] = key
+        self._idle[connection] = None
+        return True
+
+    def _make_room(self, key: str | None) -> bool:
+        """End the oldest connection without a request, of this client or of all."""
+        for connection in self._idle:
+            if key is None or self._keys[connection] == key:
+                self.leave(connection)
+                connection.transport.abort()
+                return True
+        return False
+
+    def set_idle(self, connection: GuardedProtocol, *, is_idle: bool) -> None:
+        if not is_idle:
+            self._idle.pop(connection, None)
+        elif connection in self._keys:
+            self._idle.setdefault(connection)
+
+    def leave(self, connection: GuardedProtocol) -> None:
+        key = self._keys.pop(connection, None)
+        self._idle.pop(connection, None)
+        if key is not None:
+            self._shares.give_back(key)
+
+
+def guarded(connections: Connections) -> type[GuardedProtocol]:
+    """The protocol of a server that has these connections."""
+    return type("Guarded", (GuardedProtocol,), {"all": connections})
+
+
+class GuardedProtocol(H11Protocol):
+    all: Connections
+    _head_timer: asyncio.TimerHandle | None = None
+    _stalled_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """There is no request under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.all.admit(self):
+            self._keep_time()
+            return
+        transport.write(_BUSY)
+        transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.all.leave(self)
+        for timer in (self._head_timer, self._stalled_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    # -- the head --
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._keep_time()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._keep_time()
+
+    def _keep_time(self) -> None:
+        self.all.set_idle(self, is_idle=self.is_idle)
+        if not self.is_idle:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # nor does it read its last answer
+            return
+        if (
+            self.conn.their_state is h11.IDLE
+            and self.conn.trailing_data[0]
+            and not self.transport.is_closing()
+        ):
+            self.transport.write(_LATE)
+        self.transport.close()
+
+    # -- the answer --
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        if self._stalled_timer is not None:
+            self._stalled_timer.cancel()
+            self._stalled_timer = None
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._stalled_timer = self.loop.call_later(STALLED_SECONDS, self._end_if_stalled)
+
+    def _end_if_stalled(self) -> None:
+        if self.transport.get_write_buffer_size() >= self._unread_bytes:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+
+def _refusal(status: str, code: str, message: str) -> bytes:
+    """An answer outside of the application, in the shape of its errors."""
+    body = msgspec.json.encode({"error": {"code": code, "message": message, "details": {}}})
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Retry-After: 5\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_BUSY = _refusal("503 Service Unavailable", "busy", "too many connections are open; try again later")
+_LATE = _refusal("408 Request Timeout", "too_slow", "the head of the request did not arrive in time")
