@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -109,6 +109,13 @@ SECTIONS: dict[str, list[Any]] = {
     "Writing a driver": [Driver],
 }  # fmt: skip
 
+# The names of an enumeration, or of events, as a type of its own.
+NAME_TYPES: dict[type, str] = {
+    taskharbor.State: "StateName",
+    taskharbor.Reason: "ReasonName",
+    taskharbor.Event: "EventName",
+}
+
 ENTRANCES: dict[type, str] = {
     Jobs: "harbor.jobs",
     DeadLetters: "harbor.dlq",
@@ -187,8 +194,12 @@ def _class(cls: type) -> Iterator[str]:
         yield f"`{cls.__name__}{signature(cls.__init__)}`\n"
     if cls not in ENTRANCES:
         yield f"{_prose(cls.__doc__)}\n"
+    if cls in NAME_TYPES:
+        names = get_args(getattr(taskharbor, NAME_TYPES[cls]))
+        yield f"Its names as a type, `{NAME_TYPES[cls]}`: {', '.join(f'`{name}`' for name in names)}.\n"
     if issubclass(cls, Enum):
-        yield ", ".join(f"`{member.value}`" for member in cls) + "\n"
+        if cls not in NAME_TYPES:
+            yield ", ".join(f"`{member.value}`" for member in cls) + "\n"
         return
     if _is_record(cls):
         yield "Fields: " + ", ".join(f"`{name}: {hint}`" for name, hint in _fields(cls)) + ".\n"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskharbor import presets
-from taskharbor.client.events import Event
+from taskharbor.client.events import Event, EventName
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
@@ -45,7 +45,16 @@ from taskharbor.errors import (
     WorkflowNotFound,
     WorkflowStuck,
 )
-from taskharbor.job import AttemptStatus, Delivery, JobFilter, Progress, Reason, State
+from taskharbor.job import (
+    AttemptStatus,
+    Delivery,
+    JobFilter,
+    Progress,
+    Reason,
+    ReasonName,
+    State,
+    StateName,
+)
 from taskharbor.retry import Decision, Failure, RetryPolicy
 
 if TYPE_CHECKING:
@@ -63,6 +72,7 @@ __all__ = [
     "Decision",
     "Delivery",
     "Event",
+    "EventName",
     "Failure",
     "Harbor",
     "Job",
@@ -76,12 +86,14 @@ __all__ = [
     "PayloadTooLarge",
     "Progress",
     "Reason",
+    "ReasonName",
     "RemoteError",
     "RetryAfter",
     "RetryPolicy",
     "SchemaError",
     "Signature",
     "State",
+    "StateName",
     "Step",
     "StopRequested",
     "StoreError",

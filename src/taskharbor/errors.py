@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from taskharbor.job import ReasonName
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
     from taskharbor.job import StopReason
 
 
@@ -109,7 +113,7 @@ class JobConflict(JobError):
 class JobFailed(JobError):
     """The job is dead; `reason` and `error` say why."""
 
-    def __init__(self, job_id: str, message: str, *, reason: str, error: str | None) -> None:
+    def __init__(self, job_id: str, message: str, *, reason: ReasonName | None, error: str | None) -> None:
         super().__init__(job_id, message)
         self.reason = reason
         self.error = error

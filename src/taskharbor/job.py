@@ -31,6 +31,11 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
+# Beside each enumeration stand its names as a type, so that a plain text is checked as well. A member that is
+# added has its name added; a test compares the two.
+StateName = Literal["waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled"]
+
+
 class AttemptStatus(StrEnum):
     """How an attempt ended, as its row of history says."""
 
@@ -43,11 +48,17 @@ class AttemptStatus(StrEnum):
     SLEPT = "slept"
 
 
+AttemptStatusName = Literal["succeeded", "failed", "timed_out", "lost", "cancelled", "released", "slept"]
+
+
 class Delivery(StrEnum):
     """How often a job's handler may be begun in one run."""
 
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
+
+
+DeliveryName = Literal["at_least_once", "at_most_once"]
 
 
 class Reason(StrEnum):
@@ -65,6 +76,22 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     DISCARDED = "discarded"
     DEPENDENCY = "dependency"  # one that it depends on ended without success
+
+
+ReasonName = Literal[
+    "exhausted",
+    "unrecoverable",
+    "not_retryable",
+    "lost",
+    "interrupted",
+    "poison",
+    "invalid_payload",
+    "unknown_task",
+    "cancelled",
+    "expired",
+    "discarded",
+    "dependency",
+]
 
 
 # Why a running handler is to stop. Of several that hold, the first one counts.
@@ -87,6 +114,9 @@ class Misfire(StrEnum):
 
     RUN_ONCE = "run_once"  # however many were missed, one run makes up for them
     SKIP = "skip"  # dropped, when it is later than the grace
+
+
+MisfireName = Literal["run_once", "skip"]
 
 
 class Recurrence(Struct, frozen=True, omit_defaults=True, gc=False):

@@ -142,11 +142,16 @@ class CallPlan:
                     f"task {self.task!r} has no parameter {self._unknown(name)}; {self._expected()}"
                 )
             bound[name] = value
-        if len(bound) < len(self.parameters) and not partial:
+        if not partial:
+            self.refuse_missing(bound)
+        return bound
+
+    def refuse_missing(self, bound: Mapping[str, Any]) -> None:
+        """Refuse arguments among which a required one is missing."""
+        if len(bound) < len(self.parameters):
             missing = [name for name in self.required if name not in bound]
             if missing:
                 raise PayloadError(f"task {self.task!r} needs {_listed(missing)}; {self._expected()}")
-        return bound
 
     def encode(
         self,
@@ -157,7 +162,10 @@ class CallPlan:
         limit: int = PAYLOAD_LIMIT,
     ) -> str:
         """The payload of a call, as JSON text: bound, validated, and proved to come back as it was given."""
-        bound = self.bind(args, kwargs, partial=partial)
+        return self.encoded(self.bind(args, kwargs, partial=partial), partial=partial, limit=limit)
+
+    def encoded(self, bound: dict[str, Any], *, partial: bool = False, limit: int = PAYLOAD_LIMIT) -> str:
+        """The payload of arguments that `bind` has bound."""
         if not bound:
             return "{}"
         what = f"the payload of task {self.task!r}"

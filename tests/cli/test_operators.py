@@ -77,7 +77,7 @@ def test_dlq_discard_all_asks_first(run, dead, monkeypatch):
     refused = run("dlq", "discard-all", stdin="n\n", code=130)
     assert "Discard every dead job of the store for good? [y/N]" in refused.err
     assert [job.refresh().state for job in dead] == [State.DEAD, State.DEAD]
-    assert run("dlq", "discard-all", "--task", "fail", stdin="y\n").out == "2 discarded\n"
+    assert run("dlq", "discard-all", "--task", "fail", stdin="y\n").out.endswith("2 discarded\n")
 
 
 # -- queue ---------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_prune_asks_first(run, harbor, dead, monkeypatch):
     assert harbor.jobs.counts()["dead"] == 2
     asked = run(*old, "--limit", "1", stdin="y\n")
     assert "Delete at most 1 of the jobs in state dead" in asked.err
-    assert asked.out == "1 deleted\n"
+    assert asked.out.endswith("1 deleted\n")
 
 
 def test_prune_refuses_what_is_not_finished(run):

@@ -233,7 +233,7 @@ def test_a_wrong_option_is_told_where_it_was_written(harbor: Harbor, option: dic
 )
 def test_what_belongs_to_one_job_is_no_option_of_a_task(harbor: Harbor, option: str):
     declared: dict[str, Any] = {option: 5}
-    with pytest.raises(ConfigurationError, match=rf"{option} belong to one job.*\.using\(…\)"):
+    with pytest.raises(ConfigurationError, match=rf"{option} belongs to one job.*\.using\(…\)"):
         harbor.task(**declared)
 
 

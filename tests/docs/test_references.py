@@ -21,6 +21,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 def test_every_public_name_is_documented() -> None:
     documented = {thing.__name__ for things in reference.SECTIONS.values() for thing in things}
+    documented |= set(reference.NAME_TYPES.values())
     assert set(taskharbor.__all__) - documented == {"presets"}  # which has its own page
 
 

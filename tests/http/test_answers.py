@@ -40,7 +40,7 @@ def answer(body: bytes = b"", status: int = 200, **headers: str) -> Answer:
         (zlib.compress(b"packed", wbits=-15), {"content_encoding": "deflate"}, "packed"),
         (zlib.compress(b"packed", wbits=31), {"content_encoding": " GZIP"}, "packed"),
         (b"not packed", {"content_encoding": "gzip"}, "(10 bytes, encoded as 'gzip')"),
-        (b"x", {"content_encoding": "br"}, "(1 bytes, encoded as 'br')"),
+        (b"x", {"content_encoding": "br"}, "(1 byte, encoded as 'br')"),
     ],
 )
 def test_a_body_is_read_as_text(body, headers, text):

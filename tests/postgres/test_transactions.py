@@ -77,6 +77,21 @@ def test_job_exists_and_runs_once_the_transaction_is_committed(
     assert ran == [1]
 
 
+def test_transaction_is_entered_by_async_with_as_well(
+    harbor: Harbor, application: Application, queue: str
+) -> None:
+    async def story(app: Application) -> None:
+        async with app.transaction(), harbor.transaction(app.connection):
+            await app.enqueue("t", queue=queue)
+        with pytest.raises(ZeroDivisionError):
+            async with app.transaction(), harbor.transaction(app.connection):
+                await app.enqueue("t", queue=queue)
+                raise ZeroDivisionError
+
+    application.tell(story)
+    assert stored(harbor, queue) == 1
+
+
 def test_job_never_existed_when_the_transaction_is_rolled_back(
     harbor: Harbor, application: Application, queue: str
 ) -> None:

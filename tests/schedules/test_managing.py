@@ -525,9 +525,9 @@ def test_a_task_that_needs_arguments_cannot_be_declared_to_recur():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"delay": 5}, "belong to one job"),
-        ({"id": "x"}, "belong to one job"),
-        ({"idempotency_key": "x"}, "belong to one job"),
+        ({"delay": 5}, "belongs to one job"),
+        ({"id": "x"}, "belongs to one job"),
+        ({"idempotency_key": "x"}, "belongs to one job"),
         ({"weather": "x"}, "unknown option"),
         ({"tags": ["taskharbor:x"]}, "TaskHarbor's own"),
         ({"priority": 1000}, "priority must be"),

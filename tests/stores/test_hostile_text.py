@@ -146,7 +146,7 @@ def _stored_or_refused(shore: Shore, kind: str, text: str) -> None:
     found = shore.harbor.jobs.get(job.id)
     assert (found.tags[0] if kind == "tag" else getattr(found, kind)) == text
     if kind in ("queue", "task", "tag"):
-        where = {kind: text}
+        where: Any = {kind: text}
         assert job.id in [each.id for each in shore.harbor.jobs.list(**where, limit=1000)]
     if kind == "idempotency_key":
         again = shore.harbor.enqueue(task, delay=86_400, **options)

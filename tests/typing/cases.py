@@ -12,12 +12,19 @@ from typing import Any, assert_type
 from taskharbor import (
     Attempt,
     Context,
+    Delivery,
+    Event,
+    EventName,
     Harbor,
     Job,
+    JobFailed,
     JobFilter,
     Progress,
+    ReasonName,
     RetryPolicy,
     Signature,
+    State,
+    StateName,
     Worker,
     Workflow,
     WorkflowState,
@@ -26,6 +33,7 @@ from taskharbor import (
     group,
     presets,
 )
+from taskharbor.job import Misfire
 
 harbor = Harbor("memory://")
 
@@ -177,6 +185,69 @@ harbor.enqueue("t", {}, priority="1")  # type: ignore[arg-type]
 harbor.enqueue(5)  # type: ignore[arg-type]
 harbor.task(priority="high")  # type: ignore[call-overload]
 harbor.task(nonsense=1)  # type: ignore[call-overload]
+harbor.task(cron="@daily")  # type: ignore[call-overload]
+harbor.task(schedule="@daily", misfire="skip")
+harbor.task(schedule="@daily", misfire=Misfire.SKIP)
+harbor.task(schedule="@daily", misfire="never")  # type: ignore[call-overload]
+add.using(delivery=Delivery.AT_MOST_ONCE)
+add.using(delivery="exactly_once")  # type: ignore[arg-type]
+
+
+# -- states, events and reasons have names -------------------------------------------------------------
+
+
+def names(job: Job[int], states: list[StateName]) -> None:
+    harbor.jobs.list(state="dead")
+    harbor.jobs.list(state=State.DEAD)
+    harbor.jobs.list(state=states[0])
+    harbor.jobs.list(state="ded")  # type: ignore[arg-type]
+    harbor.jobs.cancel_all(state="ready", queue="q")
+    harbor.jobs.cancel_all(state="redy")  # type: ignore[arg-type]
+    harbor.workflows.list(state="stuck")
+    harbor.workflows.list(state="dead")  # type: ignore[arg-type]
+
+
+@harbor.on("dead")
+def told(event: Event) -> None:
+    assert_type(event.name, EventName)
+    assert_type(event.reason, ReasonName | None)
+    poison = event.reason == "poison"
+    poisoned = event.reason == "poisoned"  # type: ignore[comparison-overlap]
+    deaded = event.name == "deaded"  # type: ignore[comparison-overlap]
+    assert not (poison and poisoned and deaded)
+
+
+harbor.on("deaded")  # type: ignore[arg-type]
+
+
+def failed(error: JobFailed) -> None:
+    assert_type(error.reason, ReasonName | None)
+
+
+# -- keywords of what acts on jobs have names and types ------------------------------------------------
+
+harbor.jobs.update("id", priority=5, tags=["a"], expires_at=None, payload={"x": 1})
+harbor.jobs.update("id", prio=5)  # type: ignore[call-arg]
+harbor.jobs.update("id", priority="5")  # type: ignore[arg-type]
+harbor.jobs.list(quue="mail")  # type: ignore[call-arg]
+harbor.jobs.delete_all(quue="mail")  # type: ignore[call-arg]
+harbor.dlq.list(state="dead")  # type: ignore[call-arg]
+harbor.dlq.requeue_all(queue="mail", task=None, run_at=datetime.now(UTC))
+harbor.dlq.requeue_all(quue="mail")  # type: ignore[call-arg]
+harbor.dlq.requeue_all(queue=5)  # type: ignore[arg-type]
+harbor.dlq.discard_all(tagg="old")  # type: ignore[call-arg]
+harbor.schedules.add("n", "add", {"x": 1}, schedule="@daily", queue="q", misfire="skip")
+harbor.schedules.add("n", "add", schedule="@daily", cron="@daily")  # type: ignore[call-arg]
+harbor.schedules.update("n", schedule="@daily", payload={})
+harbor.schedules.update("n", cron="@daily")  # type: ignore[call-arg]
+harbor.schedules.update("n", misfire="never")  # type: ignore[arg-type]
+
+
+async def asynchronous_keywords() -> None:
+    await harbor.jobs.aupdate("id", prio=5)  # type: ignore[call-arg]
+    await harbor.jobs.alist(quue="mail")  # type: ignore[call-arg]
+    await harbor.dlq.arequeue_all(quue="mail")  # type: ignore[call-arg]
+    await harbor.schedules.aupdate("n", cron="@daily")  # type: ignore[call-arg]
 
 
 # -- the rest of the surface -------------------------------------------------------------------------
@@ -205,4 +276,9 @@ def contexts(anything: Any) -> None:
         assert_type(entered, Harbor)
     with harbor.transaction(anything):
         add.enqueue(1)
+
+    async def asynchronous() -> None:
+        async with harbor.transaction(anything):
+            await add.aenqueue(1)
+
     assert_type(Worker(harbor, concurrency=3), Worker)

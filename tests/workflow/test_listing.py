@@ -10,10 +10,11 @@ import pytest
 from taskharbor import Harbor, WorkflowState, chain
 from taskharbor.errors import ConfigurationError
 from taskharbor.server import application
+from taskharbor.workflow.handle import WorkflowStateName
 from tests.server.conftest import client_of
 from tests.server.test_resources import API, error_of
 
-EACH = ("running", "stuck", "succeeded", "cancelled")
+EACH: tuple[WorkflowStateName, ...] = ("running", "stuck", "succeeded", "cancelled")
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def test_a_workflow_s_jobs_are_listed_by_its_id(harbor: Harbor, ids: dict[
 
 async def test_what_a_list_of_workflows_cannot_be_asked(memory: Harbor):
     with pytest.raises(ConfigurationError, match="the states are running, stuck, succeeded, cancelled"):
-        await memory.workflows.alist(state="dead")
+        await memory.workflows.alist(state="dead")  # type: ignore[arg-type]
     async with client_of(application(memory, open_on_loopback=True)) as client:
         for query, status in {
             "state=dead": 400,

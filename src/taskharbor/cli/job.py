@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from taskharbor.cli.jobs import tell_job
 from taskharbor.cli.parameters import duration, instant, parse_payload
 from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.jobs import JobChanges
 
 
 @click.group(no_args_is_help=False)
@@ -98,7 +102,7 @@ def update(
         "tags": [] if no_tags else list(tags) or None,
         "payload": None if payload is None else parse_payload([payload]),
     }
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = cast("JobChanges", {name: value for name, value in given.items() if value is not None})
     if not changes:
         raise click.UsageError("say what to change, for example --priority 9")
     found = session.run(lambda harbor: harbor.jobs.aupdate(job_id, **changes))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from taskharbor.client.handle import Attempt, Job
     from taskharbor.client.harbor import Harbor
     from taskharbor.workflow import Workflow
+    from taskharbor.workflow.handle import WorkflowStateName
 
 STATES = ("running", "stuck", "succeeded", "cancelled")
 DRAWN_MAX = 500  # jobs whose times are looked up
@@ -35,7 +36,7 @@ def workflow() -> None:
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
 @click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
 @with_session
-def list_workflows(session: Session, limit: int, cursor: str | None, state: str | None) -> None:
+def list_workflows(session: Session, limit: int, cursor: str | None, state: WorkflowStateName | None) -> None:
     """Show workflows, newest first.
 
     \b

@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 from taskharbor.client.facade import synced
-from taskharbor.client.filters import asked_filter
+from taskharbor.client.filters import DeadWhere, asked_filter
 from taskharbor.client.handle import Job
 from taskharbor.client.jobs import JobPage
 from taskharbor.client.operating import Operator, conflict, requeue_operation
@@ -75,7 +75,7 @@ class DeadLetters(Operator):
         *,
         run_at: datetime | None = None,
         reset_attempts: bool = True,
-        **where: Any,
+        **where: Unpack[DeadWhere],
     ) -> int:
         """Requeue every dead job that matches; how many. Jobs that are at_most_once are left alone."""
         dead = _dead_filter(filter, where)
@@ -99,7 +99,7 @@ class DeadLetters(Operator):
 
     discard = synced(adiscard)
 
-    async def adiscard_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
+    async def adiscard_all(self, /, filter: JobFilter | None = None, **where: Unpack[DeadWhere]) -> int:
         """Discard every dead job that matches; how many."""
         dead = _dead_filter(filter, where)
         refuse_inside_transaction(self._harbor, "dlq.discard_all()")
@@ -118,7 +118,7 @@ class DeadLetters(Operator):
         return [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
 
 
-def _dead_filter(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
+def _dead_filter(filter: JobFilter | None, where: DeadWhere) -> JobFilter:
     asked = asked_filter(filter, where)
     if asked.state not in (None, State.DEAD):
         raise ConfigurationError(f"only dead jobs are in the dead-letter queue, not {asked.state} ones")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from taskharbor.client.events import Event
+from taskharbor.client.events import Event, EventName
 from taskharbor.drivers.base import Settled
 from taskharbor.job import JobRecord, Reason
 
@@ -16,7 +16,7 @@ READ_AT_ONCE = 500
 class Subscribers(Protocol):
     """Whoever wants to hear of it, here or in another process."""
 
-    def wanted(self, name: str) -> bool: ...
+    def wanted(self, name: EventName) -> bool: ...
     def emit(self, event: Event) -> None: ...
 
 

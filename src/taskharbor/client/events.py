@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from msgspec import Struct
 
@@ -22,15 +22,17 @@ from taskharbor.calling import in_sync_call
 from taskharbor.clock import from_micros
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Options
+from taskharbor.job import Options, ReasonName
 
 if TYPE_CHECKING:
     import asyncio
 
 logger = logging.getLogger("taskharbor.events")
 
-JOB_EVENTS = ("enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled")
-EVENT_NAMES = (*JOB_EVENTS, "stuck")
+JobEventName = Literal["enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled"]
+EventName = Literal[JobEventName, "stuck"]
+JOB_EVENTS: tuple[JobEventName, ...] = get_args(JobEventName)
+EVENT_NAMES: tuple[EventName, ...] = get_args(EventName)
 WAITING_MAX = 10_000  # events a slow subscriber may be behind; more are dropped, and counted in the log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,7 +55,7 @@ class Event(Struct, frozen=True):
     `stuck` is about a worker process: its `job_id`, `task` and `queue` are empty, and `jobs` are those that it had.
     """
 
-    name: str
+    name: EventName
     job_id: str
     task: str
     queue: str
@@ -62,13 +64,13 @@ class Event(Struct, frozen=True):
     correlation_id: str | None = None
     worker: str | None = None
     error: str | None = None
-    reason: str | None = None  # of dead and cancelled
+    reason: ReasonName | None = None  # of dead and cancelled
     retry_at: datetime | None = None
     delay_seconds: float | None = None
     jobs: tuple[str, ...] = ()  # of stuck: what was being executed there, at most twenty
 
     @classmethod
-    def about(cls, job: Identified, options: Options, name: str, at: int, **more: Any) -> Event:
+    def about(cls, job: Identified, options: Options, name: EventName, at: int, **more: Any) -> Event:
         """An event of this job, at the store's time `at`; `more` are further fields."""
         return cls(
             name,
@@ -87,14 +89,14 @@ class Events:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = _SubscriberThread()
 
-    def subscribe(self, name: str, subscriber: F) -> F:
+    def subscribe(self, name: EventName, subscriber: F) -> F:
         self.check_name(name)
         if not callable(subscriber):
             raise ConfigurationError(f"a subscriber is a function of one event, not {shorten(subscriber)}")
         self._subscribers.setdefault(name, []).append(subscriber)
         return subscriber
 
-    def unsubscribe(self, name: str, subscriber: Callable[[Event], Any]) -> None:
+    def unsubscribe(self, name: EventName, subscriber: Callable[[Event], Any]) -> None:
         """Tell this subscriber no more; nothing happens if it is none."""
         left = [each for each in self._subscribers.get(name, ()) if each != subscriber]
         if left:
@@ -102,13 +104,13 @@ class Events:
         else:
             self._subscribers.pop(name, None)
 
-    def check_name(self, name: str) -> None:
+    def check_name(self, name: EventName) -> None:
         if name not in EVENT_NAMES:
             raise ConfigurationError(
                 f"no event is called {shorten(name)}; the events are {', '.join(EVENT_NAMES)}"
             )
 
-    def wanted(self, name: str) -> bool:
+    def wanted(self, name: EventName) -> bool:
         return name in self._subscribers
 
     def emit(self, event: Event) -> None:

@@ -42,12 +42,26 @@ def synced(
         _warn_inside_a_loop(name)
         driver = self._driver
         here = driver.inline or (takes_part and driver.uses_callers_thread())
-        return (step_to_end if here else run_on_loop_thread)(method(self, *args, **kwargs))
+        try:
+            call = method(self, *args, **kwargs)
+        except TypeError as error:  # only binding the arguments can raise here: the coroutine has not begun
+            raise _named_rightly(error, method) from None
+        return (step_to_end if here else run_on_loop_thread)(call)
 
     sync.__name__ = name[1:]
     sync.__qualname__ = method.__qualname__.replace(name, name[1:])
     sync.__doc__ = f"{method.__doc__ or ''}\n\n(The asynchronous form is `{name}`.)"
     return sync
+
+
+def _named_rightly(error: TypeError, method: Callable[..., Any]) -> TypeError:
+    """Python's own error with the name that was called, and the arguments that there are."""
+    import inspect
+
+    name = method.__name__
+    taken = ", ".join(each for each in inspect.signature(method).parameters if each != "self")
+    text = str(error).replace(f"{name}()", f"{name[1:]}()", 1)
+    return TypeError(f"{text}; it takes {taken}" if taken else text)
 
 
 def _warn_inside_a_loop(asynchronous: str) -> None:

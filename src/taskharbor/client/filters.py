@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 from taskharbor.client.options import checked_id, refuse_unknown
 from taskharbor.codec import checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import JobFilter, State
+from taskharbor.job import JobFilter, State, StateName
 
 FILTERS = frozenset(JobFilter.__struct_fields__)
 PAGE_MAX = 1_000
 
 
+class DeadWhere(TypedDict, total=False):
+    """Which dead jobs an operation on all of them means; what is left out stands for any."""
+
+    queue: str | None
+    task: str | None
+    tag: str | None
+    workflow: object
+
+
+class JobWhere(DeadWhere, total=False):
+    """Which jobs an operation on many of them means; what is left out stands for any."""
+
+    state: State | StateName | None
+
+
 def job_filter(
     *,
-    state: str | State | None = None,
+    state: str | None = None,
     queue: str | None = None,
     task: str | None = None,
     tag: str | None = None,
@@ -31,10 +46,10 @@ def job_filter(
     )
 
 
-def asked_filter(filter: JobFilter | None, where: dict[str, Any]) -> JobFilter:
+def asked_filter(filter: JobFilter | None, where: JobWhere | DeadWhere) -> JobFilter:
     """What a bulk operation means: one filter, or its parts as keywords."""
     if filter is None:
-        refuse_unknown(where, FILTERS)
+        refuse_unknown(where, FILTERS, "filter")
         return job_filter(**where)
     if where:
         raise ConfigurationError("a filter and its parts as keywords were both given; give one of them")

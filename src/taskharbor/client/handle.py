@@ -316,7 +316,7 @@ def _ending(record: JobRecord) -> JobFailed | JobCancelled:
     return JobFailed(
         record.id,
         f"job {record.id} ({record.task}) is dead ({record.reason}): {record.error}",
-        reason=str(record.reason),
+        reason=None if record.reason is None else record.reason.value,
         error=record.error,
     )
 

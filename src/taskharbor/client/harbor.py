@@ -6,8 +6,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -15,31 +14,33 @@ from taskharbor import presets
 from taskharbor.client import everywhere
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.endings import tell_cancelled
-from taskharbor.client.events import Event, Events
+from taskharbor.client.events import Event, EventName, Events
 from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.jobs import Jobs
 from taskharbor.client.options import (
     FIRST_INSTANT,
     OWN_OPTIONS,
+    TASK_OPTIONS,
     EnqueueOptions,
     checked_options,
     checked_worker_retry,
     merged,
     new_job,
     refuse_none_of_declared,
+    refuse_unknown,
 )
 from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
 from taskharbor.client.task import Isolation, Signature, Task, default_name
-from taskharbor.client.transaction import block_of, refuse_inside_transaction, transaction_block
+from taskharbor.client.transaction import Transaction, block_of, refuse_inside_transaction
 from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import agreeing, checked_name, counted, decode_result, encode_payload, shorten
 from taskharbor.context import Context
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import ConfigurationError, PayloadError
-from taskharbor.job import JobRecord, NewJob, Recurrence
+from taskharbor.job import JobRecord, Misfire, MisfireName, NewJob, Recurrence
 from taskharbor.locating import refuse_while_importing
 from taskharbor.retry import RetryPolicy
 
@@ -155,7 +156,7 @@ class Harbor:
         isolation: Isolation | None = None,
         schedule: str | Recurring | None = None,
         timezone: str = "UTC",
-        misfire: str = "run_once",
+        misfire: Misfire | MisfireName = "run_once",
         misfire_grace: float = 60.0,
         dead_letter: bool = False,
         **options: Unpack[EnqueueOptions],
@@ -188,7 +189,7 @@ class Harbor:
         """The task of this name, declared here or known everywhere."""
         return self.tasks.get(name) or everywhere.task_of(self, name)
 
-    def on(self, name: str) -> Callable[[F], F]:
+    def on(self, name: EventName) -> Callable[[F], F]:
         """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
         self.events.check_name(name)
         return lambda subscriber: self.events.subscribe(name, subscriber)
@@ -264,15 +265,13 @@ class Harbor:
         """An operator ended a job that was not running."""
         tell_cancelled(self.events, record)
 
-    @contextmanager
-    def transaction(self, connection: Any) -> Iterator[None]:
+    def transaction(self, connection: Any) -> Transaction:
         """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
 
-        Only enqueueing takes part in it. No `enqueued` event is told of these jobs, because only the caller
-        knows whether they came to be.
+        `with harbor.transaction(connection):` or `async with …`, which do the same. Only enqueueing takes part in it.
+        No `enqueued` event is told of these jobs, because only the caller knows whether they came to be.
         """
-        with self.driver.transaction(connection), transaction_block(self):
-            yield
+        return Transaction(self, connection)
 
     # -- serving --
 
@@ -379,7 +378,7 @@ class Declaration:
         isolation: Isolation | None = None,
         schedule: str | Recurring | None = None,
         timezone: str = "UTC",
-        misfire: str = "run_once",
+        misfire: Misfire | MisfireName = "run_once",
         misfire_grace: float = 60.0,
         dead_letter: bool = False,
         **options: Unpack[EnqueueOptions],
@@ -397,6 +396,7 @@ class Declaration:
         self._parameter_aliases = parameter_aliases
         self._isolation = isolation
         self._options = options
+        refuse_unknown(options.keys() - OWN_OPTIONS, TASK_OPTIONS)
         unfit = OWN_OPTIONS & options.keys()
         if unfit:
             raise ConfigurationError(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, Unpack
 
 from msgspec import UnsetType
 
 from taskharbor.client.endings import READ_AT_ONCE
 from taskharbor.client.facade import synced
-from taskharbor.client.filters import asked_filter, checked_cursor, checked_limit, job_filter
+from taskharbor.client.filters import JobWhere, asked_filter, checked_cursor, checked_limit, job_filter
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.operating import Operator, not_found, requeue_operation
 from taskharbor.client.options import (
@@ -27,13 +27,25 @@ from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, decode_result, encode_payload
 from taskharbor.drivers.base import Cancel, Delete, Operated, Operation, RunNow, Update, Verdict
 from taskharbor.errors import ConfigurationError, JobConflict
-from taskharbor.job import JobFilter, JobRecord, State
+from taskharbor.job import JobFilter, JobRecord, State, StateName
 from taskharbor.lifecycle import CANCELLABLE, DELETABLE
 from taskharbor.retry import resolve_max_attempts
 
-CHANGEABLE_OPTIONS = frozenset(
-    {"priority", "run_at", "payload", "max_attempts", "max_retries", "timeout", "tags", "expires_at"}
-)
+
+class JobChanges(TypedDict, total=False):
+    """What can be changed of a job that is neither running nor finished."""
+
+    priority: int
+    run_at: datetime
+    payload: Mapping[str, Any]
+    max_attempts: int | None
+    max_retries: int | None
+    timeout: float | timedelta | None
+    tags: list[str] | tuple[str, ...]
+    expires_at: datetime | None
+
+
+CHANGEABLE_OPTIONS = frozenset(JobChanges.__annotations__)
 
 
 class JobPage(list[Job[Any]]):
@@ -60,7 +72,7 @@ class Jobs(Operator):
     async def alist(
         self,
         *,
-        state: str | State | None = None,
+        state: State | StateName | None = None,
         queue: str | None = None,
         task: str | None = None,
         tag: str | None = None,
@@ -75,7 +87,7 @@ class Jobs(Operator):
 
     list = synced(alist)
 
-    async def aupdate(self, /, id: object, **changes: Any) -> Job[Any]:
+    async def aupdate(self, /, id: object, **changes: Unpack[JobChanges]) -> Job[Any]:
         """Change a job that is neither running nor finished: priority, run_at, payload, limits, timeout, tags."""
         refuse_unknown(changes, CHANGEABLE_OPTIONS)
         update = _update(changes)
@@ -133,7 +145,7 @@ class Jobs(Operator):
 
     run_now = synced(arun_now)
 
-    async def acancel_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
+    async def acancel_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
         """Cancel every job that matches and is not finished; how many."""
         return await self._operate_all(
             Cancel(), asked_filter(filter, where), CANCELLABLE, "jobs.cancel_all()"
@@ -141,7 +153,7 @@ class Jobs(Operator):
 
     cancel_all = synced(acancel_all)
 
-    async def adelete_all(self, /, filter: JobFilter | None = None, **where: Any) -> int:
+    async def adelete_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
         """Delete every job that matches and is not running; how many. Schedules stay."""
         return await self._operate_all(Delete(), asked_filter(filter, where), DELETABLE, "jobs.delete_all()")
 
@@ -238,7 +250,7 @@ def _recurs(job: JobRecord) -> bool:
 def _update(changes: Mapping[str, Any]) -> Update:
     if not changes:
         raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE_OPTIONS))}")
-    refuse_huge(dict(changes))
+    refuse_huge(changes)
     fields: dict[str, Any] = {}
     for name, value in changes.items():
         match name:

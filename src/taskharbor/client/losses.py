@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taskharbor.client.endings import Subscribers, tell_dependants
-from taskharbor.client.events import Event
+from taskharbor.client.events import Event, EventName
 from taskharbor.drivers.base import Driver, Settled, Transition
 from taskharbor.job import AttemptStatus, JobRecord, State
 from taskharbor.recurring import next_run, was_rearmed
@@ -47,7 +47,7 @@ def _tell_lost(
     if record.options.correlation_id is not None:
         fields["correlation_id"] = record.options.correlation_id
 
-    def emit(name: str, **more: Any) -> None:
+    def emit(name: EventName, **more: Any) -> None:
         if events.wanted(name):
             about = {"attempt": transition.number, "worker": transition.worker, "error": transition.error}
             events.emit(Event.about(record, record.options, name, settled.at, **about, **more))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
@@ -11,9 +11,9 @@ import uuid_utils
 from msgspec import UNSET, UnsetType
 
 from taskharbor.clock import check_seconds, seconds_to_micros, to_micros
-from taskharbor.codec import KEY_LIMIT, checked_name, shorten
+from taskharbor.codec import KEY_LIMIT, agreeing, checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, RESERVED_TAGS, Delivery, NewJob, Options
+from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, RESERVED_TAGS, Delivery, DeliveryName, NewJob, Options
 from taskharbor.retry import RetryPolicy, resolve_max_attempts
 
 TAGS_MAX = 32
@@ -33,7 +33,7 @@ class EnqueueOptions(TypedDict, total=False):
     timeout: float | timedelta | None
     expires_at: datetime | None
     idempotency_key: str | None
-    delivery: str | None
+    delivery: Delivery | DeliveryName | None
     retry: RetryPolicy | None
     correlation_id: str | None
     tags: list[str] | tuple[str, ...]
@@ -43,6 +43,48 @@ class EnqueueOptions(TypedDict, total=False):
 OPTION_NAMES = frozenset(EnqueueOptions.__annotations__)
 # They belong to one job, so that no declaration has them.
 OWN_OPTIONS = frozenset({"run_at", "delay", "expires_at", "idempotency_key", "correlation_id", "id"})
+# They belong to a task, so that no single job has them.
+DECLARED_ONLY = frozenset(
+    {
+        "name",
+        "aliases",
+        "parameter_aliases",
+        "isolation",
+        "schedule",
+        "timezone",
+        "misfire",
+        "misfire_grace",
+        "dead_letter",
+    }
+)
+TASK_OPTIONS = OPTION_NAMES - OWN_OPTIONS | DECLARED_ONLY
+
+# What an option is called elsewhere, by its name here.
+_HABITS = {
+    "schedule": "cron crontab cron_string every interval periodic repeat run_every",
+    "delay": "countdown defer defer_by delay_seconds enqueue_in schedule_in wait",
+    "run_at": "at defer_until enqueue_at eta schedule_at scheduled_at scheduled_for when",
+    "expires_at": "deadline expires expires_in max_age ttl",
+    "max_retries": "retries retry_count retry_limit",
+    "max_attempts": "attempts max_tries tries",
+    "retry": "autoretry_for backoff default_retry_delay retry_backoff retry_delay retry_policy retry_when",
+    "timeout": "job_timeout max_runtime soft_time_limit time_limit",
+    "idempotency_key": "dedup_key deduplication_id job_key key lock queueing_lock unique_key",
+    "id": "job_id message_id task_id",
+    "name": "actor_name task_name",
+    "queue": "channel queue_name routing_key",
+    "delivery": "ack_late acks_late",
+    "tags": "labels tag",
+    "correlation_id": "request_id trace_id",
+    "timezone": "time_zone tz",
+    "misfire_grace": "misfire_grace_time",
+}
+_HERE = {habit: name for name, habits in _HABITS.items() for habit in habits.split()}
+_INSTEAD = {
+    "bind": "a function whose first parameter is annotated with Context is given it",
+    "ignore_result": "what a handler returns is kept, and None costs nothing: return nothing",
+    "result_ttl": "Harbor(retention=…) says how long finished jobs are kept",
+}
 
 
 def new_id() -> str:
@@ -63,20 +105,44 @@ def checked_id(value: object) -> str:
     )
 
 
-def refuse_unknown(options: dict[str, Any], allowed: frozenset[str] = OPTION_NAMES) -> None:
-    unknown = sorted(options.keys() - allowed)
-    if "isolation" in unknown:
-        raise ConfigurationError(
-            "isolation belongs to a task, not to one job; declare it: @harbor.task(isolation=…)"
-        )
-    if unknown:
-        raise ConfigurationError(
-            f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}; "
-            f"the options are {', '.join(sorted(allowed))}"
-        )
+def refuse_unknown(
+    given: Iterable[str], allowed: frozenset[str] = OPTION_NAMES, what: str = "option"
+) -> None:
+    """Refuse a name that has no place here, and say which one is meant: people mistype, and know other libraries."""
+    unknown = sorted(set(given) - allowed)
+    if not unknown:
+        return
+    meant = {name: _HERE.get(name) or _closest(name, allowed) for name in unknown}
+    for name, here in meant.items():
+        remedy = _INSTEAD.get(name) or _elsewhere(here or name, allowed)
+        if remedy is not None:
+            raise ConfigurationError(
+                remedy if remedy.startswith(f"{name} ") else f"unknown {what} {name}: {remedy}"
+            )
+    likely = ", ".join(here for here in meant.values() if here in allowed)
+    raise ConfigurationError(
+        f"unknown {agreeing(len(unknown), what, f'{what}s')} {', '.join(unknown)}"
+        f"{f': did you mean {likely}? The' if likely else '; the'} {what}s are {', '.join(sorted(allowed))}"
+    )
 
 
-def refuse_huge(options: dict[str, Any]) -> None:
+def _closest(name: str, allowed: frozenset[str]) -> str | None:
+    import difflib  # most programs never need it
+
+    close = difflib.get_close_matches(name.lower(), allowed, n=1)
+    return close[0] if close else None
+
+
+def _elsewhere(name: str, allowed: frozenset[str]) -> str | None:
+    """Where an option belongs that has no place here."""
+    if allowed is OPTION_NAMES and name in DECLARED_ONLY:
+        return f"{name} belongs to a task, not to one job; declare it: @harbor.task({name}=…)"
+    if allowed is TASK_OPTIONS and name in OWN_OPTIONS:
+        return f"{name} belongs to one job, not to a task; give it with .using({name}=…)"
+    return None
+
+
+def refuse_huge(options: Mapping[str, Any]) -> None:
     """An integer that no option takes, and that Python would refuse even to print in an error."""
     for name, value in options.items():
         if isinstance(value, int) and value.bit_length() > 64:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -20,30 +20,53 @@ from taskharbor.job import (
     SCHEDULE_TAG,
     AttemptStatus,
     Delivery,
+    DeliveryName,
     JobRecord,
     Misfire,
+    MisfireName,
     NewJob,
     Recurrence,
     State,
 )
+from taskharbor.retry import RetryPolicy
 from taskharbor.schedule import Schedule as Recurring
 from taskharbor.schedule import parse
 
+
 # What a schedule's jobs may be given. What belongs to one job, a recurring one cannot have: each of its runs has its
 # own time, and the schedule's name is its identity.
-JOB_OPTIONS = frozenset(
-    {
-        "queue",
-        "priority",
-        "max_attempts",
-        "max_retries",
-        "timeout",
-        "delivery",
-        "retry",
-        "correlation_id",
-        "tags",
-    }
-)
+class RunOptions(TypedDict, total=False):
+    """The options of a schedule's runs."""
+
+    queue: str
+    priority: int
+    max_attempts: int | None
+    max_retries: int | None
+    timeout: float | timedelta | None
+    delivery: Delivery | DeliveryName | None
+    retry: RetryPolicy | None
+    correlation_id: str | None
+    tags: list[str] | tuple[str, ...]
+
+
+class ScheduleOptions(RunOptions, total=False):
+    """What `harbor.schedules.add` takes beside the schedule itself."""
+
+    timezone: str
+    misfire: Misfire | MisfireName
+    misfire_grace: float | timedelta
+    dead_letter: bool
+
+
+class ScheduleChanges(ScheduleOptions, total=False):
+    """What `harbor.schedules.update` takes."""
+
+    schedule: str | Recurring
+    task: str
+    payload: Mapping[str, Any]
+
+
+JOB_OPTIONS = frozenset(RunOptions.__annotations__)
 RECURRENCE_OPTIONS = frozenset({"schedule", "timezone", "misfire", "misfire_grace", "dead_letter"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
@@ -17,6 +17,8 @@ from taskharbor.client.schedule import (
     JOB_OPTIONS,
     RECURRENCE_OPTIONS,
     Schedule,
+    ScheduleChanges,
+    ScheduleOptions,
     checked_job_options,
     checked_recurrence,
     recurring,
@@ -33,6 +35,7 @@ from taskharbor.recurring import PARKED_AT, after_cancelling
 
 if TYPE_CHECKING:
     from taskharbor.client.task import Task
+    from taskharbor.schedule import Schedule as Recurring
 
 logger = logging.getLogger("taskharbor")
 
@@ -76,10 +79,10 @@ class Schedules(Operator):
         task: str,
         payload: Mapping[str, Any] | None = None,
         *,
-        schedule: Any,
+        schedule: str | Recurring,
         application: str | None = None,
         replace: bool = True,
-        **options: Any,
+        **options: Unpack[ScheduleOptions],
     ) -> Schedule:
         """Let a job of this task recur. A schedule of the same name is changed, or, with `replace=False`, left
         alone and refused by JobConflict; there never are two.
@@ -104,7 +107,9 @@ class Schedules(Operator):
 
     add = synced(aadd)
 
-    async def aupdate(self, /, name: str, *, application: str | None = None, **changes: Any) -> Schedule:
+    async def aupdate(
+        self, /, name: str, *, application: str | None = None, **changes: Unpack[ScheduleChanges]
+    ) -> Schedule:
         """Change a schedule, also one that runs: its schedule, its task, its payload or its options."""
         if not changes:
             raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE))}")

@@ -44,7 +44,7 @@ Isolation = Literal["thread", "process"]
 class Signature(Generic[R]):
     """A task with arguments and options, not enqueued yet: `harbor.enqueue_many([send.s("a@b.c"), …])`."""
 
-    __slots__ = ("arguments", "options", "takes_result", "task")
+    __slots__ = ("arguments", "options", "payload", "takes_result", "task")
 
     def __init__(
         self,
@@ -55,12 +55,16 @@ class Signature(Generic[R]):
     ) -> None:
         self.task = task
         self.arguments = arguments
+        self.payload = task.plan.encoded(
+            arguments, partial=takes_result
+        )  # what is given is validated here, and once
         self.options = options
         self.takes_result = takes_result  # of what comes before it in a workflow
 
     def new_job(self) -> NewJob:
-        """The job that this stands for, its arguments validated."""
-        return self.task.new_job((), self.arguments, self.options)
+        """The job that this stands for; one whose required arguments are not all given is refused."""
+        self.task.plan.refuse_missing(self.arguments)
+        return self.task.new_job_of(self.payload, self.options)
 
     def __repr__(self) -> str:
         shown = shown_payload(self.task.name, self.arguments)
@@ -97,7 +101,9 @@ class Enqueueable(Generic[P, R]):
     enqueue_many = synced(aenqueue_many)
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
-        """A signature of this task; arguments may be left out, to be filled by what comes before it."""
+        """A signature of this task; arguments may be left out, to be filled by what comes before it. Those that are
+        given are checked at once.
+        """
         return Signature(self._task, self._task.plan.bind(args, kwargs, partial=True), self._options)
 
     def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
 
 from taskharbor.errors import ConfigurationError
 
@@ -44,8 +45,46 @@ def block_of(harbor: Harbor) -> Block | None:
     return block
 
 
+class Transaction:
+    """What `harbor.transaction(connection)` gives: one block, entered by `with` or by `async with`.
+
+    Both do the same: the caller's transaction is begun and committed by the caller, so that nothing here waits.
+    """
+
+    def __init__(self, harbor: Harbor, connection: object) -> None:
+        self._harbor = harbor
+        self._connection = connection
+        self._undo: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        if self._undo is not None:
+            raise ConfigurationError(
+                "this transaction() is entered already; call harbor.transaction(…) for each block"
+            )
+        with ExitStack() as undo:
+            undo.enter_context(self._harbor.driver.transaction(self._connection))
+            undo.enter_context(_block(self._harbor))
+            self._undo = undo.pop_all()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        assert self._undo is not None, "a block that was not entered is not left"
+        undo, self._undo = self._undo, None
+        undo.__exit__(kind, error, trace)
+        return False
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        return self.__exit__(kind, error, trace)
+
+
 @contextmanager
-def transaction_block(harbor: Harbor) -> Iterator[None]:
+def _block(harbor: Harbor) -> Iterator[None]:
     block = Block(harbor, _blocks.get())
     reset = _blocks.set(block)
     try:

@@ -16,7 +16,7 @@ from taskharbor.job import Delivery, JobFilter, JobRecord, State
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Composition, Workflow
-    from taskharbor.workflow.handle import WorkflowState
+    from taskharbor.workflow.handle import WorkflowState, WorkflowStateName
 
 CANCEL_PAGE = 5_000
 LOOK_PAGE = 50  # at least so many are looked at in one go for those of a state
@@ -60,7 +60,11 @@ class Workflows(Operator):
     get = synced(aget)
 
     async def alist(
-        self, *, state: str | WorkflowState | None = None, cursor: str | None = None, limit: int = 100
+        self,
+        *,
+        state: WorkflowState | WorkflowStateName | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
     ) -> WorkflowList:
         """Workflows that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
         from taskharbor.workflow.handle import checked_state

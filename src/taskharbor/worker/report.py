@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from taskharbor.client.endings import tell_cancelled, tell_dependants
-from taskharbor.client.events import Event, Events
+from taskharbor.client.events import Event, EventName, Events
 from taskharbor.client.losses import Losses
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Answer, Settled, Transition
@@ -159,7 +159,7 @@ class Reporter:
         """A job that nobody began by its `expires_at`, or that ended with such a one."""
         tell_cancelled(self._events, record, logger)
 
-    def _emit(self, name: str, execution: Execution, at: int, **more: Any) -> None:
+    def _emit(self, name: EventName, execution: Execution, at: int, **more: Any) -> None:
         if self._events.wanted(name):
             claimed = execution.claimed
             about = {"attempt": claimed.number, "worker": self._worker}

@@ -48,7 +48,7 @@ def failure_template(options: WorkflowOptions) -> Template | None:
             f"the failure task {signature!r} needs {', '.join(map(repr, missing))}; "
             "only the first parameter that is not given is filled, with what died"
         )
-    job = signature.task.new_job_of(plan.encode((), given, partial=True), signature.options)
+    job = signature.task.new_job_of(signature.payload, signature.options)
     own = replace(job.options, correlation_id=job.options.correlation_id or options.correlation_id)
     return Template(job.task, job.payload, job.queue, parameter, job.priority, job.delay, job.delivery, own)
 

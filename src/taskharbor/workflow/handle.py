@@ -45,6 +45,9 @@ class WorkflowState(StrEnum):
     CANCELLED = "cancelled"  # by somebody, or because a member failed and the others end with it
 
 
+WorkflowStateName = Literal["running", "stuck", "succeeded", "cancelled"]
+
+
 def checked_state(value: object) -> WorkflowState:
     try:
         return WorkflowState(str(value))

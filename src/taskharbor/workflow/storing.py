@@ -95,9 +95,8 @@ def jobs_of(graph: Graph, workflow_id: str, options: WorkflowOptions) -> list[Ne
         make = makers.get(shared)
         if make is None:
             make = makers[shared] = _maker(signature, takes, workflow_id, options)
-        payload = signature.task.plan.encode((), signature.arguments, partial=takes is not None)
         depends_on = tuple([ids[other] for other in after]) if after else ()
-        jobs.append(make(ids[index], payload, depends_on, ends))
+        jobs.append(make(ids[index], signature.payload, depends_on, ends))
     return jobs
 
 

@@ -1,0 +1,55 @@
+"""What type checkers are told is what the code does: names as types, and keywords as dictionaries."""
+
+from __future__ import annotations
+
+import inspect
+from enum import StrEnum
+from typing import Any, get_args
+
+import pytest
+
+from taskharbor import AttemptStatus, Delivery, EventName, Reason, State, WorkflowState, job
+from taskharbor.client import filters, jobs, options, schedule
+from taskharbor.client.events import EVENT_NAMES
+from taskharbor.client.harbor import Declaration
+from taskharbor.workflow.handle import WorkflowStateName
+
+NAMES: list[tuple[Any, type[StrEnum]]] = [
+    (job.StateName, State),
+    (job.ReasonName, Reason),
+    (job.AttemptStatusName, AttemptStatus),
+    (job.DeliveryName, Delivery),
+    (job.MisfireName, job.Misfire),
+    (WorkflowStateName, WorkflowState),
+]
+
+
+@pytest.mark.parametrize(("names", "enumeration"), NAMES, ids=[each.__name__ for _, each in NAMES])
+def test_the_names_of_an_enumeration_are_its_members(names: Any, enumeration: type[StrEnum]):
+    assert list(get_args(names)) == [member.value for member in enumeration]
+
+
+def test_the_names_of_events_are_the_events():
+    assert set(get_args(EventName)) == set(EVENT_NAMES)
+
+
+def test_the_keywords_of_a_bulk_operation_are_the_parts_of_a_filter():
+    assert set(filters.JobWhere.__annotations__) == filters.FILTERS
+    assert set(filters.DeadWhere.__annotations__) == filters.FILTERS - {"state"}
+    listed = inspect.signature(jobs.Jobs.alist).parameters
+    assert set(listed) - {"self", "cursor", "limit"} == filters.FILTERS
+
+
+def test_the_options_of_a_declaration_are_its_parameters():
+    declared = set(inspect.signature(Declaration).parameters) - {"harbor", "options"}
+    assert declared == options.DECLARED_ONLY
+
+
+def test_what_a_schedule_can_be_given_is_what_it_takes():
+    taken = schedule.JOB_OPTIONS | schedule.RECURRENCE_OPTIONS
+    assert set(schedule.ScheduleOptions.__annotations__) == taken - {"schedule"}
+    assert set(schedule.ScheduleChanges.__annotations__) == taken | {"task", "payload"}
+
+
+def test_a_job_of_a_schedule_takes_no_option_that_a_job_does_not():
+    assert schedule.JOB_OPTIONS < options.OPTION_NAMES
