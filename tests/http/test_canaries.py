@@ -17,6 +17,8 @@ from urllib.parse import quote
 import httpcore2
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taskharbor import Harbor, Worker
 from taskharbor.cli import cli
@@ -253,6 +255,17 @@ async def test_a_body_that_is_cut_shows_no_half_of_a_secret(
     await assert_hidden(watched, job, State.SUCCEEDED if status == 200 else State.DEAD)
 
 
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_request_of_many_secrets_shows_none_of_them(
+    harbor: Harbor, server: Server, watched: Watched, status: int
+):
+    headers = {f"X-{n}": " ".join(f"canary{n}-{k}" for k in range(20)) for n in range(90)}
+    server.handle = lambda request: reply(status, " ".join(request.headers.values()))
+    job = await enqueued(harbor, server.url, headers=headers)
+    await Worker(harbor).drain()
+    await assert_hidden(watched, job, State.SUCCEEDED if status == 200 else State.DEAD)
+
+
 async def test_a_time_out_shows_no_secret(
     harbor: Harbor, server: Server, clock: ManualClock, watched: Watched
 ):
@@ -309,6 +322,46 @@ async def test_a_failed_handshake_shows_no_secret(harbor: Harbor, server: Server
         job = await enqueued(harbor, "https://hooks.example")
         await Worker(harbor).drain()
     assert "connection to https://hooks.example" in await assert_hidden(watched, job)
+
+
+SECRET_NAMES = [
+    "pass",
+    "password",
+    "jwt",
+    "token",
+    "access_token",
+    "api_key",
+    "client_secret",
+    "sig",
+    "auth",
+    "sid",
+]
+
+
+def spelled(text: str, choices: list[int]) -> str:
+    """Each letter as it is, in upper case, percent-encoded, or percent-encoded twice."""
+    ways: list[Callable[[str], str]] = [
+        str,
+        str.upper,
+        lambda letter: f"%{ord(letter):02x}",
+        lambda letter: f"%25{ord(letter):02X}",
+    ]
+    return "".join(ways[choice](letter) for letter, choice in zip(text, choices, strict=False))
+
+
+@given(
+    st.sampled_from(SECRET_NAMES),
+    st.lists(st.integers(0, 3), min_size=20, max_size=20),
+    st.sampled_from(["?", "?a=b&", "?a=b;", "#", "#/x?", ";", "/y;a=b;", "?a&", "?a=1?"]),
+    st.text(st.characters(exclude_characters="&#?/", exclude_categories=["Cs"])),
+    st.sampled_from(["", "&page=7", "#x"]),
+)
+def test_a_secret_parameter_is_masked_however_its_name_is_spelled(
+    name: str, choices: list[int], before: str, value: str, after: str
+):
+    shown = shown_url(f"https://x/{before}{spelled(name, choices)}=canary{value}{after}")
+    assert "=***" in shown
+    assert CANARY not in shown
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,16 @@ def test_a_server_without_tokens_serves_no_proxy(url: str):
             assert b" 403 " in connection.recv(2**16)
 
 
+def test_a_silent_connection_makes_room_on_a_real_server(url: str):
+    with serving(url, "--max-connections", "1") as (_, base):
+        place = ("127.0.0.1", int(base.rpartition(":")[2]))
+        with socket.create_connection(place, timeout=LIMIT) as silent:
+            silent.sendall(b"GET /heal")
+            assert httpx.get(f"{base}/healthz", timeout=LIMIT).status_code == 200
+            with contextlib.suppress(ConnectionResetError):
+                assert silent.recv(1) == b""
+
+
 def test_a_forged_address_does_not_get_round_the_limit_of_a_real_server(url: str):
     with Harbor(url) as harbor:
         asyncio.run(create_token(harbor.driver, "reader", "read"))

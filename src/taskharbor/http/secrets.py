@@ -71,7 +71,8 @@ def is_secret_parameter(name: str) -> bool:
         name, before = unquote_plus(name), name
         if name == before:
             break
-    return _SECRET_NAME.search(_HUMP.sub("_", name).lower()) is not None
+    words = _HUMP.sub("_", name).lower()
+    return any(_SECRET_NAME.search(each) is not None for each in (name.lower(), words))
 
 
 def shown_url(url: str) -> str:

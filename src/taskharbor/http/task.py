@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from string import digits, punctuation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from taskharbor import presets
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.http.client import Network, Outgoing
 
+T = TypeVar("T")
+
 _PRINTABLE = f" {digits}{punctuation}"  # stays as it is in a header; letters beyond ASCII are percent-encoded
+SECRETS_LENGTH_MAX = 4_096  # characters of headers whose secrets are looked for in the loop itself
+SCRUB_WORK_MAX = 2**22  # secrets times characters that are scrubbed there
 MISSING_EXTRA = "the task 'http' needs the extra: pip install 'taskharbor[http]'"
 
 
@@ -78,7 +84,8 @@ async def _call(
     outgoing = _outgoing(ctx, call, clock.now())
     # The job's own timeout, if it has one, is the worker's to keep.
     seconds = call.timeout or (None if ctx.deadline is not None else TIMEOUT_SECONDS)
-    secrets = _secrets(call, outgoing)  # grows with each redirect
+    length = sum(len(value) for _, value in call.headers)
+    secrets = await _beside(length, SECRETS_LENGTH_MAX, _secrets, call, outgoing)  # grows with each redirect
     sending = exchange(
         outgoing,
         harbor.http_allow,
@@ -97,11 +104,19 @@ async def _call(
     except Exception as error:  # noqa: BLE001 - what a library raises may quote what it was sent
         failure = f"the exchange with {call.target} failed: {type(error).__name__}: {error}"
     # Raised only here: an error that is raised while another one is handled brings that one along, unscrubbed.
+    work = len(secrets) * (len(failure) if answer is None else len(answer.body))
     if answer is None:
-        raise kind(told_without(secrets, failure))
+        raise kind(await _beside(work, SCRUB_WORK_MAX, told_without, secrets, failure))
     if not answer.is_success:
-        raise failure_of(answer, call.target, secrets, clock.now())
-    return result_of(answer, secrets)
+        raise await _beside(work, SCRUB_WORK_MAX, failure_of, answer, call.target, secrets, clock.now())
+    return await _beside(work, SCRUB_WORK_MAX, result_of, answer, secrets)
+
+
+async def _beside(size: int, size_max: int, function: Callable[..., T], *arguments: Any) -> T:
+    """Do it here and now, or in a thread where it is so much that others would wait for it."""
+    if size > size_max:
+        return await asyncio.to_thread(function, *arguments)
+    return function(*arguments)
 
 
 def _secrets(call: Call, outgoing: Outgoing) -> list[str]:
