@@ -99,7 +99,17 @@ def test_json_in_a_pipe_keeps_every_character(harbor, run):
     assert answer.document["payload"] == {"value": HOSTILE}
 
 
-@pytest.mark.parametrize("words", [["list"], ["dlq", "list"], ["inspect"], ["stats"], ["workflow", "list"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["dlq", "list"],
+        ["inspect"],
+        ["stats"],
+        ["top", "--once", "--interval", "200ms"],
+        ["workflow", "list"],
+    ],
+)
 def test_no_stored_text_reaches_a_terminal_as_an_escape_code(harbor, url, drain, words):
     @harbor.task(name="t", max_attempts=1)
     def fail(value: str) -> None:

@@ -90,7 +90,10 @@ async def _later() -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("answer", [math.nan, "5", True, [1], _later], ids=str)
+# An id says no address: every process of a run has to find the same ones.
+@pytest.mark.parametrize(
+    "answer", [math.nan, "5", True, [1], _later], ids=["nan", "5", "True", "[1]", "_later"]
+)
 def test_a_delay_that_is_none_is_passed_over_and_told_of(answer):
     policy = RetryPolicy(**EXACT, delay=lambda failure: answer() if callable(answer) else answer)
     decision = decided(policy)

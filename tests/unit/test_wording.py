@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+import taskharbor
 from taskharbor import Harbor, PayloadError, Worker, builtin, chain
 from taskharbor.codec import agreeing, counted
 from taskharbor.errors import ConfigurationError
@@ -62,3 +64,27 @@ def test_what_is_told_of_one_thing_is_told_of_one(tmp_path):
     assert said[3] == "delay, run_at belong to one job, not to a task; give them with .using(…)"
     assert "0 of 1 job have succeeded" in said[4]
     assert said[5].startswith("<1 job of workflow")
+
+
+PLURALS = (
+    "attempts|bytes|connections|events|failures|handlers|jobs|leases|members|processes|queues|retries|rows|"
+    "schedules|seconds|steps|tags|tasks|times|tokens|workers"
+)
+COUNTED = re.compile(r"\{(?P<number>[^{}]+)\} (?:[a-z]+ )?(?:" + PLURALS + r")\b")
+# Always more than one where it is said, or no number at all.
+FINE = {
+    "len(encoded)", "size", "length", "len(play.jobs)", "len(PHOTOS)", "state",
+}  # fmt: skip
+
+
+def test_no_text_counts_things_without_asking_how_many():
+    """A number that may be one is told by `counted`, which knows the singular."""
+    package = Path(taskharbor.__file__).parent
+    found = [
+        f"{path.relative_to(package)}: {match[0]}"
+        for path in package.rglob("*.py")
+        if "conformance" not in path.parts
+        for match in COUNTED.finditer(path.read_text())
+        if not (number := match["number"].split(":")[0]).isupper() and number not in FINE
+    ]
+    assert found == []

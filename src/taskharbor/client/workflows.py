@@ -10,6 +10,7 @@ from taskharbor.client.filters import checked_cursor, checked_limit
 from taskharbor.client.operating import Operator
 from taskharbor.client.options import checked_id
 from taskharbor.client.transaction import refuse_inside_transaction
+from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Cancel, Requeue, member_id
 from taskharbor.errors import JobConflict
 from taskharbor.job import Delivery, JobFilter, JobRecord, State
@@ -131,8 +132,9 @@ class Workflows(Operator):
         if once and not force:
             raise JobConflict(
                 once[0],
-                f"{len(once)} members of workflow {workflow.id} are at_most_once and may have been executed, such as "
-                f"{once[0]}; give force=True to run them again",
+                f"{counted(len(once), 'member')} of workflow {workflow.id} {agreeing(len(once), 'is', 'are')} "
+                f"at_most_once and may have been executed, such as {once[0]}; "
+                f"give force=True to run {agreeing(len(once), 'it', 'them')} again",
             )
         # The first of them first: those that wait for it wait again with it.
         await self._driver.operate(Requeue(), sorted(job.id for job in ended))

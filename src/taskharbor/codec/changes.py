@@ -6,7 +6,7 @@ import datetime
 from typing import Any
 
 from taskharbor.codec.problems import at, children, has_fields, problem_in
-from taskharbor.codec.text import shorten
+from taskharbor.codec.text import counted, shorten
 from taskharbor.errors import PayloadError
 
 
@@ -41,7 +41,7 @@ def change(given: Any, decoded: Any, path: str) -> str | None:
         )
     ours, theirs = list(children(given)), list(children(decoded))
     if len(ours) != len(theirs):
-        return at(path, f"{len(ours)} members would come back as {len(theirs)}")
+        return at(path, f"{counted(len(ours), 'member')} would come back as {len(theirs)}")
     if isinstance(given, dict):
         theirs = [(step, decoded[key]) for key, (step, _) in zip(given, ours, strict=True)]
     for (step, mine), (_, yours) in zip(ours, theirs, strict=True):

@@ -124,7 +124,7 @@ class Workflow(Composition):
 
     def __repr__(self) -> str:
         if self._kept is None:
-            return f"<workflow of {len(self._woven.parts)} steps, not enqueued>"
+            return f"<workflow of {counted(len(self._woven.parts), 'step')}, not enqueued>"
         return f"Workflow(id={self.id!r}, state={str(self.state)!r}, progress={str(self.progress)!r})"
 
     def __eq__(self, other: object) -> bool:
