@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -10,9 +11,13 @@ import uuid_utils
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Extension, Settled, Transition
+from taskharbor.errors import StoreError
 from taskharbor.job import AttemptRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.recurring import armed, armed_blindly, decoded_options
+from taskharbor.settling import REFUSALS, log_bug, log_refusal, settle_apart, without_content
+
+logger = logging.getLogger("taskharbor.worker")
 
 # How often a worker looks for expired leases, and how long a collector may go without a sign of life before another one
 # takes its lease over. Two looks and that lease are less than two seconds: so soon after the lease of their worker are
@@ -20,6 +25,7 @@ from taskharbor.recurring import armed, armed_blindly, decoded_options
 COLLECT_SECONDS = 0.6
 COLLECTOR_LEASE = MICROS_PER_SECOND // 2
 COLLECTOR_LEASE_MAX = 30 * MICROS_PER_SECOND
+PUT_OFF_MAX = 300 * MICROS_PER_SECOND  # between two tries to settle what a bug of ours keeps in its lease
 LEASES_MAX = 100  # in one go, so that nobody collects for ever
 JOBS_AT_ONCE = 200  # settled together: a collector that loses its lease has got on by this much
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
@@ -69,21 +75,39 @@ class Collector:
     async def _settle(self, lease: ExpiredLease) -> tuple[Done, bool]:
         """What was settled, and whether the lease was kept until the last of its jobs was."""
         collected: list[tuple[Transition, Settled]] = []
+        answered = 0
         for first in range(0, len(lease.jobs), JOBS_AT_ONCE):
             endings: list[Ending] = []
             for job in lease.jobs[first : first + JOBS_AT_ONCE]:
                 if not await self._keep(lease):
                     return collected, False
-                endings.append(await self._ending(lease, job))
-            transitions, answers = await settle_endings(self._driver, endings, lease.now)
-            pairs = list(zip(transitions, answers, strict=True))
-            done = [pair for pair in pairs if pair[1].answer is Answer.DONE]
-            if self._report is not None and done:
-                await self._report(self._driver, done)
-            collected += done
-            if any(answer.answer in (Answer.LEASE_EXPIRED, Answer.LEASE_MISMATCH) for answer in answers):
+                endings += await self._ending(lease, job)
+            settled = await settle_endings(self._driver, endings, lease.now)
+            answered += len(settled)
+            done = [pair for pair in settled if pair[1].answer is Answer.DONE]
+            if done:
+                collected += done
+                await self._tell(done)
+            if any(pair[1].answer in (Answer.LEASE_EXPIRED, Answer.LEASE_MISMATCH) for pair in settled):
                 return collected, False
+        if answered < len(lease.jobs):
+            await self._put_off(lease)
         return collected, True
+
+    async def _tell(self, done: Done) -> None:
+        try:
+            if self._report is not None:
+                await self._report(self._driver, done)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - they are settled, whether anybody is told or not
+            log_bug(logger, "lost jobs could not be told of", error)
+
+    async def _put_off(self, lease: ExpiredLease) -> None:
+        """A bug of ours keeps jobs in the lease: the next try is after as long again as it has expired for."""
+        overdue = lease.now - lease.expired_at
+        pause = min(max(overdue, COLLECTOR_LEASE), PUT_OFF_MAX)
+        await self._driver.extend([Extension(lease.token, pause, tuple(lease.running.items()))])
 
     async def _keep(self, lease: ExpiredLease) -> bool:
         """Extend the lease when a third of its time is over; whether it is still this collector's."""
@@ -95,10 +119,17 @@ class Collector:
         heartbeat = await self._driver.extend([extension])
         return heartbeat.leases[0].answer is Answer.DONE
 
-    async def _ending(self, lease: ExpiredLease, job: Claimed) -> Ending:
-        rows, last_step = await past_of(self._driver, job)
-        loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=self._max_losses)
-        return await with_failure_task(self._driver, loss, job), job, rows
+    async def _ending(self, lease: ExpiredLease, job: Claimed) -> list[Ending]:
+        """One, or none if a bug of ours keeps the job where it is."""
+        try:
+            rows, last_step = await past_of(self._driver, job)
+            loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=self._max_losses)
+            return [(await with_failure_task(self._driver, loss, job), job, rows)]
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the others of the lease shall not suffer for it
+            log_bug(logger, "a lost job could not be settled and stays where it is", error, {"job": job.id})
+            return []
 
 
 async def collect_expired(
@@ -110,8 +141,36 @@ async def collect_expired(
 
 async def settle_endings(
     driver: Driver, endings: Sequence[Ending], now: int
-) -> tuple[list[Transition], list[Settled]]:
-    """Settle attempts for a worker that cannot any more; those of recurring jobs with the occurrence that follows."""
+) -> list[tuple[Transition, Settled]]:
+    """Settle attempts for a worker that cannot any more; those of recurring jobs with the occurrence that follows.
+
+    Each with the store's answer, except where a bug of ours keeps a job where it is.
+    """
+
+    async def settle(part: Sequence[Ending]) -> list[tuple[Ending, Settled | None]]:
+        return await _settle_endings(driver, part, now)
+
+    async def mend(ending: Ending, error: Exception) -> tuple[Ending, Settled | None]:
+        transition, job, rows = ending
+        if isinstance(error, REFUSALS):
+            log_refusal(logger, error, {"job": job.id})
+            try:
+                [settled] = await settle([(without_content(transition), job, rows)])
+                return settled
+            except StoreError:
+                raise
+            except Exception as another:  # noqa: BLE001 - there is nothing in it any more: a bug of ours
+                error = another
+        log_bug(logger, "a lost job could not be settled and stays where it is", error, {"job": job.id})
+        return ending, None
+
+    settled = await settle_apart(settle, endings, mend) if endings else []
+    return [(ending[0], answer) for ending, answer in settled if answer is not None]
+
+
+async def _settle_endings(
+    driver: Driver, endings: Sequence[Ending], now: int
+) -> list[tuple[Ending, Settled | None]]:
     transitions = [
         ending if job.due_at is None else _armed(ending, job, decoded_options(job), job.version, now, rows)
         for ending, job, rows in endings
@@ -126,7 +185,10 @@ async def settle_endings(
             options = record.options if record.unreadable_options is None else decoded_options(job)
             transitions[index] = _armed(ending, job, options, record.version, now, rows)
             [answers[index]] = await driver.settle([transitions[index]])
-    return transitions, answers
+    settled = [
+        (transition, job, rows) for transition, (_, job, rows) in zip(transitions, endings, strict=True)
+    ]
+    return list(zip(settled, answers, strict=True))
 
 
 def _armed(

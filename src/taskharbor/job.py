@@ -62,7 +62,7 @@ DeliveryName = Literal["at_least_once", "at_most_once"]
 
 
 class Reason(StrEnum):
-    """Why a job is dead (the first eight) or cancelled (the rest)."""
+    """Why a job is dead (up to `unsettleable`) or cancelled (the rest)."""
 
     EXHAUSTED = "exhausted"
     UNRECOVERABLE = "unrecoverable"
@@ -72,6 +72,7 @@ class Reason(StrEnum):
     POISON = "poison"
     INVALID_PAYLOAD = "invalid_payload"
     UNKNOWN_TASK = "unknown_task"
+    UNSETTLEABLE = "unsettleable"  # a bug of TaskHarbor's kept it from being settled, again and again
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"

@@ -34,6 +34,8 @@ DEFAULT_MAX_LOSSES = 5
 SUPERVISED_MAX_LOSSES = 20  # losses although a supervisor was there: deployments, not poison
 UNFIT_GRACE_SECONDS = 300.0
 UNFIT_DELAY_MAX_SECONDS = 30.0
+UNSETTLED_MAX = 20  # times that a bug of ours may keep a job from being settled: more than an hour
+UNSETTLED_DELAY_MAX_SECONDS = 300.0
 
 # How an attempt was lost: the `detail` of its row, which later losses are weighed by.
 LOST_TOGETHER = "together"  # with others, so nobody knows whose fault it was
@@ -177,6 +179,37 @@ def _unfit_rows(history: Sequence[AttemptRecord], first_number: int) -> list[Att
         if row.detail in unfit:
             rows.append(row)
     return rows
+
+
+# -- what a bug of ours keeps from being settled ---------------------------------------------------
+
+
+def settle_unsettled(
+    token: str,
+    job: Claimed,
+    bug: str,
+    history: Sequence[AttemptRecord],
+    *,
+    started_at: int | None,
+    suspect: bool = False,
+) -> Transition:
+    """Release it, uncounted: it is not the job's doing, and the next version may have the bug no more.
+
+    `history` is newest first, without this attempt. An `at_most_once` job that has begun is never begun again.
+    """
+    before = sum(row.number >= job.first_number and row.detail == Reason.UNSETTLEABLE for row in history)
+    error = f"a bug in TaskHarbor kept this attempt from being settled: {bug}"
+    begun_once = job.delivery is Delivery.AT_MOST_ONCE and started_at is not None
+    if begun_once or before + 1 >= UNSETTLED_MAX:
+        return Transition(
+            token, job.id, job.number, AttemptStatus.FAILED, State.DEAD, attempts=job.attempts,
+            started_at=started_at, reason=Reason.UNSETTLEABLE, error=error, detail=str(Reason.UNSETTLEABLE),
+        )  # fmt: skip
+    delay = min(2.0**before, UNSETTLED_DELAY_MAX_SECONDS)
+    return Transition(
+        token, job.id, job.number, AttemptStatus.RELEASED, State.READY, attempts=job.attempts,
+        started_at=started_at, delay=_micros(delay), error=error, detail=str(Reason.UNSETTLEABLE), suspect=suspect,
+    )  # fmt: skip
 
 
 # -- losses and poison ---------------------------------------------------------------------------

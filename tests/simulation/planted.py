@@ -205,7 +205,7 @@ def once_not_marked() -> Any:
 
 @plant("a settle that failed is not repeated")
 def settle_not_repeated() -> Any:
-    async def once(self: Any, transitions: Any, *, safe: bool = False) -> Any:
+    async def once(self: Any, transitions: Any) -> Any:
         try:
             return await self._driver.settle(transitions)
         except StoreError:

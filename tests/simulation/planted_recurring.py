@@ -165,14 +165,12 @@ def too_many_dead_letters() -> Any:
 
 @plant("a schedule that was deleted while it ran goes on", HecticWorld, "delete")
 def deleted_goes_on() -> Any:
-    changed = rearming.Recurring.settle_changed
+    by_the_schedule = rearming.Recurring.by_the_schedule_now
 
-    async def by_its_own(self: Any, execution: Any, bare: Any, settled: Any) -> Any:
+    async def by_its_own(self: Any, execution: Any, bare: Any) -> Any:
         record = await self._get(execution.claimed.id)
         if record is None or record.options.recurrence is not None:
-            return await changed(self, execution, bare, settled)
-        transition = await self._armed(execution, bare, execution.options, record.version)
-        [settled] = await self._settle([transition])
-        return transition, settled
+            return await by_the_schedule(self, execution, bare)
+        return await self._armed(execution, bare, execution.options, record.version)
 
-    return mock.patch.object(rearming.Recurring, "settle_changed", by_its_own)
+    return mock.patch.object(rearming.Recurring, "by_the_schedule_now", by_its_own)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from taskharbor import Context, Worker
-from taskharbor.errors import StoreUnavailable
+from taskharbor.errors import PayloadError, StoreUnavailable
 from taskharbor.job import Reason, State
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
@@ -222,7 +222,7 @@ async def test_a_batch_refused_for_its_content_is_halved_until_the_culprit_is_al
 
     def refuse(transitions):
         if any(each.job_id in bad and each.result is not None for each in transitions):
-            return ValueError("cannot store this")
+            return PayloadError("cannot store this")
         return None
 
     store.fail["settle"] = refuse
@@ -245,7 +245,9 @@ async def test_a_failure_refused_for_its_content_is_settled_with_a_safe_error(fa
         raise ValueError("strange text")
 
     def refuse(transitions):
-        return ValueError("cannot store") if any("strange" in (t.error or "") for t in transitions) else None
+        return (
+            PayloadError("cannot store") if any("strange" in (t.error or "") for t in transitions) else None
+        )
 
     store.fail["settle"] = refuse
     job = await fail.aenqueue()
@@ -255,26 +257,21 @@ async def test_a_failure_refused_for_its_content_is_settled_with_a_safe_error(fa
     assert "the store refused" in (found.error or "")
 
 
-async def test_what_the_store_refuses_even_then_is_left_to_its_lease_and_the_worker_goes_on(
-    faulty, store, clock
-):
+async def test_a_success_refused_for_its_content_is_told_as_the_death_that_it_is(faulty, store):
+    """Events and log lines speak of what was settled, not of what should have been."""
+    told = []
+    for event in ("succeeded", "dead"):
+        faulty.on(event)(lambda event: told.append((event.name, event.reason)))
+
     @faulty.task
-    async def work(n: int) -> int:
-        return n
+    async def work() -> str:
+        return "strange"
 
-    bad, good = await work.aenqueue(1), await work.aenqueue(2)
-
-    def refuse(transitions):
-        return TypeError("a bug") if any(each.job_id == bad.id for each in transitions) else None
-
-    store.fail["settle"] = refuse
-    async with working(faulty, lease_seconds=3):
-        assert await soon(good.aresult()) == 2
-        assert await soon((await work.aenqueue(3)).aresult()) == 3
-        assert (await the_job(faulty, bad)).state is State.RUNNING
-        del store.fail["settle"]
-        await clock.jump(10)
-        assert await soon(bad.aresult()) == 1
+    store.fail["settle"] = lambda transitions: PayloadError("no") if transitions[0].result else None
+    await work.aenqueue()
+    await soon(Worker(faulty).drain())
+    await faulty.events.aclose()
+    assert told == [("dead", "unrecoverable")]
 
 
 async def test_a_child_that_cannot_be_stored_fails_its_parent_only(faulty, store):
@@ -290,7 +287,7 @@ async def test_a_child_that_cannot_be_stored_fails_its_parent_only(faulty, store
 
     def refuse(transitions):
         bad = any("bad" in each.options.tags for t in transitions for each in t.inserts)
-        return ValueError("cannot store") if bad else None
+        return PayloadError("cannot store") if bad else None
 
     store.fail["settle"] = refuse
     jobs = [await parent.aenqueue(bad=n == 1) for n in range(3)]

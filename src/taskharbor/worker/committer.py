@@ -11,15 +11,25 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.collecting import past_of
+from taskharbor.collecting import HISTORY_ROWS, past_of
 from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
 from taskharbor.errors import StoreError
-from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, Reason, State
+from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, State
 from taskharbor.outcome import Crashed, Outcome, Succeeded, Unfit
-from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS, settle_crash, settle_outcome, settle_unfit
+from taskharbor.policy import (
+    UNFIT_DELAY_MAX_SECONDS,
+    settle_crash,
+    settle_outcome,
+    settle_unfit,
+    settle_unsettled,
+)
+from taskharbor.recurring import armed_blindly
 from taskharbor.retry import Decision, RetryPolicy
+from taskharbor.settling import LEFT, REFUSALS, log_bug, log_refusal, settle_apart, without_content
+from taskharbor.worker.endings import error_text
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
 from taskharbor.worker.outage import Outages
@@ -64,9 +74,7 @@ class Committer:
         self._reporter = reporter
         self._is_busy = is_busy
         self._on_quiet = on_quiet
-        self._recurring = Recurring(
-            time, settle=self._settle_surely, history=self._history_surely, get=self._get_surely
-        )
+        self._recurring = Recurring(time, history=self._history_surely, get=self._get_surely)
         self._pending: list[tuple[Execution, Outcome]] = []
         self._notes: dict[Execution, Progress] = {}
         self._arrived = asyncio.Event()
@@ -122,37 +130,116 @@ class Committer:
             self._on_quiet()
 
     async def _settle(self, ended: Sequence[tuple[Execution, Outcome]]) -> None:
-        executions: list[Execution] = []
-        transitions: list[Transition] = []
-        decisions: list[Decision | None] = []
-        bare: dict[Execution, Transition] = {}  # of recurring jobs: without the next occurrence
+        endings: list[_Ending] = []
         for execution, outcome in ended:
-            transition, decision = await self._transition(execution, outcome)
-            if execution.claimed.due_at is not None:
-                bare[execution] = transition
-                transition = await self._recurring.armed(execution, transition)
-            executions.append(execution)
-            transitions.append(transition)
-            decisions.append(decision)
-        answers = await self._settle_surely(transitions)
-        for index, answer in enumerate(answers):
-            if answer.answer is Answer.CHANGED:
-                execution = executions[index]
-                changed = await self._recurring.settle_changed(execution, bare[execution], answer)
-                transitions[index], answers[index] = changed
-        refused: dict[str, list[tuple[str, int]]] = {}
-        for execution, transition, decision, answer in zip(
-            executions, transitions, decisions, answers, strict=True
-        ):
-            self._leases.settled(execution)
-            if answer.answer is Answer.DONE:
-                self._reporter.settled(execution, transition, decision, answer)
+            ending = await self._ending(execution, outcome)
+            if ending is None:
+                self._leases.settled(execution)
             else:
-                refused.setdefault(transition.token, []).append((transition.job_id, transition.number))
-                self._reporter.refused(execution, transition, answer)
-        await self._reporter.ended_with(answers, self._records_surely)
+                endings.append(ending)
+        settled = await settle_apart(self._settle_all, endings, self._mend) if endings else []
+        refused: dict[str, list[tuple[str, int]]] = {}
+        answers: list[Settled] = []
+        for ending, answer in [await self._unchanged(*pair) for pair in settled]:
+            self._leases.settled(ending.execution)
+            # (Left to its lease, it is a loss that counts: whoever comes back to it must come to an end.)
+            if answer is not None:
+                answers.append(answer)
+                self._tell(ending, answer)
+                if answer.answer is not Answer.DONE:
+                    proof = (ending.transition.job_id, ending.transition.number)
+                    refused.setdefault(ending.transition.token, []).append(proof)
+        try:
+            await self._reporter.ended_with(answers, self._records_surely)
+        except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
+            log_bug(logger, "the jobs that ended with others could not be told of", error)
         for token, jobs in refused.items():
             await self.outlive(token, jobs)
+
+    def _tell(self, ending: _Ending, settled: Settled) -> None:
+        try:
+            if settled.answer is Answer.DONE:
+                self._reporter.settled(ending.execution, ending.transition, ending.decision, settled)
+            else:
+                self._reporter.refused(ending.execution, ending.transition, settled)
+        except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
+            log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
+
+    async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
+        """What is to be settled; None for what is left to its lease."""
+        try:
+            bare, decision = await self._transition(execution, outcome)
+            return _Ending(execution, bare, await self._armed(execution, bare), decision)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must cost nobody else anything
+            return await self._released(execution, error)
+
+    async def _armed(self, execution: Execution, bare: Transition) -> Transition:
+        if execution.claimed.due_at is None:
+            return bare
+        return await self._recurring.armed(execution, bare)
+
+    async def _settle_all(self, endings: Sequence[_Ending]) -> list[tuple[_Ending, Settled | None]]:
+        answers = await self._settle_surely([ending.transition for ending in endings])
+        return list(zip(endings, answers, strict=True))
+
+    async def _mend(self, ending: _Ending, error: Exception) -> tuple[_Ending, Settled | None]:
+        """One that was not taken, alone: settle it without what the store refused, or release it."""
+        if isinstance(error, REFUSALS):
+            log_refusal(logger, error, ending.execution.fields())
+            try:
+                return await self._settle_one(ending.without_content())
+            except Exception as another:  # noqa: BLE001 - there is nothing in it any more: a bug of ours
+                error = another
+        released = await self._released(ending.execution, error)
+        try:
+            if released is not None:
+                return await self._settle_one(released)
+        except Exception as another:  # noqa: BLE001 - the same bug, most likely
+            log_bug(logger, LEFT, another, ending.execution.fields())
+        return ending, None
+
+    async def _settle_one(self, ending: _Ending) -> tuple[_Ending, Settled | None]:
+        [settled] = await self._settle_all([ending])
+        return settled
+
+    async def _released(self, execution: Execution, error: Exception) -> _Ending | None:
+        """What a bug of ours makes of an attempt, whatever its outcome was; None for what is left to its lease."""
+        log_bug(logger, "a job could not be settled", error, execution.fields())
+        try:
+            job = replace(
+                execution.claimed, delivery=execution.delivery
+            )  # perhaps only its declaration knows
+            bare = settle_unsettled(
+                execution.lease.token,
+                job,
+                error_text(error),
+                await self._history_surely(job, HISTORY_ROWS),
+                started_at=execution.started_at,
+                suspect=execution.lease.alone,
+            )
+            bare = await self._with_failure_task(bare, execution)
+        except Exception as another:  # noqa: BLE001 - the same bug, most likely
+            log_bug(logger, LEFT, another, execution.fields())
+            return None
+        try:
+            return _Ending(execution, bare, await self._armed(execution, bare), None)
+        except Exception:  # noqa: BLE001 - the bug is in its schedule, and the log has it
+            blindly = armed_blindly(bare, job, job.version, self._time.now())
+            return _Ending(execution, bare, blindly, None)
+
+    async def _unchanged(self, ending: _Ending, settled: Settled | None) -> tuple[_Ending, Settled | None]:
+        """A schedule that was changed meanwhile wins over what this attempt knew: settle by the schedule as it is."""
+        while settled is not None and settled.answer is Answer.CHANGED:
+            try:
+                transition = await self._recurring.by_the_schedule_now(ending.execution, ending.bare)
+            except Exception as error:  # noqa: BLE001 - a bug of ours must cost nobody else anything
+                log_bug(logger, LEFT, error, ending.execution.fields())
+                return ending, None
+            if transition is None:
+                return ending, Settled(Answer.NOT_RUNNING, at=settled.at)
+            ending = replace(ending, transition=transition)
+            [(ending, settled)] = await settle_apart(self._settle_all, [ending], self._mend)
+        return ending, settled
 
     async def _transition(self, execution: Execution, outcome: Outcome) -> tuple[Transition, Decision | None]:
         claimed, token = execution.claimed, execution.lease.token
@@ -204,16 +291,11 @@ class Committer:
             lambda: self._failure_tasks.added(transition, execution.claimed, execution.options)
         )
 
-    async def _settle_surely(self, transitions: list[Transition], *, safe: bool = False) -> list[Settled]:
+    async def _settle_surely(self, transitions: list[Transition]) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
-        try:
-            return await self._outages.until_answered(
-                lambda: self._driver.settle(transitions), "the store cannot settle"
-            )
-        except Exception as error:  # noqa: BLE001 - refused for its content: find whose
-            if safe:  # there is nothing in it any more: left to its lease
-                return [Settled(Answer.NOT_RUNNING)]
-            return await self._settle_apart(transitions, error)
+        return await self._outages.until_answered(
+            lambda: self._driver.settle(transitions), "the store cannot settle"
+        )
 
     async def has_begun(self, execution: Execution) -> bool:
         """Whether an earlier attempt of this run began, or may have."""
@@ -234,20 +316,6 @@ class Committer:
     async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self._outages.until_answered(read, "the store cannot be read")
 
-    async def _settle_apart(self, transitions: list[Transition], error: Exception) -> list[Settled]:
-        """One bad member never blocks a batch: halve it until the culprit is alone, and fail that one safely."""
-        if len(transitions) == 1:
-            logger.error(
-                "the store refused a transition for its content",
-                extra={"fields": {"job": transitions[0].job_id, "error": repr(error)}},
-            )
-            return await self._settle_surely([_safe(transitions[0])], safe=True)
-        middle = len(transitions) // 2
-        return [
-            *await self._settle_surely(transitions[:middle]),
-            *await self._settle_surely(transitions[middle:]),
-        ]
-
     async def _store_notes(self, notes: dict[Execution, Progress]) -> None:
         batch = [
             ProgressNote(e.lease.token, e.claimed.id, e.claimed.number, progress)
@@ -264,16 +332,19 @@ class Committer:
             await self._driver.outlive(token, jobs)
         except StoreError as error:
             logger.warning("the store could not be told", extra={"fields": {"error": str(error)}})
+        except Exception as error:  # noqa: BLE001 - then the loss counts against the job
+            log_bug(logger, "an outage could not be told of", error)
 
 
-def _safe(transition: Transition) -> Transition:
-    """The same ending with nothing in it that a store could choke on."""
-    error = "the store refused what this attempt left behind (its result, error or children)"
-    if transition.to is State.SUCCEEDED:
-        return replace(
-            transition, status=AttemptStatus.FAILED, to=State.DEAD, reason=Reason.UNRECOVERABLE,
-            attempts=transition.attempts + 1, result=None, inserts=(), error=error, dead_letter=None,
-        )  # fmt: skip
-    return replace(
-        transition, result=None, inserts=(), error=error, traceback=None, detail=None, dead_letter=None
-    )
+class _Ending(Struct, frozen=True):
+    """An attempt that is over, and the transition that says so."""
+
+    execution: Execution
+    bare: Transition  # of a recurring job: without the next occurrence
+    transition: Transition
+    decision: Decision | None
+
+    def without_content(self) -> _Ending:
+        return _Ending(
+            self.execution, without_content(self.bare), without_content(self.transition), self.decision
+        )

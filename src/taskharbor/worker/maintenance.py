@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from taskharbor.client.harbor import Harbor
@@ -11,8 +12,11 @@ from taskharbor.clock import Clock
 from taskharbor.collecting import COLLECT_SECONDS, Collector
 from taskharbor.errors import StoreError
 from taskharbor.job import State
+from taskharbor.settling import log_bug
 from taskharbor.worker.outage import Outages
 from taskharbor.worker.report import Reporter
+
+logger = logging.getLogger("taskharbor.worker")
 
 # Rounds of collecting. Nobody begins an expired job anyway, so its end can be written down a little later.
 EXPIRE_EVERY = 12
@@ -21,6 +25,7 @@ PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from c
 PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
 CATCH_UP_BATCH = 1_000
+LEFT_OUT_SECONDS_MAX = 60.0
 _COMPLAINT = "maintenance has to wait"
 
 
@@ -43,10 +48,11 @@ class Maintenance:
         self._outages = outages
         self._reporter = reporter
         self._before_collecting = before_collecting
+        self._pruning = False
+        self._failed: dict[str, tuple[int, float]] = {}  # how often in a row, and when it is done again
 
     async def run(self) -> None:
         rounds = 0
-        pruning = False
         while True:
             # Jittered, so that many workers do not all look at once.
             await self._clock.sleep(COLLECT_SECONDS * random.uniform(0.85, 1.0))
@@ -56,25 +62,55 @@ class Maintenance:
                 await self.catch_up()
                 if rounds % EXPIRE_EVERY == 0:
                     await self.expire()
-                if pruning or rounds % PRUNE_EVERY == 0:
-                    pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
+                if self._pruning or rounds % PRUNE_EVERY == 0:
+                    await self._do(self._prune)
                 if rounds % PRUNE_HISTORY_EVERY == 0:
-                    await self._harbor._prune_schedules()
+                    await self._do(self._harbor._prune_schedules)
                 self._outages.answered(_COMPLAINT)
             except StoreError as error:
                 self._outages.unanswered(_COMPLAINT, error)
 
     async def collect(self) -> None:
         """Settle what expired leases held."""
-        await self._before_collecting()
-        await self._collector.collect()
+        await self._do(self._collect)
 
     async def catch_up(self) -> None:
         """Release or cancel the dependants that a job's end could not see yet."""
-        await self._tell_cancelled(await self._driver.catch_up(CATCH_UP_BATCH))
+        await self._do(self._catch_up)
 
     async def expire(self) -> None:
         """Cancel what was not begun in time."""
+        await self._do(self._expire)
+
+    async def _do(self, chore: Callable[[], Awaitable[object]]) -> None:
+        """Do it; one in which a bug of ours is found is left out for a while, each time for longer."""
+        name, now = chore.__name__, self._clock.monotonic()
+        failures, again_at = self._failed.get(name, (0, now))
+        if now < again_at:
+            return
+        try:
+            await chore()
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the worker goes on with all that works
+            pause = min(2.0**failures, LEFT_OUT_SECONDS_MAX)
+            self._failed[name] = (min(failures + 1, 10), now + pause)
+            log_bug(logger, f"maintenance failed in {name}", error)
+        else:
+            self._failed.pop(name, None)
+
+    async def _collect(self) -> None:
+        await self._before_collecting()
+        await self._collector.collect()
+
+    async def _catch_up(self) -> None:
+        await self._tell_cancelled(await self._driver.catch_up(CATCH_UP_BATCH))
+
+    async def _prune(self) -> None:
+        self._pruning = False
+        self._pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
+
+    async def _expire(self) -> None:
         while expired := await self._driver.expire(EXPIRE_BATCH):
             await self._tell_cancelled(expired)
             if len(expired) < EXPIRE_BATCH:

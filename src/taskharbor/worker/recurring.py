@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from taskharbor.client.options import new_id
 from taskharbor.clock import seconds_to_micros
-from taskharbor.drivers.base import Answer, Claimed, Settled, Transition
+from taskharbor.drivers.base import Claimed, Transition
 from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Options, State
 from taskharbor.policy import UNFIT_DELAY_MAX_SECONDS
 from taskharbor.recurring import DELETED, armed, has_begun
@@ -26,12 +26,10 @@ class Recurring:
         self,
         time: StoreTime,
         *,
-        settle: Callable[[list[Transition]], Coroutine[Any, Any, list[Settled]]],
         history: Callable[[Claimed, int], Coroutine[Any, Any, list[AttemptRecord]]],
         get: Callable[[str], Coroutine[Any, Any, JobRecord | None]],
     ) -> None:
         self._time = time
-        self._settle = settle
         self._history = history
         self._get = get
 
@@ -41,25 +39,17 @@ class Recurring:
             return _kept(transition)
         return await self._armed(execution, transition, execution.options, execution.claimed.version)
 
-    async def settle_changed(
-        self, execution: Execution, bare: Transition, settled: Settled
-    ) -> tuple[Transition, Settled]:
-        """The schedule was changed, paused or deleted meanwhile, and that wins over what this attempt knew."""
-        transition = bare
-        while settled.answer is Answer.CHANGED:
-            record = await self._get(execution.claimed.id)
-            if record is None:
-                return transition, Settled(Answer.NOT_RUNNING, at=settled.at)
-            if (
-                record.unreadable_options is not None
-            ):  # of a newer version: by what we know, until that one has it
-                transition = await self._armed(execution, bare, execution.options, record.version)
-            elif record.options.recurrence is None:
-                transition = replace(bare, detail=bare.detail or DELETED, version=record.version)
-            else:
-                transition = await self._armed(execution, bare, record.options, record.version)
-            [settled] = await self._settle([transition])
-        return transition, settled
+    async def by_the_schedule_now(self, execution: Execution, bare: Transition) -> Transition | None:
+        """The same for a schedule that was changed, paused or deleted meanwhile; None if the job is gone."""
+        record = await self._get(execution.claimed.id)
+        if record is None:
+            return None
+        # Of a newer version: by what we know, until that one has it.
+        if record.unreadable_options is not None:
+            return await self._armed(execution, bare, execution.options, record.version)
+        if record.options.recurrence is None:
+            return replace(bare, detail=bare.detail or DELETED, version=record.version)
+        return await self._armed(execution, bare, record.options, record.version)
 
     async def has_begun(self, execution: Execution) -> bool:
         return has_begun(execution.claimed, await self._rows(execution))

@@ -40,11 +40,11 @@ _AWAY = (
     exceptions.PostgresSystemError,
 )
 
-# What the content of a row, and nothing else, is to blame for.
+# What the content of a row, and nothing else, is to blame for. (Any other broken constraint is a bug of ours.)
 _CONTENT = (
     exceptions.DataError,
     exceptions.ProgramLimitExceededError,
-    exceptions.IntegrityConstraintViolationError,
+    exceptions.CheckViolationError,
 )
 
 
@@ -93,6 +93,8 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     # Before the classes above it: a client-side DataError is an InterfaceError as well.
     if isinstance(error, _CONTENT):
         return PayloadError(f"PostgreSQL cannot keep this: {text_of(error)}. Nothing was changed by it")
+    if isinstance(error, exceptions.IntegrityConstraintViolationError):
+        return error  # no content is to blame, and no repetition has helped
     if isinstance(error, exceptions.CannotConnectNowError):
         return StoreUnavailable(f"{where} is starting up or shutting down ({text_of(error)})")
     if isinstance(error, ConnectionRefusedError):

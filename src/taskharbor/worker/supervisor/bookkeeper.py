@@ -13,6 +13,7 @@ from taskharbor.client.losses import Losses
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.errors import StoreError, TaskHarborError
+from taskharbor.settling import log_bug
 from taskharbor.worker.live import StoreTime
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.supervisor.channel import Hello, Orders
@@ -119,6 +120,10 @@ class Bookkeeper:
                     )
                     return Estate()
                 logger.warning("the jobs of a dead worker cannot be settled yet", extra={"fields": fields})
+            except Exception as error:  # noqa: BLE001 - a supervisor goes on for its other children
+                what = "the jobs of a dead worker could not be settled and are left to their leases"
+                log_bug(logger, what, error, {"worker": death.worker})
+                return Estate()
             await self._clock.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 

@@ -76,8 +76,8 @@ async def settle_left_behind(
         endings += [await _ending(driver, token, held, job, death, max_losses) for job in claim.jobs]
     done: list[tuple[Transition, Settled]] = []
     for first in range(0, len(endings), BATCH_MAX):
-        batch, answers = await settle_endings(driver, endings[first : first + BATCH_MAX], now)
-        done += [pair for pair in zip(batch, answers, strict=True) if pair[1].answer is Answer.DONE]
+        settled = await settle_endings(driver, endings[first : first + BATCH_MAX], now)
+        done += [pair for pair in settled if pair[1].answer is Answer.DONE]
     if done:
         await report(driver, done)
     lost = sum(transition.status is AttemptStatus.LOST for transition, _ in done)
