@@ -11,11 +11,10 @@ import uuid_utils
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Claimed, Driver, ExpiredLease, Extension, Settled, Transition
-from taskharbor.errors import StoreError
 from taskharbor.job import AttemptRecord, Options, State
 from taskharbor.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.recurring import armed, armed_blindly, decoded_options
-from taskharbor.settling import REFUSALS, log_bug, log_refusal, settle_apart, without_content
+from taskharbor.settling import REFUSALS, is_outage, log_bug, log_refusal, settle_apart, without_content
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -98,9 +97,9 @@ class Collector:
         try:
             if self._report is not None:
                 await self._report(self._driver, done)
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001 - they are settled, whether anybody is told or not
+        except Exception as error:
+            if is_outage(error):
+                raise
             log_bug(logger, "lost jobs could not be told of", error)
 
     async def _put_off(self, lease: ExpiredLease) -> None:
@@ -125,9 +124,9 @@ class Collector:
             rows, last_step = await past_of(self._driver, job)
             loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=self._max_losses)
             return [(await with_failure_task(self._driver, loss, job), job, rows)]
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the others of the lease shall not suffer for it
+        except Exception as error:
+            if is_outage(error):
+                raise
             log_bug(logger, "a lost job could not be settled and stays where it is", error, {"job": job.id})
             return []
 
@@ -157,9 +156,9 @@ async def settle_endings(
             try:
                 [settled] = await settle([(without_content(transition), job, rows)])
                 return settled
-            except StoreError:
-                raise
-            except Exception as another:  # noqa: BLE001 - there is nothing in it any more: a bug of ours
+            except Exception as another:
+                if is_outage(another):
+                    raise
                 error = another
         log_bug(logger, "a lost job could not be settled and stays where it is", error, {"job": job.id})
         return ending, None

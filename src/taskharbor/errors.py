@@ -177,5 +177,9 @@ class AccessDenied(StoreError):
     """The store does not let this user do what was asked; the text names the right that is missing."""
 
 
+class OperationRefused(StoreError):
+    """The store refused an operation, and neither its content nor an outage is why: a bug, or a damaged store."""
+
+
 class SchemaError(StoreError):
     """The store holds something other than the schema this version works with."""

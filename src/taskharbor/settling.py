@@ -10,17 +10,21 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Settled, Transition
-from taskharbor.errors import ConfigurationError, PayloadError, StoreError
+from taskharbor.errors import ConfigurationError, OperationRefused, PayloadError, StoreError
 from taskharbor.job import AttemptStatus, Reason, State
 from taskharbor.telemetry.logs import log_line, masked
 
 T = TypeVar("T")
 
 # What a store raises about what it was given: a value that it cannot keep, a child that depends on an unknown job.
-# A StoreError is about the store itself. Any other exception is a bug of TaskHarbor's.
 REFUSALS = (PayloadError, ConfigurationError)
 
 LEFT = "a job could not be settled, nor released, and is left to its lease"
+
+
+def is_outage(error: Exception) -> bool:
+    """Whether it is about the store itself. What is neither this nor a refusal is a bug of TaskHarbor's."""
+    return isinstance(error, StoreError) and not isinstance(error, OperationRefused)
 
 
 async def settle_apart(
@@ -34,9 +38,9 @@ async def settle_apart(
     """
     try:
         return await settle(endings)
-    except StoreError:
-        raise
-    except Exception as error:  # noqa: BLE001 - refused, or a bug of ours: find whose
+    except Exception as error:
+        if is_outage(error):
+            raise
         if len(endings) == 1:
             return [await mend(endings[0], error)]
     middle = len(endings) // 2

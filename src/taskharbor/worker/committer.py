@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from taskharbor.collecting import HISTORY_ROWS, past_of
 from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
-from taskharbor.errors import StoreError
+from taskharbor.errors import OperationRefused, StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, State
 from taskharbor.outcome import Crashed, Outcome, Succeeded, Unfit
 from taskharbor.policy import (
@@ -294,7 +294,7 @@ class Committer:
     async def _settle_surely(self, transitions: list[Transition]) -> list[Settled]:
         """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
         return await self._outages.until_answered(
-            lambda: self._driver.settle(transitions), "the store cannot settle"
+            lambda: self._driver.settle(transitions), "the store cannot settle", raised=(OperationRefused,)
         )
 
     async def has_begun(self, execution: Execution) -> bool:
@@ -314,7 +314,9 @@ class Committer:
         return await self._read_surely(lambda: self._driver.get(ids))
 
     async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._outages.until_answered(read, "the store cannot be read")
+        return await self._outages.until_answered(
+            read, "the store cannot be read", raised=(OperationRefused,)
+        )
 
     async def _store_notes(self, notes: dict[Execution, Progress]) -> None:
         batch = [

@@ -12,7 +12,7 @@ from taskharbor.clock import Clock
 from taskharbor.collecting import COLLECT_SECONDS, Collector
 from taskharbor.errors import StoreError
 from taskharbor.job import State
-from taskharbor.settling import log_bug
+from taskharbor.settling import is_outage, log_bug
 from taskharbor.worker.outage import Outages
 from taskharbor.worker.report import Reporter
 
@@ -90,9 +90,9 @@ class Maintenance:
             return
         try:
             await chore()
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the worker goes on with all that works
+        except Exception as error:
+            if is_outage(error):
+                raise
             pause = min(2.0**failures, LEFT_OUT_SECONDS_MAX)
             self._failed[name] = (min(failures + 1, 10), now + pause)
             log_bug(logger, f"maintenance failed in {name}", error)

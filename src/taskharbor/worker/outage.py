@@ -80,13 +80,16 @@ class Outages:
         fields: dict[str, Any] | None = None,
         *,
         repeated: type[StoreError] | tuple[type[StoreError], ...] = StoreError,
+        raised: tuple[type[StoreError], ...] = (),
     ) -> T:
-        """What the store answers in the end; errors other than `repeated` are raised."""
+        """What the store answers in the end; errors other than `repeated` are raised, and so are `raised`."""
         pause = PAUSE_SECONDS
         try:
             while True:
                 try:
                     answer = await ask()
+                except raised:
+                    raise
                 except repeated as error:
                     self.unanswered(complaint, error, fields)
                 else:

@@ -10,6 +10,7 @@ from asyncpg import exceptions
 from taskharbor.drivers.postgres.address import address_of, user_of
 from taskharbor.errors import (
     AccessDenied,
+    OperationRefused,
     PayloadError,
     SchemaError,
     StoreError,
@@ -93,8 +94,6 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     # Before the classes above it: a client-side DataError is an InterfaceError as well.
     if isinstance(error, _CONTENT):
         return PayloadError(f"PostgreSQL cannot keep this: {text_of(error)}. Nothing was changed by it")
-    if isinstance(error, exceptions.IntegrityConstraintViolationError):
-        return error  # no content is to blame, and no repetition has helped
     if isinstance(error, exceptions.CannotConnectNowError):
         return StoreUnavailable(f"{where} is starting up or shutting down ({text_of(error)})")
     if isinstance(error, ConnectionRefusedError):
@@ -104,7 +103,7 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     if isinstance(error, _AWAY) or (isinstance(error, asyncpg.PostgresError) and ends_connection(error)):
         return StoreUnavailable(f"{where} cannot be used at the moment: {text_of(error)}")
     if isinstance(error, asyncpg.PostgresError):
-        return StoreError(f"{where} refused the operation: {text_of(error)}")
+        return OperationRefused(f"{where} refused the operation: {text_of(error)}")
     return error
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.errors import StoreError
+from taskharbor.errors import OperationRefused
 from taskharbor.job import (
     NO_OPTIONS,
     AttemptStatus,
@@ -118,7 +118,7 @@ def _place(row: asyncpg.Record) -> Place:
             delivery=row["waiting_delivery"],
         )
     if row["lease_token"] is None:
-        raise StoreError(
+        raise OperationRefused(
             f"the store is inconsistent: job {row['id']} is neither ready, waiting, leased nor ended. "
             "Run `taskharbor doctor`, and restore the database from a backup if it finds damage"
         )

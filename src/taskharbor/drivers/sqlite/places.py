@@ -11,7 +11,7 @@ from msgspec import Struct
 from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.errors import StoreError
+from taskharbor.errors import OperationRefused
 from taskharbor.job import AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State, read_options
 
 READS = statements("reads")
@@ -145,7 +145,7 @@ def _waiting(session: Session, job: Stored) -> Place | None:
 def _running(session: Session, job: Stored, latest: Latest | None) -> Place:
     covered = leases.covering(session, job.id)
     if covered is None:
-        raise StoreError(
+        raise OperationRefused(
             f"the store is inconsistent: job {job.id} is neither ready, waiting, leased nor ended. "
             "Run `taskharbor doctor`, and restore the file from a backup if it finds damage"
         )
