@@ -88,6 +88,7 @@ ReasonName = Literal[
     "poison",
     "invalid_payload",
     "unknown_task",
+    "unsettleable",
     "cancelled",
     "expired",
     "discarded",
