@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Harbor, Worker
-from taskharbor.drivers.base import CLAIM_BYTES, claimed_size
-from taskharbor.errors import StoreError
+from taskharbor import Context, Harbor, Worker
+from taskharbor.drivers.base import CLAIM_BYTES, SETTLE_BYTES, claimed_size, transition_size
+from taskharbor.errors import StoreError, StoreUnavailable
+from taskharbor.worker.committer import HELD_BYTES
 from taskharbor.worker.fetcher import AHEAD_BYTES
-from tests.worker.stage import soon, working
+from tests.worker.stage import soon, until, working
 
 MEBIBYTE = 1_048_576
 TEXT = '"\\' * 200_000  # as JSON 800,000 bytes, and twice that as JSON in JSON
@@ -77,6 +79,60 @@ async def test_jobs_claimed_ahead_are_bounded_in_bytes(faulty, store):
     assert max(claims) <= CLAIM_BYTES
     assert max(ahead) * size <= AHEAD_BYTES + CLAIM_BYTES + 5 * size
     assert begun == 200
+
+
+# -- results -------------------------------------------------------------------------------------
+
+
+async def test_settles_are_bounded_in_bytes(faulty, store):
+    """Results, errors and children count; an attempt that leaves more than the limit behind is settled by itself."""
+    sizes: list[list[int]] = []
+    store.fail["settle"] = lambda transitions: sizes.append([*map(transition_size, transitions)])
+
+    @faulty.task
+    async def child(text: str) -> None: ...
+
+    @faulty.task
+    async def large(ctx: Context, children: int) -> str:
+        for _ in range(children):
+            ctx.enqueue(child.s("x" * (MEBIBYTE // 2)))
+        return "y" * 500_000
+
+    jobs = await large.aenqueue_many([{"children": 12 if n == 7 else 0} for n in range(100)])
+    async with working(faulty, concurrency=100):
+        for job in jobs:
+            assert len(await soon(job.aresult())) == 500_000
+    assert sum(map(len, sizes)) >= 112
+    assert all(sum(each) <= SETTLE_BYTES or len(each) == 1 for each in sizes)
+    assert max(map(sum, sizes)) > SETTLE_BYTES
+    assert max(map(len, sizes)) >= 8  # as many as fit
+
+
+async def test_a_worker_begins_nothing_more_while_too_much_waits_to_be_settled(faulty, store):
+    """A store that is away, or slow, does not fill a worker's memory with results."""
+    begun = 0
+    is_away = True
+
+    @faulty.task
+    async def large(n: int) -> str:
+        nonlocal begun
+        begun += 1
+        return "y" * 1_000_000
+
+    store.fail["settle"] = lambda transitions: StoreUnavailable("away") if is_away else None
+    jobs = await large.aenqueue_many([{"n": n} for n in range(300)])
+    async with working(faulty, concurrency=10):
+        await until(lambda: begun * 1_000_000 > HELD_BYTES)
+        claims = store.calls["claim"]
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        assert begun * 1_000_000 <= HELD_BYTES + 10 * 1_000_000
+        assert store.calls["claim"] <= claims + 1
+        is_away = False
+        await faulty.driver.clock.jump(3)
+        for job in jobs:
+            assert len(await soon(job.aresult())) == 1_000_000
+    assert begun == 300
 
 
 # -- claims that fail although the store is there ------------------------------------------------

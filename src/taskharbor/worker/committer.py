@@ -9,16 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.collecting import HISTORY_ROWS, past_of
-from taskharbor.drivers.base import Answer, Claimed, Driver, ProgressNote, Settled, Transition
+from taskharbor.drivers.base import (
+    SETTLE_BYTES,
+    Answer,
+    Claimed,
+    Driver,
+    ProgressNote,
+    Settled,
+    Transition,
+    job_size,
+    pieces,
+    text_size,
+)
 from taskharbor.errors import OperationRefused, StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, State
-from taskharbor.outcome import Crashed, Outcome, Succeeded, Unfit
+from taskharbor.outcome import Crashed, Failed, Outcome, Succeeded, Unfit
 from taskharbor.policy import (
     UNFIT_DELAY_MAX_SECONDS,
     settle_crash,
@@ -41,7 +53,11 @@ logger = logging.getLogger("taskharbor.worker")
 
 T = TypeVar("T")
 
+_Ended = tuple[Execution, Outcome, int]  # with its size
+_size_of: Callable[[_Ended], int] = itemgetter(2)
+
 BATCH_MAX = 1_000
+HELD_BYTES = 32 * 1_048_576  # of ended attempts that are not settled yet; with more, nothing else begins
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
 UNFIT_ROWS_MORE = 50
 
@@ -60,6 +76,7 @@ class Committer:
         reporter: Reporter,
         is_busy: Callable[[], bool],
         on_quiet: Callable[[], None],
+        hold: Callable[[bool], None],
     ) -> None:
         self._driver = driver
         self._failure_tasks = FailureTasks(driver)
@@ -74,8 +91,11 @@ class Committer:
         self._reporter = reporter
         self._is_busy = is_busy
         self._on_quiet = on_quiet
+        self._hold = hold  # tells whether more may begin
         self._recurring = Recurring(time, history=self._history_surely, get=self._get_surely)
-        self._pending: list[tuple[Execution, Outcome]] = []
+        self._pending: list[_Ended] = []
+        self._held = 0  # bytes of what is not settled yet
+        self._is_full = False
         self._notes: dict[Execution, Progress] = {}
         self._arrived = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -84,9 +104,21 @@ class Committer:
     # -- what comes in --
 
     def put(self, execution: Execution, outcome: Outcome) -> None:
-        self._pending.append((execution, outcome))
+        size = _size(execution, outcome)
+        self._pending.append((execution, outcome, size))
+        self._held += size + len(execution.claimed.payload)
+        if self._held > HELD_BYTES and not self._is_full:
+            self._is_full = True
+            self._hold(True)
         self._arrived.set()
         self._quiet.clear()
+
+    def _let_go(self, settled: Sequence[_Ended]) -> None:
+        for execution, _, size in settled:
+            self._held -= size + len(execution.claimed.payload)
+        if self._is_full and self._held <= HELD_BYTES:
+            self._is_full = False
+            self._hold(False)
 
     def note(self, execution: Execution, progress: Progress) -> None:
         """Of several notes of one job in a batch the last one is enough."""
@@ -119,19 +151,27 @@ class Committer:
         if notes:
             await self._store_notes(notes)
         while pending:
+            batch = self._first_of(pending)
             try:
-                await self._settle(pending[:BATCH_MAX])
+                await self._settle(batch)
             except BaseException:  # cancelled, say: whether it took effect or not, it can be settled again
                 self._pending = pending + self._pending
                 raise
-            del pending[:BATCH_MAX]
+            del pending[: len(batch)]
+            self._let_go(batch)
         if not self._pending and not self._notes:
             self._quiet.set()
             self._on_quiet()
 
-    async def _settle(self, ended: Sequence[tuple[Execution, Outcome]]) -> None:
+    def _first_of(self, pending: list[_Ended]) -> Sequence[_Ended]:
+        """As many as are settled at once: bounded in number and in bytes."""
+        if self._held <= SETTLE_BYTES:
+            return pending[:BATCH_MAX]
+        return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
+
+    async def _settle(self, ended: Sequence[_Ended]) -> None:
         endings: list[_Ending] = []
-        for execution, outcome in ended:
+        for execution, outcome, _ in ended:
             ending = await self._ending(execution, outcome)
             if ending is None:
                 self._leases.settled(execution)
@@ -336,6 +376,19 @@ class Committer:
             logger.warning("the store could not be told", extra={"fields": {"error": str(error)}})
         except Exception as error:  # noqa: BLE001 - then the loss counts against the job
             log_bug(logger, "an outage could not be told of", error)
+
+
+def _size(execution: Execution, outcome: Outcome) -> int:
+    """The bytes that an ended attempt leaves to the store, as far as they may be many."""
+    size = 0
+    if type(outcome) is Succeeded:
+        if outcome.result is not None:
+            size = text_size(outcome.result)
+    elif type(outcome) is Failed:
+        size = text_size(outcome.error) + text_size(outcome.traceback)
+    if execution.children:
+        size += sum(map(job_size, execution.children))
+    return size
 
 
 class _Ending(Struct, frozen=True):

@@ -72,6 +72,7 @@ class Executor:
         self.buffer: deque[Execution] = deque()  # claimed, not begun
         self.running: dict[Execution, None] = {}  # begun, not ended
         self.begun = 0  # ever; the fetcher takes the rate from it
+        self.is_held = False  # what has ended has to be settled before anything else begins
         self.low_water = 0  # `low` is called when the buffer has fallen to this
         self._clock = clock
         self._time = time
@@ -115,6 +116,11 @@ class Executor:
         self.buffer.extend(executions)
         self._wake_a_slot()
 
+    def hold(self, is_held: bool) -> None:
+        """Begin nothing until this is called with False. What runs goes on."""
+        self.is_held = is_held
+        self._wake_a_slot()
+
     def take_back(self, unwanted: Callable[[Execution], bool]) -> list[Execution]:
         """Remove executions that have not begun."""
         taken = [execution for execution in self.buffer if unwanted(execution)]
@@ -145,7 +151,7 @@ class Executor:
 
     def _wake_a_slot(self) -> None:
         """One is enough: each wakes the next when its handler suspends and there is more to do."""
-        if not self.buffer or len(self.running) + self._starting >= self.concurrency:
+        if not self.buffer or self.is_held or len(self.running) + self._starting >= self.concurrency:
             return
         while self._idle:
             sleeper = self._idle.pop()
@@ -161,7 +167,7 @@ class Executor:
         assert slot is not None, "a slot is a task"
         without_breath = 0
         while True:
-            if not self.buffer or len(self.running) + self._starting >= self.concurrency:
+            if not self.buffer or self.is_held or len(self.running) + self._starting >= self.concurrency:
                 sleeper = loop.create_future()
                 self._idle.append(sleeper)
                 await sleeper

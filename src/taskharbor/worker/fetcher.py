@@ -128,6 +128,8 @@ class Fetcher:
     def _wanted(self) -> int:
         """Fill the free slots, and as much ahead as will begin within a moment."""
         executor = self._executor
+        if executor.is_held:
+            return 0
         self._measure()
         ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS), int(AHEAD_BYTES / self._job_bytes))
         target = executor.free + ahead

@@ -108,6 +108,7 @@ class Shift:
             reporter=reporter,
             is_busy=lambda: bool(self._executor.buffer),
             on_quiet=self._nudge_fetcher,
+            hold=self._hold,
         )
 
     def _make_heart(self) -> Heart:
@@ -376,6 +377,11 @@ class Shift:
         """Its lease is lost: nothing to settle."""
         self._leases.settled(execution)
         self._low()
+
+    def _hold(self, is_held: bool) -> None:
+        self._executor.hold(is_held)
+        if not is_held:
+            self._fetcher.nudge()
 
     def _nudge_fetcher(self) -> None:
         self._fetcher.nudge()

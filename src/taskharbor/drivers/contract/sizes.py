@@ -39,13 +39,10 @@ def job_size(job: NewJob) -> int:
 def transition_size(t: Transition) -> int:
     """The bytes of a transition that may be many."""
     size = 0 if t.result is None else text_size(t.result)
-    if t.error is not None:
-        size += text_size(t.error) + text_size(t.traceback) + text_size(t.detail)
-    if t.inserts:
-        size += sum(map(job_size, t.inserts))
-    if t.dead_letter is not None:
-        size += job_size(t.dead_letter)
-    return size
+    if t.error is None and not t.inserts and t.dead_letter is None:
+        return size  # as nearly every one
+    size += text_size(t.error) + text_size(t.traceback) + sum(map(job_size, t.inserts))
+    return size if t.dead_letter is None else size + job_size(t.dead_letter)
 
 
 def pieces(
@@ -63,4 +60,4 @@ def pieces(
             start, size = index, 0
         size += more
     if start < len(batch):
-        yield batch[start:] if start else batch
+        yield batch[start:]
