@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and a PostgreSQL server that loses what a network can lose.
+"""A TCP proxy between clients and a PostgreSQL server that loses what a network can lose, or is slow.
 
 It reads along: which statement a client has sent, and when the server is done with it. So an answer can be lost at a
 chosen moment, after the commit, which no amount of killing at random would hit often enough.
@@ -7,6 +7,7 @@ chosen moment, after the commit, which no amount of killing at random would hit 
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,14 +18,16 @@ from urllib.parse import urlsplit
 T = TypeVar("T")
 
 CHUNK = 65536
+SLOW_BUFFER = 16384  # what a slow network takes in advance
 SSL_REQUEST, CANCEL_REQUEST = 80877103, 80877102
 
 
 class Proxy:
     """Start it on a loop; `dsn` leads through it. Its other methods are for that loop's thread."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, bytes_per_second: float | None = None) -> None:
         self._target = dsn
+        self.bytes_per_second = bytes_per_second  # in each direction of each connection
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_hole = False
@@ -41,7 +44,9 @@ class Proxy:
         return parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}").geturl()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        listener = self.new_socket()
+        listener.bind(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(self._connected, sock=listener, limit=self.chunk)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -50,6 +55,24 @@ class Proxy:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    # -- what is slow --
+
+    @property
+    def chunk(self) -> int:
+        return CHUNK if self.bytes_per_second is None else SLOW_BUFFER // 4
+
+    def new_socket(self) -> socket.socket:
+        """One that lets its peer send no further ahead than a network of this speed would."""
+        made = socket.socket()
+        if self.bytes_per_second is not None:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER)
+        made.setblocking(False)
+        return made
+
+    async def take_time(self, size: int) -> None:
+        if self.bytes_per_second is not None:
+            await asyncio.sleep(size / self.bytes_per_second)
 
     # -- what is lost --
 
@@ -119,7 +142,13 @@ class _Wire:
     async def carry(self, target: Any) -> None:
         if self._proxy.in_hole:
             await self._into_the_hole()
-        reader, writer = await asyncio.open_connection(target.hostname, target.port)
+        upstream = self._proxy.new_socket()
+        try:
+            await asyncio.get_running_loop().sock_connect(upstream, (target.hostname, target.port))
+        except BaseException:
+            upstream.close()
+            raise
+        reader, writer = await asyncio.open_connection(sock=upstream, limit=self._proxy.chunk)
         self._writers.append(writer)
         up = asyncio.ensure_future(self._pump(self._client[0], writer, self._on_request))
         down = asyncio.ensure_future(self._pump(reader, self._client[1], self._on_answer))
@@ -140,7 +169,8 @@ class _Wire:
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on: Callable[[bytes], bool]
     ) -> None:
-        while data := await reader.read(CHUNK):
+        while data := await reader.read(self._proxy.chunk):
+            await self._proxy.take_time(len(data))
             if self._proxy.in_hole or self._dead:
                 self._dead = True  # a stream with a gap in it is no stream
             elif on(data):

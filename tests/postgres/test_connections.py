@@ -120,7 +120,7 @@ async def test_slow_server_is_given_more_time_after_every_timeout(
     await driver.migrate()
 
     async def slow(session: connections.Session) -> object:
-        return await session.connection.fetchval("SELECT 7 FROM pg_sleep(1)", timeout=session.seconds)
+        return await session.connection.fetchval("SELECT 7 FROM pg_sleep(1)")
 
     answers: list[object] = []
     async with asyncio.timeout(30):
@@ -140,7 +140,7 @@ async def test_transaction_that_its_client_left_open_is_ended_by_the_server(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop that stood still for too long finds its transaction gone: an outage like others, and repeated."""
-    monkeypatch.setitem(connections.SESSION, "idle_in_transaction_session_timeout", "200ms")
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
     driver = PostgresDriver(dsn)
     await driver.migrate()
 

@@ -55,9 +55,9 @@ def _taken_from(driver: PostgresDriver) -> Iterator[asyncpg.Connection]:
     """Its idle connections; nobody else has them any more."""
     pool = driver._connections._pools[asyncio.get_running_loop()]
     for lane in Lane:
-        while (connection := pool.take(lane)) is not None:
-            yield connection
-            connection.terminate()
+        while (wire := pool.take(lane)) is not None:
+            yield wire.connection
+            wire.connection.terminate()
 
 
 async def _held_by(connection: asyncpg.Connection) -> list[str]:

@@ -167,8 +167,8 @@ async def test_transaction_of_a_client_that_vanished_holds_its_locks_for_seconds
 ):
     """The server never hears that its client has given up, and the client's next connection waits for the lock."""
     monkeypatch.setattr(connections, "PROMPT_SECONDS", 0.5)
-    assert connections.SESSION["idle_in_transaction_session_timeout"] == "5s"
-    monkeypatch.setitem(connections.SESSION, "idle_in_transaction_session_timeout", "2s")
+    assert connections.IDLE_SECONDS == 5
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 2.0)
     await driver.enqueue([job(1)])
     await driver.claim(ClaimRequest("worker/1", LEASE, 1))
     failure = Transition("worker/1", job(1).id, 1, AttemptStatus.FAILED, State.READY, 1, delay=0)

@@ -22,25 +22,33 @@ from taskharbor.drivers.postgres import instants
 from taskharbor.drivers.postgres.address import names_application, refused_address
 from taskharbor.drivers.postgres.explain import COLLISIONS, ends_connection, explained
 from taskharbor.drivers.postgres.roles import explained_denial
+from taskharbor.drivers.postgres.wire import Watch, Wire
 from taskharbor.errors import TaskHarborError
 
 T = TypeVar("T")
 
 CONNECT_SECONDS = 5.0
-# After this long an answer counts as lost: the network swallows answers without telling anybody. What a worker
-# lives by is answered within milliseconds or not at all, and it has to go on soon after the network does.
+# When nothing has moved for this long an answer counts as lost: see `wire`. What a worker lives by is answered within
+# milliseconds or not at all, and it has to go on soon after the network does.
 PROMPT_SECONDS = 5.0
 # Everything else may wait for somebody's locks, or have much to do.
 COMMAND_SECONDS = 15.0
 PATIENCE_MAX = 8  # times as long, where a slow server, not the network, is why nothing was answered in time
 JOBS_PER_SECOND_AT_LEAST = 1000.0  # what even a slow server stores in bulk
+# Of payloads, results and errors: what one statement carries that is a transaction by itself, since nothing is locked
+# while it is on its way; what a transaction settles; and what one statement of a transaction carries.
+ALONE_BYTES = 4 * 1_048_576
+TRANSACTION_BYTES = 1_048_576
+STATEMENT_BYTES = 262_144
+LARGE_BYTES = 131_072  # a statement of a transaction from here on may be on its way for a while …
+BYTES_PER_SECOND_AT_LEAST = 65_536.0  # … on the slowest network that is waited for
 COLLISIONS_MAX = 20  # how often a transaction is repeated because of somebody else's locks
 CLOSE_SECONDS = 3.0
 
 # What the server does about a client that the network has swallowed, and it cannot know about: an open transaction
 # holds locks that the client's next connection waits for, and an idle connection takes up a place.
+IDLE_SECONDS = 5.0
 SESSION = {
-    "idle_in_transaction_session_timeout": "5s",
     "tcp_keepalives_idle": "15",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
@@ -63,7 +71,7 @@ class Lane(IntEnum):
 class Session:
     """One operation's view of the database: a connection, the statements, and the time if it was given."""
 
-    __slots__ = ("connection", "given_now", "limit", "seconds", "sql")
+    __slots__ = ("connection", "given_now", "idle_seconds", "sql", "watch")
 
     def __init__(
         self,
@@ -71,38 +79,52 @@ class Session:
         sql: dict[str, str],
         now: int | None,
         *,
-        limit: asyncio.Timeout | None = None,
-        seconds: float | None = None,
+        watch: Watch | None = None,
+        idle_seconds: float | None = None,
     ) -> None:
         self.connection = connection
         self.sql = sql
         self.given_now = now
-        self.limit = limit  # on the time that the whole operation may take …
-        self.seconds = seconds  # … or each statement
+        self.watch = watch  # over how long the server may say nothing
+        self.idle_seconds = (
+            idle_seconds  # after which the server gives up on a transaction; None: as it likes
+        )
 
     def expect(self, jobs: int) -> None:
         """So many jobs at once may take longer than usual."""
-        seconds = COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST
-        if self.limit is not None:
-            self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
-        else:
-            self.seconds = seconds
+        if self.watch is not None:
+            self.watch.expect(COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST)
 
     async def rows(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
-        return await self.connection.fetch(self.sql[name], *arguments, timeout=self.seconds)
+        return await self.connection.fetch(self.sql[name], *arguments)
 
     async def row(self, name: str, *arguments: Any) -> asyncpg.Record | None:
-        return await self.connection.fetchrow(self.sql[name], *arguments, timeout=self.seconds)
+        return await self.connection.fetchrow(self.sql[name], *arguments)
 
     async def value(self, name: str, *arguments: Any) -> Any:
-        return await self.connection.fetchval(self.sql[name], *arguments, timeout=self.seconds)
+        return await self.connection.fetchval(self.sql[name], *arguments)
 
     async def do(self, name: str, *arguments: Any) -> None:
-        await self.connection.execute(self.sql[name], *arguments, timeout=self.seconds)
+        await self.connection.execute(self.sql[name], *arguments)
+
+    @asynccontextmanager
+    async def carrying(self, size: int) -> AsyncIterator[None]:
+        """Inside a transaction, around statements of so many bytes: the server waits as long as each may take.
+
+        To the server, a client whose statement is still on its way is idle. It cannot tell one that sends slowly from
+        one that the network has swallowed, so the time is in proportion to the size.
+        """
+        if size < LARGE_BYTES or self.idle_seconds is None:
+            yield
+            return
+        longer = self.idle_seconds + size / BYTES_PER_SECOND_AT_LEAST
+        await self.do("wait_when_idle", _milliseconds(longer))
+        yield
+        await self.do("wait_when_idle", _milliseconds(self.idle_seconds))
 
     def at(self, now: int) -> Session:
         """The same, with this as the time of everything."""
-        return Session(self.connection, self.sql, now, limit=self.limit, seconds=self.seconds)
+        return Session(self.connection, self.sql, now, watch=self.watch, idle_seconds=self.idle_seconds)
 
     def savepoint(self) -> asyncpg.transaction.Transaction:
         """A part of the transaction that can be undone by itself: `start`, then `commit` or `rollback`."""
@@ -117,6 +139,10 @@ class Session:
 
 
 Work = Callable[[Session], Awaitable[T]]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{round(seconds * 1000)}ms"
 
 
 async def _transaction(session: Session, work: Work[T]) -> T:
@@ -188,37 +214,39 @@ class Connections:
         pool = await self._pool()
         async with pool.seats[lane]:
             try:
-                connection = pool.take(lane) or await self.connect()
+                wire = pool.take(lane) or Wire.tap(await self.connect())
             except _UNANSWERED:
                 pool.distrust()
                 raise
             whole = False
+            connection = wire.connection
+            seconds = (PROMPT_SECONDS if prompt else COMMAND_SECONDS) * pool.patience[lane]
+            watch = Watch(wire, seconds)
             try:
-                seconds = (PROMPT_SECONDS if prompt else COMMAND_SECONDS) * pool.patience[lane]
-                if transaction:
-                    async with asyncio.timeout(seconds) as limit:
-                        answer = await _transaction(Session(connection, self._sql, now, limit=limit), work)
-                else:  # asyncpg's own timer is the cheaper one
-                    answer = await work(Session(connection, self._sql, now, seconds=seconds))
+                idle_seconds = None if self._pooler or not transaction else IDLE_SECONDS
+                session = Session(connection, self._sql, now, watch=watch, idle_seconds=idle_seconds)
+                answer = await (_transaction(session, work) if transaction else work(session))
                 pool.patience[lane] = 1
                 whole = True
                 return answer
-            except asyncpg.PostgresError as error:
-                whole = not ends_connection(error)  # the server has refused something, and listens on
-                if not whole:
+            except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                if watch.is_over:
                     pool.distrust()
-                raise
-            except TimeoutError:
-                pool.distrust()
-                # Were it the server that is slow, and not the network that is gone, it would never be done.
-                pool.patience[lane] = min(2 * pool.patience[lane], PATIENCE_MAX)
+                    # Were it the server that is slow, and not the network that is gone, it would never be done.
+                    pool.patience[lane] = min(2 * pool.patience[lane], PATIENCE_MAX)
+                    raise TimeoutError(f"nothing was heard of it for {watch.seconds:g} s") from error
+                if isinstance(error, asyncpg.PostgresError):
+                    whole = not ends_connection(error)  # the server has refused something, and listens on
+                    if not whole:
+                        pool.distrust()
                 raise
             except OSError:
                 pool.distrust()
                 raise
             finally:
+                watch.stop()
                 if whole:
-                    pool.give_back(lane, connection)
+                    pool.give_back(lane, wire)
                 else:
                     # Cancelled or broken in the middle of something: nobody knows what it would answer next.
                     connection.terminate()
@@ -265,8 +293,9 @@ class Connections:
                         await instants.install(connection)
                 else:
                     # Not with the server_settings: a pooler in session mode refuses those that it does not know.
+                    idle = {"idle_in_transaction_session_timeout": _milliseconds(IDLE_SECONDS)}
                     await connection.execute(
-                        "".join(f"SET {key} = '{value}';" for key, value in SESSION.items())
+                        "".join(f"SET {key} = '{value}';" for key, value in {**idle, **SESSION}.items())
                     )
                     await instants.install(connection)
             except BaseException:
@@ -329,29 +358,29 @@ class _Pool:
     def __init__(self) -> None:
         self.seats = {lane: asyncio.Semaphore(lane.value) for lane in Lane}
         self.patience = dict.fromkeys(Lane, 1)  # how many times the usual time a lane may take
-        self._idle: dict[Lane, list[asyncpg.Connection]] = {lane: [] for lane in Lane}
+        self._idle: dict[Lane, list[Wire]] = {lane: [] for lane in Lane}
         self._closed = False
         self._watch = self._until_the_loop_ends()
 
-    def take(self, lane: Lane) -> asyncpg.Connection | None:
+    def take(self, lane: Lane) -> Wire | None:
         idle = self._idle[lane]
         while idle:
-            connection = idle.pop()
-            if not connection.is_closed():
-                return connection
+            wire = idle.pop()
+            if not wire.connection.is_closed():
+                return wire
         return None
 
-    def give_back(self, lane: Lane, connection: asyncpg.Connection) -> None:
+    def give_back(self, lane: Lane, wire: Wire) -> None:
         if self._closed:
-            connection.terminate()
-        elif not connection.is_closed():
-            self._idle[lane].append(connection)
+            wire.connection.terminate()
+        elif not wire.connection.is_closed():
+            self._idle[lane].append(wire)
 
     def distrust(self) -> None:
         """One connection was lost, so the idle ones may be as well: each would cost its user the whole time."""
         for idle in self._idle.values():
             while idle:
-                idle.pop().terminate()
+                idle.pop().connection.terminate()
 
     async def watch(self) -> None:
         """A loop that ends closes its asynchronous generators: this one takes the connections along."""
@@ -370,7 +399,7 @@ class _Pool:
         self._closed = True
         for idle in self._idle.values():
             while idle:
-                connection = idle.pop()
+                connection = idle.pop().connection
                 try:
                     await connection.close(timeout=CLOSE_SECONDS)
                 except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):

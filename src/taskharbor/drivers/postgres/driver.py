@@ -7,6 +7,7 @@ import builtins
 import contextvars
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -36,6 +37,9 @@ from taskharbor.drivers.base import (
     WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
+    job_size,
+    pieces,
+    transition_size,
 )
 from taskharbor.drivers.postgres import (
     enqueue,
@@ -52,7 +56,14 @@ from taskharbor.drivers.postgres import (
 )
 from taskharbor.drivers.postgres.address import address_of, read_url
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
-from taskharbor.drivers.postgres.connections import Connections, Lane, Session, Work
+from taskharbor.drivers.postgres.connections import (
+    ALONE_BYTES,
+    TRANSACTION_BYTES,
+    Connections,
+    Lane,
+    Session,
+    Work,
+)
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
 from taskharbor.drivers.postgres.trails import Trails
@@ -191,6 +202,8 @@ class PostgresDriver(Driver):
         return answers
 
     async def _store_plain(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
+        if len(jobs) > 1 and sum(map(job_size, jobs)) > ALONE_BYTES:
+            return await self._store_each(jobs, now)
         stored = await self._run(Lane.REST, lambda s: enqueue.enqueue_plain(s, jobs), now)
         return await self._store_each(jobs, now) if stored is None else stored
 
@@ -230,21 +243,27 @@ class PostgresDriver(Driver):
         return await self._run(Lane.REST, lambda s: leases.take_expired(s, token, lease), now, prompt=True)
 
     async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
-        if not transitions:
-            return []
-        answers: list[Settled] | None = None
+        answers: list[Settled] = []
+        for batch in pieces(transitions, transition_size, ALONE_BYTES):
+            answers += await self._settle(batch, now)
+            self._news.tell(urgent=False)
+            await self._fold_now_and_then()
+        return answers
+
+    async def _settle(self, transitions: Sequence[Transition], now: int | None) -> builtins.list[Settled]:
         plain = settle.plain_successes(self._covered, transitions)
         if plain is not None:
-            successes = plain
             answers = await self._run(
-                Lane.SETTLE, lambda s: settle.settle_plainly(s, successes), now, prompt=True
+                Lane.SETTLE, lambda s: settle.settle_plainly(s, plain), now, prompt=True
             )
-        if answers is None:
-            answers = await self._transact(
-                Lane.SETTLE, lambda s: settle.settle(s, transitions), now, prompt=True
+            if answers is not None:
+                return answers
+        # Several transactions rather than one: no lease is locked while the whole of the batch is on its way.
+        answers = []
+        for some in pieces(transitions, transition_size, TRANSACTION_BYTES):
+            answers += await self._transact(
+                Lane.SETTLE, partial(settle.settle, transitions=some), now, prompt=True
             )
-        self._news.tell(urgent=False)
-        await self._fold_now_and_then()
         return answers
 
     async def _fold_now_and_then(self) -> None:

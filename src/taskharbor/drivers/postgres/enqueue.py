@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from operator import attrgetter
+from typing import TypeVar
 
 import asyncpg
 from msgspec import Struct
 
-from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.base import Enqueued, pieces, text_size
 from taskharbor.drivers.postgres import places
-from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
 from taskharbor.drivers.postgres.places import Found, encoded_options
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.job import NewJob, State
+
+T = TypeVar("T")
 
 RACES_MAX = 50  # how often others may be quicker before the caller has to try again
 
@@ -198,22 +202,22 @@ async def _insert_jobs(session: Session, fresh: Sequence[NewJob], now: int) -> b
     """Whether all of them were new."""
     if not fresh:
         return True
-    ordered = _in_lock_order(fresh)
-    stored = await session.rows(
-        "insert_jobs",
-        [job.id for job in ordered],
-        [job.queue for job in ordered],
-        [job.task for job in ordered],
-        [job.payload for job in ordered],
-        [job.priority for job in ordered],
-        [_run_at(job, now) for job in ordered],
-        [job.expires_at for job in ordered],
-        [job.idempotency_key for job in ordered],
-        [job.delivery for job in ordered],
-        [encoded_options(job.options) for job in ordered],
-        now,
-    )
+    stored = await _store_jobs(session, [(job, _run_at(job, now)) for job in _in_lock_order(fresh)], now)
     return len(stored) == len(fresh)
+
+
+async def _store_jobs(session: Session, jobs: Sequence[tuple[NewJob, int]], now: int) -> set[str]:
+    """The jobs rows of those that are new, each with its place; their ids."""
+    rows = [
+        (j.id, j.queue, j.task, j.payload, j.priority, run_at, j.expires_at, j.idempotency_key, j.delivery,
+         encoded_options(j.options))
+        for j, run_at in jobs
+    ]  # fmt: skip
+    return {row["id"] for row in await store_rows(session, "insert_jobs", rows, _payload_size, now)}
+
+
+def _payload_size(row: tuple[object, ...]) -> int:
+    return text_size(str(row[3]))
 
 
 async def _place(session: Session, batch: _Batch, members: dict[str, Found], now: int) -> set[str]:
@@ -251,12 +255,7 @@ async def _place(session: Session, batch: _Batch, members: dict[str, Found], now
 
 async def insert_dead(session: Session, jobs: Sequence[NewJob], now: int) -> set[str]:
     """The jobs rows of those that are dead from the start; the ids that are new. The rest is the settle's."""
-    rows = [
-        (j.id, j.queue, j.task, j.payload, j.priority, now, j.expires_at, j.idempotency_key, j.delivery,
-         encoded_options(j.options))
-        for j in jobs
-    ]  # fmt: skip
-    stored = {row["id"] for row in await session.rows("insert_jobs", *columns(rows), now)}
+    stored = await _store_jobs(session, [(job, now) for job in jobs], now)
     tags = sorted({(tag, job.id) for job in jobs if job.id in stored for tag in job.options.tags})
     if tags:
         await session.do("insert_tags", *columns(tags))
@@ -266,6 +265,31 @@ async def insert_dead(session: Session, jobs: Sequence[NewJob], now: int) -> set
 def columns(rows: Sequence[tuple[object, ...]]) -> Iterable[list[object]]:
     """Rows as the arrays that `unnest` takes."""
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+async def store_rows(
+    session: Session,
+    name: str,
+    rows: Sequence[tuple[object, ...]],
+    size_of: Callable[[tuple[object, ...]], int],
+    *rest: object,
+) -> list[asyncpg.Record]:
+    """Inside a transaction, a statement for many rows that may be large; repeated, each time for what it can carry."""
+    answers: list[asyncpg.Record] = []
+    async with in_statements(session, rows, size_of) as statements:
+        for some in statements:
+            answers += await session.rows(name, *columns(some), *rest)
+    return answers
+
+
+@asynccontextmanager
+async def in_statements(
+    session: Session, batch: Sequence[T], size_of: Callable[[T], int]
+) -> AsyncIterator[Sequence[Sequence[T]]]:
+    """Inside a transaction: what each of several statements carries of a batch."""
+    statements = list(pieces(batch, size_of, STATEMENT_BYTES))
+    async with session.carrying(max((sum(map(size_of, some)) for some in statements), default=0)):
+        yield statements
 
 
 # -- whom a job depends on -----------------------------------------------------------------------

@@ -9,10 +9,19 @@ import asyncpg
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Answer, Claim, Note, Occurrence, ProgressNote, Settled, Transition
+from taskharbor.drivers.base import (
+    Answer,
+    Claim,
+    Note,
+    Occurrence,
+    ProgressNote,
+    Settled,
+    Transition,
+    text_size,
+)
 from taskharbor.drivers.postgres import workflows
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead
+from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead, store_rows
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.job import AttemptStatus, NewJob, Reason, State
 
@@ -349,7 +358,7 @@ class _Settling:
         if not self._attempts:
             return
         self._attempts.sort(key=lambda row: (row[0], row[1]))
-        await session.do("insert_attempts", *columns(self._attempts), self._now)
+        await store_rows(session, "insert_attempts", self._attempts, _attempt_size, self._now)
         if self._rearmed:
             await session.do("delete_steps", self._rearmed)
             await session.do("delete_progress", self._rearmed)
@@ -390,6 +399,11 @@ class _Settling:
         await self._session.do("delete_closed", tokens)
 
 
+def _attempt_size(row: tuple[object, ...]) -> int:
+    """Of its result, error, traceback and detail."""
+    return sum(text_size(text) for text in row[9:13] if isinstance(text, str))
+
+
 async def add_tallies(session: Session, tally: Counter[tuple[str, str]]) -> None:
     rows = [(queue, state, count) for (queue, state), count in sorted(tally.items()) if count]
     if rows:
@@ -417,5 +431,9 @@ async def note(session: Session, notes: Sequence[Note]) -> list[Answer]:
     if progress:
         await session.do("put_progress", *columns([progress[job_id] for job_id in sorted(progress)]))
     if steps:
-        await session.do("put_steps", *columns([steps[key] for key in sorted(steps)]))
+        await store_rows(session, "put_steps", [steps[key] for key in sorted(steps)], _step_size)
     return answers
+
+
+def _step_size(row: tuple[object, ...]) -> int:
+    return text_size(str(row[2]))

@@ -6,9 +6,22 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
+from taskharbor.drivers.base import (
+    WorkflowEnqueued,
+    WorkflowPage,
+    job_size,
+    member_exists,
+    text_size,
+)
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import RACES_MAX, alike_arguments, columns, enqueue, outrun
+from taskharbor.drivers.postgres.enqueue import (
+    RACES_MAX,
+    alike_arguments,
+    columns,
+    enqueue,
+    in_statements,
+    outrun,
+)
 from taskharbor.drivers.postgres.explain import is_conflict
 from taskharbor.drivers.postgres.places import encoded_options, is_id
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
@@ -30,7 +43,9 @@ async def enqueue_workflow(
     row = (workflow.id, last_id, len(jobs), now, workflow.idempotency_key, workflow.about)
     for _ in range(RACES_MAX):
         # Waits for whoever is storing one of the same id or key: then that one stands for this.
-        if await session.value("insert_workflow", *row):
+        async with session.carrying(text_size(workflow.about)):
+            is_new = await session.value("insert_workflow", *row)
+        if is_new:
             break
         known = await session.row("known_workflow", workflow.id, workflow.idempotency_key)
         if known is not None:  # else it was forgotten between the two looks
@@ -53,9 +68,12 @@ async def _insert_members(session: Session, jobs: Sequence[NewJob], ids: dict[st
     different, alike = _apart(jobs)
     try:
         for group in alike:
-            await session.do("enqueue_alike", *alike_arguments(group, now))
-        if different:
-            await _insert_each(session, different, now)
+            async with in_statements(session, group, job_size) as statements:
+                for some in statements:
+                    await session.do("enqueue_alike", *alike_arguments(some, now))
+        async with in_statements(session, different, job_size) as statements:
+            for some in statements:
+                await _insert_each(session, some, now)
     except Exception as error:
         if is_conflict(error):
             raise member_exists(jobs[0].id) from error

@@ -31,6 +31,10 @@ SELECT pg_advisory_xact_lock(hashtext('taskharbor migrate'), hashtext($1))
 -- Nothing is lost with a notification: it need not wait for the disk.
 SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)
 
+-- name: wait_when_idle
+-- How long the server waits for the next statement of this transaction.
+SELECT set_config('idle_in_transaction_session_timeout', $1, true)
+
 -- name: settings
 -- That there are replicas is seen by everybody; which of them are synchronous is not.
 SELECT current_setting('server_version_num')::integer AS version, current_setting('fsync') AS fsync,
