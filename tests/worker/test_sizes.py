@@ -12,7 +12,7 @@ import pytest
 
 from taskharbor import Context, Harbor, Worker
 from taskharbor.drivers.base import CLAIM_BYTES, SETTLE_BYTES, claimed_size, transition_size
-from taskharbor.errors import StoreError, StoreUnavailable
+from taskharbor.errors import OperationRefused, StoreUnavailable
 from taskharbor.worker.committer import HELD_BYTES
 from taskharbor.worker.fetcher import AHEAD_BYTES
 from tests.worker.stage import soon, until, working
@@ -145,7 +145,7 @@ async def test_a_claim_that_fails_for_what_it_hands_out_is_not_repeated_unchange
 
     def refuse(request):
         limits.append(request.limit)
-        return StoreError("string or blob too big") if culprit_is_there and request.limit > 3 else None
+        return OperationRefused("string or blob too big") if culprit_is_there and request.limit > 3 else None
 
     @faulty.task
     async def work(n: int) -> int:

@@ -13,12 +13,13 @@ from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest, Driver
+from taskharbor.errors import OperationRefused
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
-from taskharbor.worker.outage import OUTAGES, PAUSE_SECONDS, PAUSE_SECONDS_MAX, Outages
+from taskharbor.worker.outage import PAUSE_SECONDS, PAUSE_SECONDS_MAX, Outages
 from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.retirement import Retirement
 
@@ -222,7 +223,7 @@ class Fetcher:
     async def _claim_surely(self, request: ClaimRequest) -> Claim:
         """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
         return await self._outages.until_answered(
-            lambda: self._claim_once(request), "the store cannot be claimed from", repeated=OUTAGES
+            lambda: self._claim_once(request), "the store cannot be claimed from", raised=(OperationRefused,)
         )
 
     async def _claim_once(self, request: ClaimRequest) -> Claim:

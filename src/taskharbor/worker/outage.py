@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from taskharbor.clock import Clock
-from taskharbor.errors import AccessDenied, SchemaError, StoreError, StoreUnavailable
+from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.worker")
@@ -19,10 +19,6 @@ PAUSE_SECONDS = 0.05  # before it is asked again; each next one is twice as long
 PAUSE_SECONDS_MAX = 2.0
 AGAIN_SECONDS = 1.0  # before the log has the same complaint again; each next one is twice as long
 AGAIN_SECONDS_MAX = 60.0
-
-# What passes by itself, or once an operator has seen to the store. Anything else fails again in the same way when it is
-# repeated unchanged.
-OUTAGES = (StoreUnavailable, AccessDenied, SchemaError)
 
 
 @dataclass
@@ -79,7 +75,7 @@ class Outages:
         complaint: str,
         fields: dict[str, Any] | None = None,
         *,
-        repeated: type[StoreError] | tuple[type[StoreError], ...] = StoreError,
+        repeated: type[StoreError] = StoreError,
         raised: tuple[type[StoreError], ...] = (),
     ) -> T:
         """What the store answers in the end; errors other than `repeated` are raised, and so are `raised`."""

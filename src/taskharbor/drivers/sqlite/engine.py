@@ -27,7 +27,7 @@ from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock
 from taskharbor.drivers.sqlite import files, forking, schema
 from taskharbor.drivers.sqlite.session import Session
-from taskharbor.errors import PayloadError, StoreError, StoreUnavailable, TaskHarborError
+from taskharbor.errors import OperationRefused, PayloadError, StoreError, StoreUnavailable, TaskHarborError
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
 LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
 LOCK_WARNING_SECONDS = 5.0
 CLOSING_PATIENCE_SECONDS = 1.0
-# What a row's content, and no state of the store, is to blame for: a text too long, a constraint.
-_CONTENT = (sqlite3.DataError, sqlite3.IntegrityError)
+# Constraints that a row breaks by its content; the others are between rows, and ours to keep.
+_OF_CONTENT = (sqlite3.SQLITE_CONSTRAINT_CHECK, sqlite3.SQLITE_CONSTRAINT_NOTNULL)
 # Connections of a parent process: never used, never closed, see forget_after_fork.
 _INHERITED: list[object] = []
 
@@ -476,7 +476,11 @@ class Engine:
         known = schema.explain(error, self.path)
         if known is not None:
             return known
-        if isinstance(error, _CONTENT):
+        if isinstance(error, sqlite3.IntegrityError) and error.sqlite_errorcode not in _OF_CONTENT:
+            return OperationRefused(
+                f"SQLite refused the operation on {self.path}: {error}. Nothing was changed by it"
+            )
+        if isinstance(error, sqlite3.DataError | sqlite3.IntegrityError):
             return PayloadError(f"SQLite cannot keep or give this: {error}. Nothing was changed by it")
         return StoreUnavailable(
             f"SQLite refused the operation on {self.path}: {error}. Nothing was changed by it"
