@@ -134,3 +134,84 @@ def test_a_module_that_ends_the_program_is_said_to(run, module, url):
     error = run("stats", "-A", f"{app}:harbor", code=1).error
     assert error.startswith(f"{app} ends the program when it is imported (")
     assert f"{app}.py, line 2)" in error
+
+
+# -- tasks in several modules ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[str]:
+    """A package whose tasks are in modules of their own, each of which imports the harbor."""
+    name = f"shop_{uuid.uuid4().hex}"
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "app.py").write_text(
+        f"from taskharbor import Harbor\nharbor = Harbor(include=['{name}.orders'])\n"
+    )
+    for module in ("orders", "mail"):
+        (package / f"{module}.py").write_text(
+            f"from {name}.app import harbor\n\n"
+            f"@harbor.task(name='{module}:work')\ndef work(n: int = 0) -> int:\n    return n\n"
+        )
+    (package / "broken.py").write_text("raise RuntimeError('out of order')\n")
+    (package / "needs.py").write_text("import no_such_library\n")
+    yield name
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == name]:
+        del sys.modules[loaded]
+
+
+def test_a_worker_imports_what_its_harbor_includes(run, harbor, shop):
+    orders, mail = harbor.enqueue("orders:work"), harbor.enqueue("mail:work")
+    answer = run("worker", "--drain", "-A", f"{shop}.app:harbor")
+    assert "tasks: orders:work)" in answer.err
+    assert (orders.refresh().state, mail.refresh().state) == ("succeeded", "scheduled")
+
+
+def test_include_adds_modules_to_those_of_the_harbor(run, harbor, shop):
+    jobs = [harbor.enqueue("orders:work"), harbor.enqueue("mail:work")]
+    run("worker", "--drain", "-A", f"{shop}.app:harbor", "--include", f"{shop}.mail")
+    assert [job.refresh().state for job in jobs] == ["succeeded"] * 2
+
+
+def test_declarations_of_included_modules_count_for_what_is_enqueued(run, empty, shop):
+    error = run("enqueue", "orders:work", "x=1", "-A", f"{shop}.app:harbor", code=1).error
+    assert "orders:work" in error
+
+
+def test_the_children_of_a_supervisor_import_them_as_well(started, harbor, url, shop, tmp_path):
+    jobs = [harbor.enqueue("orders:work"), harbor.enqueue("mail:work")]
+    words = (
+        "--processes",
+        "1",
+        "--drain",
+        "--url",
+        url,
+        "-A",
+        f"{shop}.app:harbor",
+        "--include",
+        f"{shop}.mail",
+    )
+    process = started("worker", *words, cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert [job.refresh().state for job in jobs] == ["succeeded"] * 2
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("{shop}.nothing", "no module is called '{shop}.nothing'"),
+        ("nothing_at_all.here", "no module is called 'nothing_at_all'"),
+        ("{shop}.broken", "cannot be imported: RuntimeError: out of order"),
+        ("{shop}.needs", "cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("{shop}/mail.py", "as an import writes them"),
+    ],
+)
+def test_a_module_that_cannot_be_included_is_told_in_one_line(run, empty, shop, module, told):
+    words = ("worker", "--drain", "-A", f"{shop}.app:harbor", "--include", module.format(shop=shop))
+    assert told.format(shop=shop) in run(*words, code=1).error
+
+
+def test_include_needs_an_application(run, empty):
+    assert "name that as well, with --app" in run("worker", "--include", "shop.mail", code=2).error

@@ -21,9 +21,9 @@ def test_drain_executes_what_is_there_and_ends(run, harbor):
     assert answer.document["counts"] == {**dict.fromkeys(map(str, State), 0), "succeeded": 1}
     assert answer.document["worker"]
     lines = [json.loads(line) for line in answer.err.splitlines()]
-    assert [line["message"] for line in lines if line.get("job") == job.id] == ["job succeeded"]
+    assert [line["message"] for line in lines if line.get("job") == job.id] == [f"Job {job.id} succeeded"]
     assert "only the built-in tasks are known" in lines[0]["message"]
-    assert lines[0]["tasks"] == "echo,sleep,fail"
+    assert lines[1]["tasks"] == ["echo", "fail", "sleep"]
 
 
 def test_only_the_queues_that_were_named_are_served(run, harbor):
@@ -53,7 +53,7 @@ def test_a_signal_lets_running_jobs_finish_and_ends_with_0(started, harbor, url,
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0
     assert job.refresh().state is State.SUCCEEDED
-    assert "worker stopped" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(" stopped")
 
 
 def test_a_worker_that_has_begun_its_jobs_lets_them_finish_and_ends_with_0(started, harbor, url):
@@ -65,7 +65,7 @@ def test_a_worker_that_has_begun_its_jobs_lets_them_finish_and_ends_with_0(start
     assert [job.refresh().state for job in jobs] == [State.SUCCEEDED] * 2
     assert late.refresh().state is State.READY
     assert "it has begun 2 jobs" in err
-    assert "worker stopped" in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(" stopped")
 
 
 def test_a_worker_with_more_memory_than_it_may_have_ends_with_0(started, url):
@@ -195,3 +195,10 @@ def test_max_attempts_caps_every_jobs_limit(run, harbor):
 def test_a_cap_without_a_policy_is_refused(run, empty):
     error = run("worker", "--drain", "--retry", "none", "--max-attempts", "3", code=1).err
     assert "max_attempts caps the worker's policy, but there is none" in error
+
+
+def test_tracebacks_are_logged_unless_told_otherwise(run, harbor):
+    harbor.enqueue("fail", max_attempts=1)
+    assert "    | RuntimeError: " in run("worker", "--drain").err
+    harbor.enqueue("fail", max_attempts=1)
+    assert "    | " not in run("worker", "--drain", "--no-tracebacks").err

@@ -11,6 +11,7 @@ import pytest
 
 from taskharbor import Event, Harbor
 from taskharbor.clock import ManualClock
+from tests.worker.stage import said
 
 VERBS: dict[str, Callable[[Harbor, str], Any]] = {
     "one": lambda harbor, job_id: harbor.dlq.discard(job_id),
@@ -38,7 +39,7 @@ def test_an_at_most_once_job_that_a_verb_finds_lost_is_told_of(
     for event in (lost, dead):
         assert (event.job_id, event.attempt, event.worker) == (job.id, 1, "vanishing")
         assert event.correlation_id == "c"
-    [line] = [record for record in caplog.records if record.getMessage() == "job is dead"]
+    [line] = [record for record in caplog.records if said(record).endswith(" is dead, reason lost")]
     assert line.levelno == logging.ERROR
     assert line.fields["job"] == job.id  # type: ignore[attr-defined]
     assert line.fields["reason"] == "lost"  # type: ignore[attr-defined]
@@ -57,7 +58,8 @@ def test_a_job_that_runs_again_is_told_of_as_lost(
         timed.jobs.update(job.id, priority=3)
     timed.events.close()
     assert [event.name for event in events.queue] == ["lost"]
-    assert "job was lost with its worker and runs again" in caplog.messages
+    told = [said(record) for record in caplog.records]
+    assert f"Job {job.id} was lost with its worker and runs again" in told
 
 
 def test_a_job_that_was_asked_to_end_is_told_of_as_lost_and_cancelled(

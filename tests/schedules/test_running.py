@@ -14,7 +14,7 @@ from taskharbor.drivers.base import ClaimRequest
 from taskharbor.job import State
 from taskharbor.schedule import every
 from tests.schedules.stage import STEADY, at, pass_time, statuses, the, work
-from tests.worker.stage import until
+from tests.worker.stage import said, until
 
 MINUTE, HOUR = 60, 3600
 LEASE = 30_000_000
@@ -314,12 +314,13 @@ async def test_log_lines_of_a_failing_one(
         clock.advance(1)
         await work(memory)
     retried, failed = (record for record in caplog.records if record.levelname in ("WARNING", "ERROR"))
-    assert retried.getMessage() == "job failed, retry 1/1 in 1s (at 2026-01-01T00:01:01.000Z)"
-    assert failed.getMessage() == (
-        "occurrence failed after retry 1/1; next run in 59s (at 2026-01-01T00:02:00Z)"
+    job = (await the(memory)).id
+    assert said(retried) == f"Job {job} failed, scheduling retry 1/1 in 1s (at 2026-01-01T00:01:01.000Z)"
+    assert said(failed) == (
+        f"Job {job} failed after 1 retry, rescheduled for next occurrence: 2026-01-01T00:02:00Z"
     )
     fields = failed.fields  # type: ignore[attr-defined]
-    assert fields["job"] == (await the(memory)).id
+    assert fields["job"] == job
     assert (fields["retry"], fields["max_retries"], fields["delay"]) == (1, 1, 59)
     assert (fields["next_run"], fields["reason"]) == ("2026-01-01T00:02:00Z", "exhausted")
 

@@ -101,7 +101,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_supervisor_alone(small: Shop):
 
 def test_a_signal_while_the_children_are_starting_ends_all(small: Shop):
     parent = small.start(processes=2)
-    small.wait(lambda: "supervisor started" in small.errors(), "the start")
+    small.wait(lambda: " started processes=" in small.errors(), "the start")
     parent.terminate()
     assert parent.wait(40) == 0, small.errors()
     assert not [pid for pid in small.children() if is_alive(pid)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -24,8 +25,14 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.job import AttemptRecord, State
+from taskharbor.telemetry.logs import Line
 
 PATIENCE_SECONDS = 30.0  # real ones: how long a test waits for something that should come at once
+
+
+def said(record: logging.LogRecord) -> str:
+    """What a log line says in words, before its fields."""
+    return record.msg.sentence if isinstance(record.msg, Line) else record.getMessage()
 
 
 async def until(condition: Callable[[], Any]) -> None:

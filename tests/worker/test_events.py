@@ -14,7 +14,7 @@ from taskharbor.client.events import EVENT_NAMES, Event
 from taskharbor.clock import from_micros
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import State
-from tests.worker.stage import soon, statuses, the_job, until, until_state, working
+from tests.worker.stage import said, soon, statuses, the_job, until, until_state, working
 from tests.worker.test_delivery import vanish
 
 
@@ -349,7 +349,7 @@ async def test_a_retry_line_says_its_number_the_maximum_the_delay_and_the_time(h
     with caplog.at_level(logging.INFO, "taskharbor"):
         await Worker(harbor, retry=policy).drain()
     [record] = [record for record in caplog.records if "retry" in record.getMessage()]
-    assert record.getMessage() == "job failed, retry 1/3 in 1s (at 2026-01-01T00:00:01.000Z)"
+    assert said(record) == f"Job {job.id} failed, scheduling retry 1/3 in 1s (at 2026-01-01T00:00:01.000Z)"
     assert record.levelno == logging.WARNING
     fields = record.fields
     assert {name: fields[name] for name in ("job", "task", "attempt", "correlation_id")} == {
@@ -371,18 +371,18 @@ async def test_every_ending_leaves_one_line_with_the_jobs_fields(memory, caplog,
         raise ValueError("broken")
 
     jobs = {
-        "job succeeded": await good.aenqueue(),
-        "job is dead": await bad.aenqueue(),
-        "job put back": await memory.aenqueue("unknown"),
+        "succeeded": await good.aenqueue(),
+        "failed and is dead, reason exhausted": await bad.aenqueue(),
+        "was put back for 1s (until 2026-01-01T00:00:01.000Z): no task": await memory.aenqueue("unknown"),
     }
     with caplog.at_level(logging.INFO, "taskharbor.worker"):
         await drained(memory)
     for message, job in jobs.items():
         [record] = [record for record in caplog.records if getattr(record, "fields", {}).get("job") == job.id]
-        assert record.getMessage() == message
-    texts = [record.getMessage() for record in caplog.records]
-    assert texts[0] == "worker started"
-    assert texts[-1] == "worker stopped"
+        assert said(record).startswith(f"Job {job.id} {message}")
+    texts = [said(record) for record in caplog.records]
+    assert " started (queues: all; tasks: bad, good); told to stop, it gives running jobs 7 s" in texts[0]
+    assert texts[-1].endswith(" stopped")
 
 
 async def test_log_lines_survive_a_hostile_error(memory, caplog, drained):
@@ -397,7 +397,7 @@ async def test_log_lines_survive_a_hostile_error(memory, caplog, drained):
         await drained(memory)
     for record in caplog.records:
         for formatter in (KeyValueFormatter(), JsonFormatter()):
-            line = formatter.format(record)
-            assert "\n" not in line
+            line, *traceback = formatter.format(record).split("\n")
             assert "\x1b" not in line
+            assert all(each.startswith("    | ") and each.isprintable() for each in traceback)
             line.encode()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 
 import pytest
 
-from taskharbor import Worker
+from taskharbor import ConfigurationError, Harbor, Worker
 from taskharbor.errors import SchemaError, StoreUnavailable
 from tests.worker.stage import soon, until
 
@@ -118,3 +119,21 @@ async def test_an_outage_is_told_when_it_begins_and_when_it_ends(faulty, store, 
     assert len(back) == 1
     assert caplog.messages[-1] == back[0]
     assert 60 <= float(back[0].split()[-2]) <= 90
+
+
+# -- tasks in several modules ----------------------------------------------------------------------
+
+
+async def test_a_worker_of_a_program_imports_what_its_harbor_includes(tmp_path, monkeypatch, clock):
+    (tmp_path / "included_by_a_test.py").write_text("loaded = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    async with Harbor("memory://", clock=clock, include=["included_by_a_test"]) as harbor:
+        assert "included_by_a_test" not in sys.modules  # it may need the harbor, which is being made
+        await soon(Worker(harbor).drain())
+    assert sys.modules.pop("included_by_a_test").loaded
+
+
+@pytest.mark.parametrize("include", ["shop.orders", 5, [5], ["shop/orders.py"], [""], ["shop..orders"]])
+def test_include_is_a_list_of_names_of_modules(include):
+    with pytest.raises(ConfigurationError, match="include"):
+        Harbor("memory://", include=include)

@@ -192,4 +192,4 @@ async def test_a_repeated_settle_of_a_dead_job_is_told_as_dead(faulty, store, cl
             await clock.jump(1)
         await until_state(job, State.DEAD)
         await until(lambda: events)
-    assert "retry" not in caplog.text
+    assert "scheduling retry" not in caplog.text

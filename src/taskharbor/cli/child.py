@@ -74,7 +74,7 @@ def _orders(end: socket.socket) -> Orders | None:
 def _open(orders: Orders) -> Harbor:
     from taskharbor.cli.worker import offer_builtin
 
-    harbor = Session(orders.app, orders.url, Screen(as_json=False)).open(create=True)
+    harbor = Session(orders.app, orders.url, Screen(as_json=False), orders.include).open(create=True)
     if orders.app is None:
         offer_builtin(harbor)
     return harbor

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
@@ -24,7 +24,8 @@ T = TypeVar("T")
 class Session:
     """One run of one command."""
 
-    def __init__(self, app: str | None, url: str | None, screen: Screen) -> None:
+    def __init__(self, app: str | None, url: str | None, screen: Screen, include: Sequence[str] = ()) -> None:
+        self.include = tuple(include)  # modules with further tasks of the application
         self.app = app or None  # `--app ''` does without the one of the environment
         self.url = url or None
         self.screen = screen
@@ -69,7 +70,7 @@ class Session:
     def _open_app(self, app: str) -> Harbor:
         if self.url is not None:
             os.environ["TASKHARBOR_URL"] = self.url  # what an application's Harbor() goes by
-        harbor = load_app(app)
+        harbor = load_app(app, self.include)
         if self.url is not None and harbor.url != self.url:
             from taskharbor.telemetry.logs import masked_url
 
@@ -80,9 +81,12 @@ class Session:
         return harbor
 
 
-def load_app(app: str) -> Harbor:
-    """The Harbor that `module:object` names; the current folder is looked in first, as with `python -m`."""
-    from taskharbor.client.harbor import Harbor
+def load_app(app: str, include: Sequence[str] = ()) -> Harbor:
+    """The Harbor that `module:object` names, with the modules that it includes, and these.
+
+    The current folder is looked in first, as with `python -m`.
+    """
+    from taskharbor.client.harbor import Harbor, checked_modules
 
     module_name, colon, path = app.partition(":")
     if not module_name or not colon or not path:
@@ -103,6 +107,8 @@ def load_app(app: str) -> Harbor:
             f"{_harbors_in(module_name) or 'name the object made by Harbor(…)'}"
         )
     found.made_in.insert(0, module_name)
+    found.include = tuple(dict.fromkeys([*found.include, *checked_modules(include)]))
+    found._import_included()
     return found
 
 

@@ -12,6 +12,7 @@ import click
 from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StoreUnavailable, StubbornHandler
+from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -33,6 +34,12 @@ class GivenUp(click.ClickException):
 
 
 @click.command
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="MODULE",
+    help="Import a module that declares further tasks of the application; may be given several times.",
+)
 @click.option("--queues", metavar="A,B", help="Serve only these queues.  [default: all]")
 @click.option(
     "--concurrency", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Jobs at once."
@@ -47,9 +54,10 @@ class GivenUp(click.ClickException):
 @click.option(
     "--grace-seconds",
     type=duration,
-    default="30",
+    default="7",
     show_default=True,
-    help="How long running jobs may take to end at a shutdown.",
+    help="How long running jobs may take to end at a shutdown; the process is gone two seconds later at the "
+    "latest. Let whoever stops it (docker stop: 10 s) wait for longer than both.",
 )
 @click.option(
     "--retry",
@@ -123,10 +131,12 @@ class GivenUp(click.ClickException):
     type=click.Choice(["text", "json"]),
     help="How log lines look, on standard error.  [default: text]",
 )
+@click.option("--no-tracebacks", is_flag=True, help="Keep tracebacks of failed attempts out of the log.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 @with_session
 def worker(
     session: Session,
+    include: tuple[str, ...],
     queues: str | None,
     concurrency: int,
     lease_seconds: float,
@@ -144,6 +154,7 @@ def worker(
     health_file: Path | None,
     health_port: tuple[str, int] | None,
     log_format: Literal["text", "json"] | None,
+    no_tracebacks: bool,
     log_level: str,
 ) -> None:
     """Execute jobs.
@@ -165,6 +176,9 @@ def worker(
     from taskharbor.telemetry import logs
     from taskharbor.worker.supervisor.channel import Orders
 
+    if include and session.app is None:
+        raise click.UsageError("--include names modules of an application: name that as well, with --app")
+    session.include = include
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
     open_to_http_jobs(http_allow)
@@ -184,6 +198,8 @@ def worker(
         handler_max_jobs=handler_max_jobs,
         retry=retry,
         max_attempts=max_attempts,
+        log_tracebacks=not no_tracebacks,
+        include=list(include),
     )
     if processes is not None:
         from taskharbor.cli.supervise import supervise
@@ -248,7 +264,9 @@ def offer_builtin(harbor: Any) -> None:
     from taskharbor.telemetry.logs import masked_url
 
     builtin.register(harbor)
-    logger.info(
+    log_line(
+        logger,
+        logging.INFO,
         "no application was named (-A module:object): only the built-in tasks are known",
-        extra={"fields": {"tasks": ",".join(builtin.NAMES), "store": masked_url(harbor.url)}},
+        {"store": masked_url(harbor.url)},
     )

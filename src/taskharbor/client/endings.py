@@ -9,8 +9,10 @@ from typing import Protocol
 from taskharbor.client.events import Event, EventName
 from taskharbor.drivers.base import Settled
 from taskharbor.job import JobRecord, Reason
+from taskharbor.telemetry.logs import log_line
 
 READ_AT_ONCE = 500
+JOB_CANCELLED = "Job {job} was cancelled, reason {reason}"
 
 
 class Subscribers(Protocol):
@@ -50,6 +52,6 @@ def _tell(
         fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": reason}
         if record.options.correlation_id is not None:
             fields["correlation_id"] = record.options.correlation_id
-        logger.info("job cancelled", extra={"fields": fields})
+        log_line(logger, logging.INFO, JOB_CANCELLED, fields)
     if events.wanted("cancelled"):
         events.emit(Event.about(record, record.options, "cancelled", at, reason=reason))

@@ -23,6 +23,7 @@ from taskharbor.clock import from_micros
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Options, ReasonName
+from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     import asyncio
@@ -169,9 +170,11 @@ class _SubscriberThread:
         except queue.Full:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th … of them
-                logger.warning(
+                log_line(
+                    logger,
+                    logging.WARNING,
                     "events are dropped: subscribers are too far behind",
-                    extra={"fields": {"dropped": self._dropped}},
+                    {"dropped": self._dropped},
                 )
 
     @property
@@ -209,10 +212,8 @@ def _tell_forever(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | No
                 import asyncio
 
                 asyncio.run(_awaited(answer))
-        except Exception:
-            logger.exception(
-                "a subscriber failed", extra={"fields": {"event": event.name, "job": event.job_id}}
-            )
+        except Exception as error:  # noqa: BLE001 - a subscriber's own
+            _tell_failed(event, error)
 
 
 async def _awaited(answer: Any) -> None:
@@ -222,8 +223,13 @@ async def _awaited(answer: Any) -> None:
 async def _tell_async(subscriber: Callable[[Event], Any], event: Event) -> None:
     try:
         await subscriber(event)
-    except Exception:
-        logger.exception("a subscriber failed", extra={"fields": {"event": event.name, "job": event.job_id}})
+    except Exception as error:  # noqa: BLE001 - a subscriber's own
+        _tell_failed(event, error)
+
+
+def _tell_failed(event: Event, error: Exception) -> None:
+    fields = {"event": event.name, "job": event.job_id}
+    log_line(logger, logging.ERROR, "a subscriber failed at {event} of Job {job}", fields, error=error)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

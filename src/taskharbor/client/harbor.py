@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from taskharbor import presets
@@ -74,6 +75,9 @@ class Harbor:
 
     `worker_retry` is the policy of its workers, unless a worker is given one: for jobs that have none of their own, and
     the cap on every job's limit. None means that without a policy of its own a job's first failure is its last.
+
+    `include` names modules that declare tasks of this harbor: `["shop.orders", "shop.mail"]`. Workers and the command
+    line import them, after the module that makes the harbor.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Harbor:
         application: str = "default",
         http_allow: Iterable[str] | None = None,
         worker_retry: RetryPolicy | None = presets.DEFAULT,
+        include: Iterable[str] = (),
     ) -> None:
         if driver is not None and (url is not None or clock is not None):
             raise ConfigurationError(
@@ -98,6 +103,7 @@ class Harbor:
         self.retention = Retention.of(retention)
         self.application = checked_name("application", application)  # whose schedules the code declares
         self.http_allow = _http_allow(http_allow)
+        self.include = checked_modules(include)
         self.worker_retry = checked_worker_retry(worker_retry, "worker_retry")
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
         self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
@@ -184,6 +190,21 @@ class Harbor:
                     "give one of them another name"
                 )
         self.tasks.update(dict.fromkeys(names, task))
+
+    def _import_included(self) -> None:
+        """Import the modules that declare further tasks; from `__init__` they could not import this harbor yet."""
+        for name in self.include:
+            try:
+                import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+                    raise ConfigurationError(
+                        f"include names {name!r}, but no module is called {error.name!r} on Python's path; write it as "
+                        'in an import: "shop.orders"'
+                    ) from None
+                raise _not_imported(name, error) from error
+            except Exception as error:
+                raise _not_imported(name, error) from error
 
     def _known(self, name: str) -> Task[Any, Any, Any, Any] | None:
         """The task of this name, declared here or known everywhere."""
@@ -460,6 +481,26 @@ def _driver_for(url: str, clock: Clock | None) -> Driver:
     from taskharbor.drivers.registry import driver_for  # the importing of it waits for a harbor that needs it
 
     return driver_for(url, clock)
+
+
+def checked_modules(names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigurationError(
+            f'include must be a list of modules such as ["shop.orders"], not {shorten(names)}'
+        )
+    modules = tuple(names)
+    for name in modules:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigurationError(
+                f'include takes names of modules as an import writes them, such as "shop.orders", not {shorten(name)}'
+            )
+    return modules
+
+
+def _not_imported(name: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name}, which include names, cannot be imported: {type(error).__name__}: {error}"
+    )
 
 
 def _http_allow(entries: Iterable[str] | None) -> AllowList:

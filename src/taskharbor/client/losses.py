@@ -11,6 +11,11 @@ from taskharbor.client.events import Event, EventName
 from taskharbor.drivers.base import Driver, Settled, Transition
 from taskharbor.job import AttemptStatus, JobRecord, State
 from taskharbor.recurring import next_run, was_rearmed
+from taskharbor.telemetry.logs import log_line
+
+# Sentences that several tellers share.
+JOB_DEAD = "Job {job} is dead, reason {reason}"
+NEXT_OCCURRENCE = ", rescheduled for next occurrence: {next_run}"
 
 
 class Losses:
@@ -56,18 +61,16 @@ def _tell_lost(
     if was_rearmed(transition, settled):
         reason = str(transition.reason) if transition.to is State.DEAD else "cancelled"
         fields |= {"reason": reason} | next_run(transition)
-        logger.error(
-            "occurrence was lost with its worker; next run at %s",
-            fields["next_run"],
-            extra={"fields": fields},
-        )
+        log_line(logger, logging.ERROR, "Job {job} was lost with its worker" + NEXT_OCCURRENCE, fields)
         emit("dead" if transition.to is State.DEAD else "cancelled", reason=reason)
     elif settled.state is State.DEAD:
         reason = str(transition.reason)
-        logger.error("job is dead", extra={"fields": fields | {"reason": reason}})
+        log_line(logger, logging.ERROR, JOB_DEAD, fields | {"reason": reason})
         emit("dead", reason=reason)
     elif settled.state is State.CANCELLED:
-        logger.warning("job was lost with its worker and is cancelled, as asked", extra={"fields": fields})
+        log_line(
+            logger, logging.WARNING, "Job {job} was lost with its worker and is cancelled, as asked", fields
+        )
         emit("cancelled", reason="cancelled")
     else:
-        logger.warning("job was lost with its worker and runs again", extra={"fields": fields})
+        log_line(logger, logging.WARNING, "Job {job} was lost with its worker and runs again", fields)

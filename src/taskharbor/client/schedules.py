@@ -32,6 +32,7 @@ from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, Stor
 from taskharbor.job import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
 from taskharbor.lifecycle import TERMINAL
 from taskharbor.recurring import PARKED_AT, after_cancelling
+from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     from taskharbor.client.task import Task
@@ -195,10 +196,12 @@ class Schedules(Operator):
             await self._ensure([_declared_job(task, now) for task in declared.values()])
         orphans = [each.name for each in await self.alist(self._harbor.application) if each.orphaned]
         if orphans:
-            logger.warning(
-                "schedules that are no longer declared go on: %s; pause or delete them with `taskharbor schedule`",
-                ", ".join(orphans),
-                extra={"fields": {"application": self._harbor.application, "schedules": orphans}},
+            log_line(
+                logger,
+                logging.WARNING,
+                "schedules that are no longer declared go on: {schedules}; pause or delete them with "
+                "`taskharbor schedule`",
+                {"application": self._harbor.application, "schedules": orphans},
             )
 
     def _declared(self) -> dict[str, Task[Any, Any, Any, Any]]:
@@ -229,7 +232,12 @@ class Schedules(Operator):
                 return True
             answer = await self._update(record, update)
             if answer.verdict is Verdict.DONE:
-                logger.info("schedule changed", extra={"fields": {"schedule": _name_of(job), "job": job.id}})
+                log_line(
+                    logger,
+                    logging.INFO,
+                    "schedule {schedule} changed",
+                    {"schedule": _name_of(job), "job": job.id},
+                )
                 return True
         raise _too_quick(_name_of(job))
 

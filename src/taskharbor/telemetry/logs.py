@@ -116,7 +116,10 @@ class _Shown:
         self._fields = fields
 
     def __getitem__(self, name: str) -> str:
-        return one_line(_shown(self._fields.get(name, "?")))
+        value = self._fields.get(name, "?")
+        if isinstance(value, list | tuple):
+            return ", ".join(one_line(_shown(each)) for each in value)
+        return one_line(_shown(value))
 
 
 @lru_cache(256)
@@ -131,13 +134,19 @@ def log_line(
     fields: Mapping[str, Any],
     *,
     traceback: str | None = None,
+    error: BaseException | None = None,
+    stacklevel: int = 2,
 ) -> None:
-    """Log a sentence such as `"Job {job} succeeded"`, with its fields; `traceback` is text, from wherever it came."""
+    """Log a sentence such as `"Job {job} succeeded"`, with its fields.
+
+    With an `error` its traceback is logged; `traceback` is the text of one that was raised elsewhere.
+    """
     if not logger.isEnabledFor(level):
         return
-    file, number, function, _ = logger.findCaller(stacklevel=2)
+    file, number, function, _ = logger.findCaller(stacklevel=stacklevel)
+    raised = None if error is None else (type(error), error, error.__traceback__)
     record = logger.makeRecord(
-        logger.name, level, file, number, Line(sentence, fields), (), None, function, {"fields": fields}
+        logger.name, level, file, number, Line(sentence, fields), (), raised, function, {"fields": fields}
     )
     if traceback:  # where every formatter looks for the text of an exception
         record.exc_text = "\n".join(one_line(line) for line in masked(traceback).rstrip("\n").split("\n"))

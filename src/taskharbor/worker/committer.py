@@ -41,6 +41,7 @@ from taskharbor.policy import (
 from taskharbor.recurring import armed_blindly
 from taskharbor.retry import Decision, RetryPolicy
 from taskharbor.settling import LEFT, REFUSALS, log_bug, log_refusal, settle_apart, without_content
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.endings import error_text
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLeases, StoreTime
@@ -366,14 +367,19 @@ class Committer:
         try:
             await self._driver.note(batch)
         except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
-            logger.warning("progress could not be stored", extra={"fields": {"error": str(error)}})
+            log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
 
     async def outlive(self, token: str, jobs: list[tuple[str, int]]) -> None:
         """Tell the store that this worker is alive: what it lost was lost to an outage, not to a crash."""
         try:
             await self._driver.outlive(token, jobs)
         except StoreError as error:
-            logger.warning("the store could not be told", extra={"fields": {"error": str(error)}})
+            log_line(
+                logger,
+                logging.WARNING,
+                "the store could not be told that this worker is alive: {error}",
+                {"error": str(error)},
+            )
         except Exception as error:  # noqa: BLE001 - then the loss counts against the job
             log_bug(logger, "an outage could not be told of", error)
 

@@ -28,6 +28,7 @@ from taskharbor.outcome import (
     Succeeded,
 )
 from taskharbor.recurring import is_missed
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker import endings
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.isolation.messages import Stopped
@@ -190,8 +191,10 @@ class Executor:
             await self._execute(execution, slot)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise  # the worker is being torn down
-        except BaseException as error:
-            logger.exception("a job could not be executed", extra={"fields": execution.fields()})
+        except BaseException as error:  # noqa: BLE001 - logged, and the job's own failure
+            log_line(
+                logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error
+            )
             self.running.pop(execution, None)
             self._processes.give_back(execution)
             self._finish(execution, endings.of_failure(error))

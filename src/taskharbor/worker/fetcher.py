@@ -172,8 +172,11 @@ class Fetcher:
         fields = {"limit": limit, "error": repr(error)}
         if limit > 1:
             self._at_once = limit // 2
-            logger.error(
-                "a claim failed, and the store is not away: claiming fewer", extra={"fields": fields}
+            log_line(
+                logger,
+                logging.ERROR,
+                "a claim failed, and the store is not away: claiming fewer: {error}",
+                fields,
             )
             return
         log_line(logger, logging.ERROR, "the next job cannot be claimed; trying again: {error}", fields)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Answer, Driver, Extended, Extension, Heartbeat
 from taskharbor.errors import StoreError
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
@@ -107,7 +108,9 @@ class Heart:
             try:
                 heartbeat: Heartbeat = await self._driver.extend([extension])
             except StoreError as error:
-                logger.warning("a lease could not be marked", extra={"fields": {"error": str(error)}})
+                log_line(
+                    logger, logging.WARNING, "a lease could not be marked: {error}", {"error": str(error)}
+                )
                 await self._clock.sleep(MARK_PAUSE_SECONDS)
                 continue
             [extended] = heartbeat.leases
@@ -139,7 +142,7 @@ class Heart:
 
     async def _lose(self, lease: LiveLease) -> None:
         """The lease is over: what runs under it can commit nothing, so it had better end."""
-        logger.warning("a lease expired before it was extended", extra={"fields": {"lease": lease.token}})
+        log_line(logger, logging.WARNING, "a lease expired before it was extended", {"lease": lease.token})
         self._leases.forget(lease)
         await self._outlive(lease)
         for execution in list(lease.executions.values()):

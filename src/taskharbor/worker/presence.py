@@ -11,6 +11,7 @@ from contextlib import suppress
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.errors import StoreError
+from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -58,4 +59,6 @@ class Presence:
             if gone:
                 await self._driver.sign_off(sorted(gone))
         except StoreError as error:
-            logger.debug("the store did not hear who is there", extra={"fields": {"error": str(error)}})
+            log_line(
+                logger, logging.DEBUG, "the store did not hear who is there: {error}", {"error": str(error)}
+            )

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from taskharbor.client.endings import tell_cancelled, tell_dependants
+from taskharbor.client.endings import JOB_CANCELLED, tell_cancelled, tell_dependants
 from taskharbor.client.events import Event, EventName, Events
-from taskharbor.client.losses import Losses
+from taskharbor.client.losses import JOB_DEAD, NEXT_OCCURRENCE, Losses
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
+from taskharbor.codec import agreeing
 from taskharbor.drivers.base import Answer, Settled, Transition
 from taskharbor.job import AttemptStatus, JobRecord, Reason, State
 from taskharbor.recurring import next_run, was_rearmed
@@ -22,10 +23,11 @@ logger = logging.getLogger("taskharbor.worker")
 
 
 class Reporter:
-    def __init__(self, worker: str, events: Events, time: StoreTime) -> None:
+    def __init__(self, worker: str, events: Events, time: StoreTime, *, tracebacks: bool = True) -> None:
         self._worker = worker
         self._events = events
         self._time = time
+        self._tracebacks = tracebacks  # whether the log has those of failed attempts
         self.losses = Losses(events, logger)  # of workers that vanished
 
     @property
@@ -33,7 +35,7 @@ class Reporter:
         return self._events.wanted("started") or logger.isEnabledFor(logging.DEBUG)
 
     def began(self, execution: Execution) -> None:
-        logger.debug("job started", extra={"fields": execution.fields()})
+        log_line(logger, logging.DEBUG, "Job {job} started", execution.fields())
         self._emit("started", execution, self._time.now())
 
     def settled(
@@ -47,7 +49,7 @@ class Reporter:
         if transition.to is State.SUCCEEDED:
             if logger.isEnabledFor(logging.INFO):
                 fields = execution.fields() | _duration(transition, settled) | next_run(transition)
-                logger.info("job succeeded", extra={"fields": fields})
+                log_line(logger, logging.INFO, "Job {job} succeeded", fields)
             if self._events.wanted("succeeded"):
                 self._emit("succeeded", execution, settled.at)
             return
@@ -62,22 +64,31 @@ class Reporter:
         # A settle whose answer was lost and that was repeated is done; where the job went, it says itself.
         state = settled.state or transition.to
         if state is State.CANCELLED:
-            reason = transition.reason if transition.to is State.CANCELLED else "cancelled"
-            logger.info("job cancelled", extra={"fields": fields | {"reason": str(reason)}})
-            self._emit("cancelled", execution, settled.at, reason=str(reason), error=transition.error)
+            reason = str(transition.reason if transition.to is State.CANCELLED else "cancelled")
+            self._tell(logging.INFO, JOB_CANCELLED, fields | {"reason": reason}, transition)
+            self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
         elif state is State.DEAD:
-            logger.error("job is dead", extra={"fields": fields | {"reason": str(transition.reason)}})
+            fields |= {"reason": str(transition.reason)}
+            failed = _failed(transition) + " and is dead, reason {reason}" if decision else JOB_DEAD
+            self._tell(logging.ERROR, failed, fields | _retries(decision, transition), transition)
             self._emit("dead", execution, settled.at, reason=str(transition.reason), error=transition.error)
         elif decision is not None:
             self._retried(execution, transition, decision, settled, fields)
         elif lost:
-            logger.warning("job ended its own process and runs again", extra={"fields": fields})
+            self._tell(logging.WARNING, "Job {job} ended its own process and runs again", fields, transition)
         elif transition.status is AttemptStatus.SLEPT:
-            logger.info("job sleeps", extra={"fields": fields | _delay(transition, settled)})
+            told = fields | _delay(transition, settled)
+            self._tell(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", told, transition)
         elif transition.error:
-            logger.warning("job put back", extra={"fields": fields | _delay(transition, settled)})
+            told = fields | _delay(transition, settled)
+            sentence = "Job {job} was put back for {delay}s (until {at}): {error}"
+            self._tell(logging.WARNING, sentence, told, transition)
         else:
-            logger.info("job handed back", extra={"fields": fields})
+            self._tell(logging.INFO, "Job {job} was handed back", fields, transition)
+
+    def _tell(self, level: int, sentence: str, fields: dict[str, Any], transition: Transition) -> None:
+        traceback = transition.traceback if self._tracebacks else None
+        log_line(logger, level, sentence, fields, traceback=traceback, stacklevel=3)
 
     def _tell_problems(self, execution: Execution, decision: Decision) -> None:
         """Functions of a retry policy that went wrong."""
@@ -95,23 +106,20 @@ class Reporter:
         """An occurrence of a recurring job has ended without success, and the next one is set."""
         reason = str(transition.reason) if transition.to is not State.READY else "cancelled"
         fields = execution.fields() | _duration(transition, settled) | {"reason": reason}
-        fields |= next_run(transition)
-        if transition.error:
-            fields["error"] = transition.error
+        fields |= next_run(transition) | {"detail": transition.detail, "error": transition.error}
         if decision is not None:
-            retries = max(decision.limit - 1, 0)
-            fields |= {"retry": transition.attempts - 1, "max_retries": retries, "delay": _ahead(settled)}
+            fields |= _retries(decision, transition) | {"delay": _ahead(settled)}
             self._emit("failed", execution, settled.at, error=transition.error)
-        told = f"; next run in {_ahead(settled):g}s (at {fields['next_run']})"
         if transition.to is State.DEAD:
-            retry = f" after retry {fields['retry']}/{fields['max_retries']}" if decision is not None else ""
-            logger.error("occurrence failed%s%s", retry, told, extra={"fields": fields})
+            failed = _failed(transition) if decision else "Job {job} ended, reason {reason}"
+            self._tell(logging.ERROR, failed + NEXT_OCCURRENCE, fields, transition)
             self._emit("dead", execution, settled.at, reason=reason, error=transition.error)
         elif transition.reason is Reason.EXPIRED:
-            logger.warning("occurrence dropped, %s%s", transition.detail, told, extra={"fields": fields})
+            dropped = "Job {job} dropped an occurrence ({detail})"
+            self._tell(logging.WARNING, dropped + NEXT_OCCURRENCE, fields, transition)
             self._emit("cancelled", execution, settled.at, reason=reason)
         else:
-            logger.info("occurrence cancelled%s", told, extra={"fields": fields})
+            self._tell(logging.INFO, "Job {job} was cancelled" + NEXT_OCCURRENCE, fields, transition)
             self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
 
     def _retried(
@@ -122,16 +130,9 @@ class Reporter:
         settled: Settled,
         fields: dict[str, Any],
     ) -> None:
-        retry, retries = decision.attempts, decision.limit - 1
-        delay = _delay(transition, settled)
-        logger.warning(
-            "job failed, retry %d/%d in %gs (at %s)",
-            retry,
-            retries,
-            round(delay["delay"], 3),
-            delay["at"],
-            extra={"fields": fields | {"retry": retry, "max_retries": retries} | delay},
-        )
+        fields |= {"retry": decision.attempts, "max_retries": decision.limit - 1}
+        sentence = "Job {job} failed, scheduling retry {retry}/{max_retries} in {delay}s (at {at})"
+        self._tell(logging.WARNING, sentence, fields | _delay(transition, settled), transition)
         self._emit(
             "retried",
             execution,
@@ -147,7 +148,7 @@ class Reporter:
         fields |= _duration(transition, settled)
         if settled.answer is Answer.NOT_RUNNING and settled.recorded is not None:
             fields["recorded"] = str(settled.recorded)
-        logger.warning("the lease was lost; nothing was committed", extra={"fields": fields})
+        log_line(logger, logging.WARNING, "Job {job} lost its lease; nothing was committed", fields)
 
     async def ended_with(
         self, settled: Sequence[Settled], read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]]
@@ -166,6 +167,20 @@ class Reporter:
             self._events.emit(Event.about(claimed, execution.options, name, at, **about, **more))
 
 
+def _failed(transition: Transition) -> str:
+    """`Job {job} failed after 3 retries`, of an attempt that is not retried."""
+    retries = transition.attempts - 1
+    if retries <= 0:
+        return "Job {job} failed"
+    return "Job {job} failed after {retry} " + agreeing(retries, "retry", "retries")
+
+
+def _retries(decision: Decision | None, transition: Transition) -> dict[str, Any]:
+    if decision is None:
+        return {}
+    return {"retry": transition.attempts - 1, "max_retries": max(decision.limit - 1, 0)}
+
+
 def _ahead(settled: Settled) -> float:
     """Seconds until the job's next run."""
     return round(max(0, (settled.run_at or settled.at) - settled.at) / MICROS_PER_SECOND, 3)
@@ -180,6 +195,6 @@ def _duration(transition: Transition, settled: Settled) -> dict[str, Any]:
 def _delay(transition: Transition, settled: Settled) -> dict[str, Any]:
     run_at = settled.run_at if settled.run_at is not None else settled.at
     return {
-        "delay": (transition.delay or 0) / MICROS_PER_SECOND,
+        "delay": round((transition.delay or 0) / MICROS_PER_SECOND, 3),
         "at": from_micros(run_at).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }

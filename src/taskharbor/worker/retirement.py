@@ -12,6 +12,7 @@ from typing import Protocol
 
 from taskharbor.clock import Clock
 from taskharbor.codec import counted
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.memory import resident_mib
 
 logger = logging.getLogger("taskharbor.worker")
@@ -80,18 +81,22 @@ class Retirement:
             return
         if self._succession is None or self._succession.may_retire:
             self.is_due.set()
-            logger.info(
-                "worker retires: it claims no more, and ends with its last job",
-                extra={"fields": {"why": why}},
+            log_line(
+                logger,
+                logging.INFO,
+                "worker retires: {why}; it claims no more, and ends with its last job",
+                {"why": why},
             )
             if self._succession is not None:
                 self._succession.retires(why, idle=not self._begun())
             self._retire()
         elif not self._told_to_stay:
             self._told_to_stay = True
-            logger.warning(
-                "worker has done enough, and goes on until its predecessor is gone",
-                extra={"fields": {"why": why}},
+            log_line(
+                logger,
+                logging.WARNING,
+                "worker has done enough ({why}), and goes on until its predecessor is gone",
+                {"why": why},
             )
 
     def _enough(self) -> str | None:

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
+from taskharbor.codec import counted
 from taskharbor.drivers.base import Claimed, WorkerRecord
 from taskharbor.errors import StoreUnavailable, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.outcome import HandedBack
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.endings import of_abandoned
 from taskharbor.worker.execution import Execution
@@ -43,6 +45,7 @@ STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is
 RETIRING_TOLD_SECONDS = 60.0
 RETIRING_TOLD_SECONDS_MAX = 3600.0
 JOBS_TOLD = 20
+NAMES_TOLD = 50
 
 
 class Shift:
@@ -62,7 +65,7 @@ class Shift:
         self._time = StoreTime(self._clock)
         self._started_at = self._time.now()
         self._outages = Outages(self._clock)
-        reporter = Reporter(worker.name, worker.harbor.events, self._time)
+        reporter = Reporter(worker.name, worker.harbor.events, self._time, tracebacks=worker.log_tracebacks)
         self._committer = self._make_committer(reporter)
         self._heart = self._make_heart()
         self._executor = self._make_executor(reporter)
@@ -205,7 +208,7 @@ class Shift:
     async def work(self, until_drained: bool) -> None:
         if not await self.with_store(self._tidy_up):
             return
-        logger.info("worker started", extra={"fields": self._about()})
+        self._tell_started()
         try:
             await self._work_together(until_drained)
         except BaseException:  # cancelled from outside, or a part of it failed
@@ -216,7 +219,7 @@ class Shift:
             if not self._ending_now.is_set():
                 await self._presence.sign_off()
         self._retirement.leave()
-        logger.info("worker stopped", extra={"fields": self._about()})
+        log_line(logger, logging.INFO, "Worker {worker} stopped", {"worker": self._worker.name})
 
     async def _work_together(self, until_drained: bool) -> None:
         async with asyncio.TaskGroup() as group:
@@ -256,7 +259,9 @@ class Shift:
         try:
             await asyncio.wait_for(self._committer.flush(), RELEASE_SECONDS)
         except (TimeoutError, TaskHarborError) as error:
-            logger.warning("jobs are left to their leases", extra={"fields": {"error": repr(error)}})
+            log_line(
+                logger, logging.WARNING, "jobs are left to their leases: {error}", {"error": repr(error)}
+            )
 
     async def _hand_back_the_stalled(self) -> None:
         """Jobs were claimed ahead because handlers were quick. When they are not any more, others may have them."""
@@ -276,10 +281,11 @@ class Shift:
         self._begin_no_more()  # nor what the last claim brought
         patience = RETIRING_TOLD_SECONDS
         while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
-            jobs = [execution.claimed.id for execution in self._executor.running]
-            logger.info(
-                "worker retires, and still has jobs",
-                extra={"fields": {**self._about(), "running": len(jobs), "jobs": jobs[:JOBS_TOLD]}},
+            log_line(
+                logger,
+                logging.INFO,
+                "Worker {worker} retires, and still runs {running}: {jobs}",
+                {"worker": self._worker.name, **self._running()},
             )
             patience = min(2 * patience, RETIRING_TOLD_SECONDS_MAX)
 
@@ -287,12 +293,19 @@ class Shift:
         """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
         for execution in self._executor.begin_no_more():
             self._committer.put(execution, HandedBack())
+        self._tell_stopping()
         for execution in self._executor.running:
             execution.ask_to_stop("shutdown")
         if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
             await self._settled_as_far_as_can_be()
             return
         if not self._ending_now.is_set():
+            log_line(
+                logger,
+                logging.WARNING,
+                "the grace of {seconds} s is over; interrupting {running}: {jobs}",
+                {"seconds": self._worker.grace_seconds, **self._running()},
+            )
             for execution in list(self._executor.running):
                 execution.interrupt("shutdown")
             await self._all_ended(UNWIND_SECONDS)
@@ -308,14 +321,17 @@ class Shift:
                 self._clock, self._unless_ended_now(self._committer.quiet()), seconds + RELEASE_SECONDS
             )
         except TimeoutError:
-            logger.warning(
-                "the store is away: jobs are left to their leases", extra={"fields": self._about()}
-            )
+            log_line(logger, logging.WARNING, "the store is away: jobs are left to their leases", {})
 
     def _abandon_the_stubborn(self) -> None:
         """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
         for execution in list(self._executor.running):
-            logger.warning("a handler did not end and is left behind", extra={"fields": execution.fields()})
+            log_line(
+                logger,
+                logging.WARNING,
+                "Job {job} did not end; its handler is left behind",
+                execution.fields(),
+            )
             outcome = of_abandoned(execution)
             execution.ask_to_stop("lease_lost")
             self._committer.put(execution, outcome)
@@ -347,9 +363,11 @@ class Shift:
             return
         self._given_up.add(execution)
         limit = {"stubborn_seconds": self._worker.stubborn_seconds}
-        logger.error(
-            "a handler does not end; this worker shuts down so that its process can be replaced",
-            extra={"fields": execution.fields() | limit},
+        log_line(
+            logger,
+            logging.ERROR,
+            "Job {job} does not end; this worker shuts down so that its process can be replaced",
+            execution.fields() | limit,
         )
         self._stopping.set()
         self._ended.set()
@@ -405,13 +423,55 @@ class Shift:
         host, pid = socket.gethostname(), os.getpid()
         return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
 
-    def _about(self) -> dict[str, Any]:
-        queues = self._worker.queues
-        return {
-            "worker": self._worker.name,
-            "queues": "all" if queues is None else ",".join(queues),
-            "concurrency": self._worker.concurrency,
+    # -- what the log says of it --
+
+    def _tell_started(self) -> None:
+        worker = self._worker
+        tasks = sorted({task.name for task in worker.harbor.tasks.values()})
+        fields = {
+            "worker": worker.name,
+            "queues": "all" if worker.queues is None else _listed(worker.queues),
+            "tasks": _listed(tasks) or "none",
+            "grace_seconds": worker.grace_seconds,
+            "concurrency": worker.concurrency,
         }
+        sentence = "Worker {worker} started (queues: {queues}; tasks: {tasks})"
+        sentence += "; told to stop, it gives running jobs {grace_seconds} s"
+        log_line(logger, logging.INFO, sentence, fields)
+        if not tasks:
+            log_line(
+                logger,
+                logging.WARNING,
+                "Worker {worker} knows no task of an application: every job but built-in ones is put back. Import the "
+                "modules that declare tasks where the Harbor is made, or name them: Harbor(include=[…]), --include",
+                {"worker": worker.name},
+            )
+
+    def _tell_stopping(self) -> None:
+        """Who was told to stop says what it waits for, and for how long."""
+        if not self._stopping.is_set():
+            return  # drained, or retired: nothing is waited for
+        fields = {"worker": self._worker.name, "seconds": self._worker.grace_seconds, **self._running()}
+        sentence = "Worker {worker} stops"
+        if self._executor.running:
+            sentence += "; it waits up to {seconds} s for {running}: {jobs}. Told again, it ends at once"
+        log_line(
+            logger,
+            logging.INFO,
+            sentence,
+            fields if self._executor.running else {"worker": self._worker.name},
+        )
+
+    def _running(self) -> dict[str, Any]:
+        """The jobs that run, for a log line."""
+        running = [each.claimed.id for each in self._executor.running]
+        return {"running": counted(len(running), "job"), "jobs": _listed(running, JOBS_TOLD)}
+
+
+def _listed(names: Sequence[str], most: int = NAMES_TOLD) -> list[str]:
+    """At most so many of them, and how many more there are."""
+    more = len(names) - most
+    return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

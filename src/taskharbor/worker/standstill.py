@@ -10,6 +10,8 @@ import asyncio
 import logging
 import time
 
+from taskharbor.telemetry.logs import log_line
+
 logger = logging.getLogger("taskharbor.worker")
 
 LOOK_SECONDS = 1.0
@@ -22,8 +24,10 @@ async def tell_of_standstills(beat_seconds: float) -> None:
         await asyncio.sleep(min(LOOK_SECONDS, beat_seconds / 2))
         seconds = time.monotonic() - asleep_at
         if seconds >= beat_seconds:
-            logger.warning(
-                "the event loop stood still: an async handler blocks it (declare it with def), or the process was "
-                "suspended. Jobs whose lease ends meanwhile run again",
-                extra={"fields": {"seconds": round(seconds, 1)}},
+            log_line(
+                logger,
+                logging.WARNING,
+                "the event loop stood still for {seconds} s: an async handler blocks it (declare it with def), or the "
+                "process was suspended. Jobs whose lease ends meanwhile run again",
+                {"seconds": round(seconds, 1)},
             )

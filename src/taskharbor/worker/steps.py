@@ -17,6 +17,7 @@ from taskharbor.codec import RESULT_LIMIT, checked_name, encode_result, result_d
 from taskharbor.drivers.base import Answer, StepNote
 from taskharbor.errors import ConfigurationError, LeaseLost, PayloadError
 from taskharbor.job import Delivery, StepRecord
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.live import StoreTime
 
 if TYPE_CHECKING:
@@ -206,9 +207,11 @@ class LeasedSteps:
         [answer] = await self._surely(lambda: self._driver.note([note]))
         if answer is Answer.DONE:
             return
-        logger.warning(
-            "the lease was lost; a step was not stored",
-            extra={"fields": execution.fields() | {"step": name, "answer": str(answer)}},
+        log_line(
+            logger,
+            logging.WARNING,
+            "Job {job} lost its lease; its step {step} was not stored",
+            execution.fields() | {"step": name, "answer": str(answer)},
         )
         await self._surely(lambda: self._driver.outlive(token, [(claimed.id, claimed.number)]))
         execution.lose_lease()

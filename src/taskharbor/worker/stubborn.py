@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from taskharbor.clock import Clock
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.execution import Execution
 
 logger = logging.getLogger("taskharbor.worker")
@@ -56,9 +57,11 @@ class StubbornWatch:
             waited = now - told.at
             if waited >= told.warn_after:
                 told.warn_after = waited + min(waited, WARNING_SECONDS_MAX)
-                logger.warning(
-                    "a handler was told to end and has not; its slot stays occupied",
-                    extra={"fields": execution.fields() | _why(execution) | {"since_seconds": round(waited)}},
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "Job {job} was told to end {since_seconds} s ago and has not; its slot stays occupied",
+                    execution.fields() | _why(execution) | {"since_seconds": round(waited)},
                 )
             if self._limit_seconds is not None and waited >= self._limit_seconds:
                 self._give_up(execution)

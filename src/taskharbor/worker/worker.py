@@ -32,6 +32,8 @@ LEASE_SECONDS_MIN = 0.1
 MAX_LOSSES_MAX = 100  # history is read as far back as this needs
 LIMIT_MAX = 1_000_000_000
 EVENTS_SECONDS = 2.0
+# `docker stop` kills after 10 s: a worker is gone by then, two seconds after the grace at the latest.
+GRACE_SECONDS = 7.0
 
 
 class Worker:
@@ -48,6 +50,8 @@ class Worker:
     `max_jobs` and `max_memory_mib` let the worker retire: when it has begun so many jobs, or its process has more
     memory, it claims no more, hands back what it has not begun, and `run` returns when its handlers have ended by
     themselves, however long that takes.
+
+    `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history has them all the same.
     """
 
     _oversight: Oversight | None = None  # a supervisor in another process
@@ -61,7 +65,7 @@ class Worker:
         concurrency: int = 100,
         lease_seconds: float = 30.0,
         retry: RetryPolicy | None | UnsetType = UNSET,
-        grace_seconds: float = 30.0,
+        grace_seconds: float = GRACE_SECONDS,
         *,
         max_losses: int = DEFAULT_MAX_LOSSES,
         unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
@@ -70,6 +74,7 @@ class Worker:
         handler_max_jobs: int | None = None,
         max_jobs: int | None = None,
         max_memory_mib: int | None = None,
+        log_tracebacks: bool = True,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -95,6 +100,7 @@ class Worker:
             raise ConfigurationError(
                 "max_memory_mib needs a POSIX system, which says how much memory is used"
             )
+        self.log_tracebacks = bool(log_tracebacks)
         self.name = (
             checked_name("worker", name)
             if name is not None
@@ -167,6 +173,7 @@ class Worker:
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         refuse_while_importing("a worker was started")
+        self.harbor._import_included()
         refuse_unreachable_hooks(self.harbor)
         if self._shift is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")

@@ -19,6 +19,7 @@ from msgspec import DecodeError
 
 from taskharbor.job import Reason, StopReason
 from taskharbor.outcome import Crashed, Failed, HandedBack, Slept, Succeeded, Unfit
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.isolation.messages import (
     AskSteps,
     AskToStop,
@@ -234,9 +235,11 @@ class IsolatedProcess(asyncio.Protocol):
             for body in self._frames.feed(data):
                 self._heed(read_from_process(body))
         except (ValueError, DecodeError) as error:
-            logger.error(
-                "a handler's process says what nobody understands; it is killed",
-                extra={"fields": {"process": self.group, "error": str(error)}},
+            log_line(
+                logger,
+                logging.ERROR,
+                "a handler's process says what nobody understands; it is killed: {error}",
+                {"process": self.group, "error": str(error)},
             )
             self.kill()
 

@@ -14,6 +14,7 @@ from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.errors import StoreError, TaskHarborError
 from taskharbor.settling import log_bug
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.live import StoreTime
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.supervisor.channel import Hello, Orders
@@ -55,16 +56,23 @@ class Bookkeeper:
     def meet(self, hello: Hello) -> None:
         """The first child that says where the jobs are kept lets the heartbeat from outside begin."""
         if hello.address is None:
-            logger.warning(
+            log_line(
+                logger,
+                logging.WARNING,
                 "the store has no URL (Harbor(driver=…)): each worker extends its own leases, and what a dead one "
                 "leaves behind waits for its lease to run out",
-                extra={"fields": {"worker": hello.worker}},
+                {"worker": hello.worker},
             )
         elif self._driver is None:
             try:
                 driver = self._driver = self._open_store(hello.address)
             except TaskHarborError as error:  # each worker goes on by itself, and extends its own leases
-                logger.error("the supervisor cannot reach the store", extra={"fields": {"error": str(error)}})
+                log_line(
+                    logger,
+                    logging.ERROR,
+                    "the supervisor cannot reach the store: {error}",
+                    {"error": str(error)},
+                )
                 return
             heart = OutsideHeart(driver, lease=self._lease, time=self._time, children=self._children)
             presence = self._presence = Presence(driver, self._clock, self._who)
@@ -115,11 +123,19 @@ class Bookkeeper:
             except StoreError as error:
                 fields = {"worker": death.worker, "error": str(error)}
                 if self._clock.monotonic() + pause >= give_up_at:
-                    logger.warning(
-                        "the jobs of a dead worker are left to their leases", extra={"fields": fields}
+                    log_line(
+                        logger,
+                        logging.WARNING,
+                        "the jobs of {worker}, which died, are left to their leases: {error}",
+                        fields,
                     )
                     return Estate()
-                logger.warning("the jobs of a dead worker cannot be settled yet", extra={"fields": fields})
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "the jobs of {worker}, which died, cannot be settled yet: {error}",
+                    fields,
+                )
             except Exception as error:  # noqa: BLE001 - a supervisor goes on for its other children
                 what = "the jobs of a dead worker could not be settled and are left to their leases"
                 log_bug(logger, what, error, {"worker": death.worker})

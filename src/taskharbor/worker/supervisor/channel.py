@@ -40,6 +40,8 @@ class Orders(Struct, tag=True, omit_defaults=True):
     stubborn_seconds: float | None = None
     handler_max_jobs: int | None = None
     retry: str | None = None  # the name of a preset, or NO_RETRIES; None for what the application says
+    log_tracebacks: bool = True
+    include: list[str] = []  # modules with further tasks of the application
     max_attempts: int | None = None  # the cap, instead of that policy's own
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from taskharbor import presets
 from taskharbor.errors import ConfigurationError, StoreError, StubbornHandler
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.supervisor.channel import (
     NO_RETRIES,
     Channel,
@@ -109,7 +110,7 @@ class Child:
         try:
             await self._work(await connect())
         except StubbornHandler as error:
-            logger.error("worker ends, to be replaced", extra={"fields": {"why": str(error)}})
+            log_line(logger, logging.ERROR, "worker ends, to be replaced: {why}", {"why": str(error)})
             self.status = EXIT_REPLACE
         if self.retiring is not None:
             self.status = EXIT_REPLACE
@@ -157,7 +158,12 @@ class Child:
                     try:
                         await self._worker._heard(cancel_requested, paused, refused)
                     except StoreError as error:  # the next heartbeat says it again
-                        logger.warning("a lease cannot be looked at", extra={"fields": {"error": str(error)}})
+                        log_line(
+                            logger,
+                            logging.WARNING,
+                            "a lease cannot be looked at: {error}",
+                            {"error": str(error)},
+                        )
                 case Told(event):
                     self._worker.harbor.events.emit(event)
                 case MayRetire():
@@ -165,7 +171,9 @@ class Child:
                     self._worker._predecessor_is_gone()
                 case _:
                     raise AssertionError(f"a supervisor does not say {type(message).__name__}")
-        logger.error("the supervisor is gone: shutting down", extra={"fields": {"worker": self._worker.name}})
+        log_line(
+            logger, logging.ERROR, "the supervisor is gone: shutting down", {"worker": self._worker.name}
+        )
         self._worker._leave()  # by the rules, also if it was told to stop a moment ago
 
     async def _show_life(self) -> None:
@@ -190,6 +198,7 @@ def worker_for(harbor: Harbor, orders: Orders) -> Worker:
         handler_max_jobs=orders.handler_max_jobs,
         max_jobs=orders.max_jobs,
         max_memory_mib=orders.max_memory_mib,
+        log_tracebacks=orders.log_tracebacks,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from taskharbor.errors import ConfigurationError
+from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.supervisor")
 
@@ -58,7 +59,9 @@ class HealthFile:
             OSError,
             ConfigurationError,
         ) as error:  # a full disk, say: the file grows old, and a probe sees that
-            logger.warning("the health file cannot be written", extra={"fields": {"error": str(error)}})
+            log_line(
+                logger, logging.WARNING, "the health file cannot be written: {error}", {"error": str(error)}
+            )
 
 
 def touch_itself(path: Path, times: tuple[int, int] | None = None) -> None:
@@ -169,4 +172,4 @@ class Systemd:
                 sender.setblocking(False)
                 sender.sendto(words.encode(), self._address)
         except OSError as error:
-            logger.warning("systemd cannot be told", extra={"fields": {"error": str(error)}})
+            log_line(logger, logging.WARNING, "systemd cannot be told: {error}", {"error": str(error)})

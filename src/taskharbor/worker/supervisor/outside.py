@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Answer, Driver, Extension
 from taskharbor.errors import StoreError
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.heartbeat import BEATS_PER_LEASE
 from taskharbor.worker.live import StoreTime
 from taskharbor.worker.supervisor.channel import Heard
@@ -34,7 +35,12 @@ class OutsideHeart:
             try:
                 await self.beat()
             except StoreError as error:
-                logger.warning("the store did not take a heartbeat", extra={"fields": {"error": str(error)}})
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "the store did not take a heartbeat: {error}",
+                    {"error": str(error)},
+                )
                 pause = beat_seconds / 4
             except Exception:  # a bug here must not cost every child its leases without a word
                 logger.exception("a heartbeat failed")

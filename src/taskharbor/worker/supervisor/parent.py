@@ -21,6 +21,7 @@ from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Driver
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.supervisor import body
 from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
 from taskharbor.worker.supervisor.channel import (
@@ -108,7 +109,13 @@ class Supervisor:
         self._stopping.set()
         if self._systemd is not None:
             self._systemd.stopping()
-        logger.info("supervisor stops", extra={"fields": {"children": len(self._children)}})
+        children = counted(len(self._children), "worker process", "worker processes")
+        log_line(
+            logger,
+            logging.INFO,
+            "supervisor stops; it waits up to {seconds} s for {children}. Told again, it ends at once",
+            {"children": children, "seconds": self._orders.grace_seconds + STOP_SECONDS + SETTLE_SECONDS},
+        )
         for child in self._living():
             child.terminate()
 
@@ -118,7 +125,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         fields = {"supervisor": self.name, "processes": self._settings.processes}
-        logger.info("supervisor started", extra={"fields": fields})
+        log_line(logger, logging.INFO, "supervisor {supervisor} started", fields)
         others = [self._watch.run(), self._see_to_the_end(), self._ending_now.wait(), *self._health_signs()]
         parts = [loop.create_task(part) for part in (self._work(), *others)]
         try:
@@ -134,7 +141,7 @@ class Supervisor:
             for child in self._living():
                 child.close()
             self.counts = await self._bookkeeper.close(at_once=self._ending_now.is_set())
-        logger.info("supervisor stopped", extra={"fields": {"supervisor": self.name}})
+        log_line(logger, logging.INFO, "supervisor {supervisor} stopped", {"supervisor": self.name})
 
     async def _work(self) -> None:
         while True:
@@ -213,7 +220,12 @@ class Supervisor:
 
     async def _pause(self, seconds: float) -> None:
         if seconds and not self._stopping.is_set():
-            logger.warning("worker processes end quickly", extra={"fields": {"restart_in": seconds}})
+            log_line(
+                logger,
+                logging.WARNING,
+                "worker processes end quickly; the next starts in {restart_in} s",
+                {"restart_in": seconds},
+            )
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), seconds)
 
@@ -221,7 +233,9 @@ class Supervisor:
         try:
             child = await self._start_child(orders)
         except OSError as error:  # no memory, too many processes: it may be better in a while
-            logger.error("a worker process cannot be started", extra={"fields": {"error": str(error)}})
+            log_line(
+                logger, logging.ERROR, "a worker process cannot be started: {error}", {"error": str(error)}
+            )
             return None
         self._children[child] = None
         if self._stopping.is_set():  # while it was being started
@@ -290,9 +304,11 @@ class Supervisor:
             return Ending.IDLE if child.left_idle else Ending.REPLACE
         fields = {"worker": child.name, "how": how, "lost": estate.lost, "handed_back": estate.handed_back}
         if child.interrupted:
-            logger.warning("a worker process did not stop in time and was ended", extra={"fields": fields})
+            log_line(
+                logger, logging.WARNING, "worker process {worker} did not stop in time and was ended", fields
+            )
         else:
-            logger.error("a worker process died", extra={"fields": fields})
+            log_line(logger, logging.ERROR, "worker process {worker} {how}", fields)
         return Ending.DIED if child.is_ready or was_asked else Ending.STILLBORN
 
     def _give_up_if_hopeless(self, child: ChildProcess, status: int) -> None:
@@ -304,7 +320,9 @@ class Supervisor:
             return  # killed: it may have been no fault of its own
         if not self._was_ready and not self._stopping.is_set():
             raise GaveUp(refusal)
-        logger.error("a worker process could not begin", extra={"fields": {"error": refusal.message}})
+        log_line(
+            logger, logging.ERROR, "a worker process could not begin: {error}", {"error": refusal.message}
+        )
 
     # -- suspects --
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from taskharbor.client.events import Event
 from taskharbor.clock import Clock, from_micros
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.supervisor.process import ChildProcess
 
 logger = logging.getLogger("taskharbor.supervisor")
@@ -67,7 +68,12 @@ class Watch:
         running = [job_id for held in child.page.held() for job_id in held.running]
         jobs = tuple(running[:JOBS_TOLD])
         fields = {"worker": child.name, "pid": child.pid, "seconds": child.stuck_seconds, "jobs": list(jobs)}
-        logger.error("a worker process shows no sign of life and is replaced", extra={"fields": fields})
+        log_line(
+            logger,
+            logging.ERROR,
+            "a worker process shows no sign of life for {seconds} s and is replaced",
+            fields,
+        )
         # By another child: this one cannot, and whatever it counted would go with it.
         at = from_micros(self._clock.now())
         error = f"no sign of life for {child.stuck_seconds:g} s"
