@@ -43,8 +43,10 @@ class EventStream(StreamingResponse):
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # From 2.4 on only a failing send would tell that the reader has gone, and not every server fails there.
+        asked_for = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(asked_for, receive, send)
         finally:
             self._feed.leave(self._listener)
 
