@@ -459,3 +459,8 @@ async def waiting_for_news(driver: Driver) -> asyncio.Future[None]:
 
 def ids(held: Sequence[Held | Claimed]) -> list[str]:
     return [one.id for one in held]
+
+
+def large_text(number: int) -> str:
+    """A JSON object of some 300,000 bytes, another one for each number, full of what JSON escapes."""
+    return f'{{"number":{number},"text":"' + '\\"é' * 75_000 + '"}'

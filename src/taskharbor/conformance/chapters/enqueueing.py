@@ -6,7 +6,7 @@ import pytest
 from msgspec import UNSET, UnsetType, structs
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
-from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Store
+from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Store, large_text
 from taskharbor.drivers.base import Delete
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import Delivery, NewJob, Options, State
@@ -151,6 +151,16 @@ class Enqueueing(Chapter):
         assert store.counts() == dict.fromkeys(State, 0)
         [answer] = store.enqueue_all(store.new(idempotency_key="k"))
         assert not answer.existed
+
+    def test_batch_of_large_jobs_is_stored_whole_or_not_at_all(self, store: Store) -> None:
+        """However many bytes a batch has, it is all or nothing, and comes back as it was given."""
+        jobs = [store.new(payload=large_text(n)) for n in range(24)]  # 7 MB
+        bad = store.new(depends_on=(store.new_id(),))
+        with pytest.raises(ConfigurationError):
+            store.enqueue_all(*jobs, bad)
+        assert store.counts() == dict.fromkeys(State, 0)
+        assert [each.existed for each in store.enqueue_all(*jobs, jobs[0])] == [False] * 24 + [True]
+        assert [store.job(job.id).payload for job in jobs] == [job.payload for job in jobs]
 
     # -- idempotency --
 

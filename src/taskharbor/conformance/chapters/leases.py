@@ -10,7 +10,7 @@ from msgspec import structs
 
 from taskharbor.clock import seconds_to_micros
 from taskharbor.collecting import COLLECT_SECONDS, COLLECTOR_LEASE, Collector
-from taskharbor.conformance.store import HOUR, LEASE, SECOND, Chapter, Held, Store, ids
+from taskharbor.conformance.store import HOUR, LEASE, SECOND, Chapter, Held, Store, ids, large_text
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
@@ -23,7 +23,7 @@ from taskharbor.drivers.base import (
     Transition,
     Verdict,
 )
-from taskharbor.job import AttemptStatus, State
+from taskharbor.job import AttemptStatus, Reason, State
 
 
 def leases(store: Store) -> list[LeaseRecord]:
@@ -223,6 +223,37 @@ class Fencing(Chapter):
         assert store.report(first, 0.5) is Answer.NOT_RUNNING
         assert store.step(first, "a", "1") is Answer.NOT_RUNNING
         assert store.everything() == before
+
+    # -- many bytes --
+
+    def test_batch_of_large_endings_is_answered_member_by_member(self, store: Store) -> None:
+        """However many bytes a batch has: results, errors and children are stored, and each member is answered."""
+        store.enqueue_all(*[store.new() for _ in range(30)])
+        held = store.claim(limit=30)
+        children = [store.new(payload=large_text(n)) for n in range(10)]
+        stranger = Held("nobody/1", held[3].job)
+        endings = [
+            store.transition(each, AttemptStatus.SUCCEEDED, State.SUCCEEDED, result=large_text(n))
+            for n, each in enumerate([*held[:3], stranger, *held[4:20]])
+        ]
+        endings += [
+            store.transition(
+                each, AttemptStatus.FAILED, State.DEAD, reason=Reason.EXHAUSTED, attempts=1, error="e",
+                traceback=large_text(n),
+            )
+            for n, each in enumerate(held[20:29])
+        ]  # fmt: skip
+        endings.append(
+            store.transition(held[29], AttemptStatus.SUCCEEDED, State.SUCCEEDED, inserts=tuple(children))
+        )
+        answers = [each.answer for each in store.settle_all(*endings)]
+        assert answers == [Answer.DONE] * 3 + [Answer.LEASE_MISMATCH] + [Answer.DONE] * 26
+        assert [store.job(each.id).result for each in held[4:20]] == [large_text(n) for n in range(4, 20)]
+        assert [store.history(each.id)[0].traceback for each in held[20:29]] == [
+            large_text(n) for n in range(9)
+        ]
+        assert [store.job(child.id).payload for child in children] == [large_text(n) for n in range(10)]
+        assert store.state(held[3].id) is State.RUNNING
 
     # -- repeating --
 

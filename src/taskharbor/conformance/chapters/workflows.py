@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store
+from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store, large_text
 from taskharbor.drivers.base import Answer, Cancel, Delete, Discard, Requeue, Transition, Verdict, member_id
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import AttemptStatus, MemberResult, Reason, State
@@ -30,6 +30,18 @@ class Workflows(Chapter):
         assert (record.total, record.enqueued_at) == (3, store.now)
         assert store.numbers(workflow_id) == (0, 0, 0, 1, 2)
         assert store.job(last).depends_on == (a, b)
+
+    def test_workflow_of_large_jobs_is_stored_whole_or_not_at_all(self, store: Store) -> None:
+        """However many bytes its jobs have, a workflow is all or nothing."""
+        workflow, jobs = store.new_workflow(*[()] * 24, (0, 1), payload=large_text(1))  # 7 MB
+        taken = store.new(id=jobs[-1].id)
+        store.enqueue_all(taken)
+        with pytest.raises(ConfigurationError):
+            store.enqueue_workflow(workflow, jobs)
+        assert store.counts()[State.READY] == 1
+        workflow_id, *members = store.workflow(*[()] * 24, (0, 1), payload=large_text(2))
+        assert store.find_workflow(workflow_id) is not None
+        assert [store.job(job_id).payload for job_id in members] == [large_text(2)] * 25
 
     def test_jobs_of_a_workflow_have_the_ids_after_its_own(self, store: Store) -> None:
         """All that belongs to a workflow is one range of ids."""

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
-from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.base import Enqueued, job_size
+from taskharbor.drivers.postgres.connections import ALONE_BYTES
 from taskharbor.errors import StoreError
 from taskharbor.job import NewJob
 
@@ -24,6 +25,7 @@ Store = Callable[[Sequence[NewJob], int | None], Awaitable[list[Enqueued]]]
 
 class _Call(Struct):
     jobs: Sequence[NewJob]
+    size: int
     now: int | None
     stored: asyncio.Future[list[Enqueued]]
 
@@ -57,7 +59,8 @@ class _OfLoop:
 
     async def store(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
         if self._busy:
-            call = _Call(jobs, now, asyncio.get_running_loop().create_future())
+            size = sum(map(job_size, jobs))
+            call = _Call(jobs, size, now, asyncio.get_running_loop().create_future())
             self._waiting.append(call)
             return await call.stored
         self._busy = True
@@ -84,11 +87,14 @@ class _OfLoop:
 
     def _take(self) -> list[_Call]:
         """Those that came first, as many as make a batch, with one and the same time."""
-        now, size = self._waiting[0].now, 0
+        now, count, size = self._waiting[0].now, 0, 0
         batch: list[_Call] = []
-        while self._waiting and self._waiting[0].now == now and (not batch or size < BATCH_MAX):
+        while self._waiting and self._waiting[0].now == now and count < BATCH_MAX:
+            size += self._waiting[0].size
+            if batch and size > ALONE_BYTES:
+                break
             batch.append(self._waiting.pop(0))
-            size += len(batch[-1].jobs)
+            count += len(batch[-1].jobs)
         return [call for call in batch if not call.stored.cancelled()]
 
     async def _store_batch(self, batch: list[_Call]) -> None:
