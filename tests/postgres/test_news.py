@@ -7,7 +7,7 @@ import time
 
 import asyncpg
 
-from taskharbor.drivers.base import Cancel
+from taskharbor.drivers.base import Cancel, CancelRequests, ClaimRequest, Requeue
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.news import channel_of
 from taskharbor.job import NewJob
@@ -48,6 +48,26 @@ async def test_news_of_another_process_come_within_milliseconds(dsn: str) -> Non
     await others.close()
 
 
+async def test_only_a_request_to_a_running_job_is_heard_as_a_request(dsn: str) -> None:
+    mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    mark = (await mine.cancel_requests([])).mark
+    await mine.enqueue([job(1), job(2)])
+    await mine.claim(ClaimRequest("worker/1", 60_000_000, 1))
+    for operation in (Cancel(), Requeue()):
+        news = mine.news()
+        await others.operate(operation, [job(2).id])
+        await _heard(mine, news)
+        assert await mine.cancel_requests(["worker/1"], mark) == CancelRequests(mark)
+    news = mine.news()
+    await others.operate(Cancel(), [job(1).id])
+    await _heard(mine, news)
+    assert (await mine.cancel_requests(["worker/1"], mark)).jobs == {"worker/1": (job(1).id,)}
+    await mine.close()
+    await others.close()
+
+
 async def test_many_enqueues_send_few_notifications(dsn: str) -> None:
     """A notification in every transaction would make every commit wait for a lock of the whole server."""
     driver = PostgresDriver(dsn)
@@ -69,13 +89,14 @@ async def test_lost_listener_is_rebuilt_and_says_so(dsn: str) -> None:
     await mine.migrate()
     await _listening(mine)
     admin = await asyncpg.connect(dsn)
-    news = mine.news()
+    news, mark = mine.news(), (await mine.cancel_requests([])).mark
     killed = await admin.fetch(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
     )
     assert len(killed) == 1
     assert await _heard(mine, news) < 5
+    assert (await mine.cancel_requests([], mark)).mark != mark
     news = mine.news()
     await others.enqueue([job(1)])
     assert await _heard(mine, news) < 1

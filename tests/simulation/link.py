@@ -125,6 +125,13 @@ class Link(MemoryDriver):
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Any:
         return await self._call("extend", extensions, lambda: MemoryDriver.extend(self, extensions))
 
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> Any:
+        if since == self._store.cancel_requests:  # as heard: nothing goes over the link
+            return await MemoryDriver.cancel_requests(self, tokens, since)
+        return await self._call(
+            "cancel_requests", tokens, lambda: MemoryDriver.cancel_requests(self, tokens, since)
+        )
+
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> Any:
         return await self._call(
             "take_expired", (token, lease), lambda: MemoryDriver.take_expired(self, token, lease)

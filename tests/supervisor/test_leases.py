@@ -62,6 +62,15 @@ def test_a_cancel_request_that_the_supervisor_hears_reaches_the_process(shop: Sh
     shop.wait(lambda: job.refresh().state is State.CANCELLED, "the cancellation")
 
 
+def test_a_cancel_request_reaches_a_supervised_process_before_any_heartbeat(shop: Shop):
+    """The process looks by itself: with an hour's lease the next heartbeat is twenty minutes away."""
+    job = shop.harbor.enqueue("until_released")
+    shop.started(processes=1, lease_seconds=3600)
+    shop.wait(lambda: shop.executions()[0] == 1, "the execution")
+    shop.harbor.jobs.cancel(job.id)
+    shop.wait(lambda: job.refresh().state is State.CANCELLED, "the cancellation")
+
+
 def test_stats_name_what_runs_in_a_supervised_process(small: Shop):
     """The supervisor tells the store, even of a process that cannot speak."""
     job = small.harbor.enqueue("block_until_released")

@@ -14,6 +14,7 @@ from taskharbor import Harbor, Worker
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import (
+    CancelRequests,
     Claim,
     ClaimRequest,
     ExpiredLease,
@@ -118,6 +119,10 @@ class FaultyDriver(MemoryDriver):
         answer = await super().extend(extensions, now=now)
         await self._answer("extend")
         return answer
+
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
+        await self._gate("cancel_requests", tokens)
+        return await super().cancel_requests(tokens, since)
 
     async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
         await self._gate("settle", transitions)

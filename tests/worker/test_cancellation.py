@@ -1,4 +1,4 @@
-"""Cancelling a job that runs: a durable request that reaches its worker with the heartbeat."""
+"""Cancelling a job that runs: a durable request that reaches its worker, at the latest with the next heartbeat."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import threading
 import pytest
 
 from taskharbor.context import Context
-from taskharbor.errors import JobCancelled
+from taskharbor.errors import JobCancelled, StoreUnavailable
 from taskharbor.job import Reason, State
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 BEAT = 10.0  # a third of the lease of 30 s
 
 
-async def test_a_running_async_handler_is_cancelled_at_the_next_heartbeat(memory, clock):
+async def test_a_running_async_handler_is_cancelled_at_the_next_heartbeat(faulty, store, clock):
+    """At the latest: here nothing else tells the worker."""
+    store.fail["cancel_requests"] = lambda *_: StoreUnavailable("away")
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
-    @memory.task
+    @faulty.task
     async def hang() -> None:
         begun.set()
         try:
@@ -28,9 +30,9 @@ async def test_a_running_async_handler_is_cancelled_at_the_next_heartbeat(memory
             raise
 
     job = await hang.aenqueue()
-    async with working(memory, lease_seconds=30):
+    async with working(faulty, lease_seconds=30):
         await soon(begun.wait())
-        asked = await memory.jobs.acancel(job.id)
+        asked = await faulty.jobs.acancel(job.id)
         assert (asked.state, asked.cancel_requested) == (State.RUNNING, True)
         await clock.jump(BEAT - 1)
         assert not cancelled.is_set()
@@ -38,7 +40,7 @@ async def test_a_running_async_handler_is_cancelled_at_the_next_heartbeat(memory
         assert cancelled.is_set()
         with pytest.raises(JobCancelled):
             await soon(job.aresult())
-    found = await the_job(memory, job)
+    found = await the_job(faulty, job)
     assert (found.state, found.reason, found.attempts) == (State.CANCELLED, Reason.CANCELLED, 0)
     assert await statuses(job) == ["cancelled"]
 

@@ -9,6 +9,7 @@ import pytest
 from taskharbor import Worker
 from taskharbor.job import Reason, State
 from taskharbor.worker.isolation.running import CANCEL_PATIENCE_SECONDS
+from taskharbor.worker.lookout import LOOK_SECONDS
 from tests.worker import isolated
 from tests.worker.apart import apart, begun, done, is_alive
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
@@ -99,7 +100,7 @@ async def test_a_cancelled_handler_that_does_not_end_is_killed(memory, clock, tm
     async with working(memory, lease_seconds=3):
         pid = await begun(tmp_path / "begun")
         await memory.jobs.acancel(job.id)
-        await clock.jump(1)
+        await clock.jump(LOOK_SECONDS)
         await clock.jump(CANCEL_PATIENCE_SECONDS - 0.5)
         assert is_alive(pid)
         await clock.jump(0.5)

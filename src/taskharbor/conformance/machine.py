@@ -265,6 +265,11 @@ class DriverMachine(RuleBasedStateMachine):
         extensions = [Extension("nobody/1", lease), Extension(self._claim(data).token, lease)]
         self.both(lambda store: store.beat(*extensions))
 
+    @verb(1, NEEDS_A_CLAIM)
+    def look(self, data: Draw) -> None:
+        tokens = sorted({"nobody/1", self._claim(data).token, self._claim(data).token})
+        self.both(lambda store: store.look(*tokens).jobs)
+
     @verb(3, NEEDS_A_LEASE)
     def take_expired(self, data: Draw) -> None:
         token, lease = self._new_token(), data.draw(stories.lease_times, label="lease")

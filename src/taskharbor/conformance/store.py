@@ -13,6 +13,7 @@ import pytest
 from taskharbor.clock import MICROS_PER_SECOND, ManualClock
 from taskharbor.drivers.base import (
     Answer,
+    CancelRequests,
     Claim,
     Claimed,
     ClaimRequest,
@@ -183,6 +184,9 @@ class Store:
     def extend(self, token: str, **fields: Any) -> Extended:
         [extended] = self.beat(Extension(**{"token": token, "lease": LEASE, **fields})).leases
         return extended
+
+    def look(self, *tokens: str, since: int | None = None) -> CancelRequests:
+        return self.run(self.driver.cancel_requests(tokens, since))
 
     def take_expired(self, token: str | None = None, lease: int = LEASE) -> ExpiredLease | None:
         return self.run(self.driver.take_expired(token or self.new_token(), lease, now=self.now))

@@ -31,6 +31,7 @@ from taskharbor.drivers.contract.enqueueing import (
 from taskharbor.drivers.contract.leasing import (
     CLAIM_BYTES,
     Answer,
+    CancelRequests,
     Claim,
     Claimed,
     ClaimRequest,
@@ -104,6 +105,7 @@ __all__ = [
     # leasing
     "CLAIM_BYTES",
     "Answer",
+    "CancelRequests",
     "Claim",
     "Claimed",
     "ClaimRequest",
@@ -224,6 +226,15 @@ class Driver(ABC):
     @abstractmethod
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         """Push the expiry of live leases out, and hear what has been asked meanwhile."""
+
+    @abstractmethod
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
+        """Say which unsettled jobs under these leases were asked to end. Nothing is written or extended.
+
+        `since` is the mark of an earlier look. A driver that has learnt of no request after it answers without a
+        look at the store, so that asking costs nothing. It may miss a request of another process; the next heartbeat
+        does not.
+        """
 
     @abstractmethod
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Answer, Driver, Extended, Extension, Heartbeat
@@ -95,6 +95,12 @@ class Heart:
         self._heed_paused(frozenset(paused))
         # Whether they are really lost, or were settled a moment ago, the store tells us best.
         await self._extend([leases[token] for token in refused if token in leases])
+
+    def heed_cancels(self, jobs: Mapping[str, Iterable[str]]) -> None:
+        """Interrupt what was asked to end: ids of jobs by the token of their lease."""
+        for lease in self._leases.all():
+            for job_id in jobs.get(lease.token, ()):
+                self._heed_cancel(lease, job_id)
 
     def _heed_paused(self, paused: frozenset[str]) -> None:
         if paused:

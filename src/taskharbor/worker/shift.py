@@ -25,6 +25,7 @@ from taskharbor.worker.heartbeat import BEATS_PER_LEASE, Heart
 from taskharbor.worker.isolation.pool import ProcessPool
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
+from taskharbor.worker.lookout import Lookout
 from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.outage import Outages
 from taskharbor.worker.presence import Presence
@@ -68,6 +69,7 @@ class Shift:
         reporter = Reporter(worker.name, worker.harbor.events, self._time, tracebacks=worker.log_tracebacks)
         self._committer = self._make_committer(reporter)
         self._heart = self._make_heart()
+        self._lookout = Lookout(driver, leases=self._leases, heart=self._heart, clock=self._clock)
         self._executor = self._make_executor(reporter)
         self._retirement = Retirement(
             max_jobs=worker.max_jobs,
@@ -229,6 +231,7 @@ class Shift:
                 for part in (
                     self._committer.run(),
                     self._heart.run(),
+                    self._lookout.run(),
                     self._maintenance.run(),
                     self._stubborn.run(),
                     self._presence.run(),

@@ -74,6 +74,42 @@ class Cancellation(Chapter):
         store.end_cancelled(held[0])
         assert store.extend("worker/1").cancel_requested == (held[2].id,)
 
+    def test_look_names_those_that_were_asked_to_end(self, store: Store) -> None:
+        """Between two heartbeats a worker looks at its own leases: who was asked, by lease, in order of id."""
+        store.enqueue_all(*[store.new() for _ in range(5)])
+        first, second = store.claim("worker/1", limit=3), store.claim("worker/2", limit=2)
+        assert store.look("worker/1", "worker/2", "nobody/1").jobs == {}
+        store.operate(Cancel(), first[2].id, first[0].id, second[1].id)
+        asked = {"worker/1": (first[0].id, first[2].id), "worker/2": (second[1].id,)}
+        assert store.look("worker/1", "worker/2", "nobody/1").jobs == asked
+        assert store.look("worker/2").jobs == {"worker/2": (second[1].id,)}
+        store.end_cancelled(first[0])
+        store.succeed(second[1])
+        assert store.look("worker/1", "worker/2").jobs == {"worker/1": (first[2].id,)}
+
+    def test_look_finds_what_was_asked_after_its_mark(self, store: Store) -> None:
+        """A driver may answer a look from what it knows, and never misses a request of its own."""
+        first, second = store.running(), store.running()
+        mark = store.look(first.token, second.token).mark
+        assert store.look(first.token, second.token, since=mark).jobs == {}
+        store.do(Cancel(), first.id)
+        found = store.look(first.token, second.token, since=mark)
+        assert found.jobs == {first.token: (first.id,)}
+        store.do(Cancel(), second.id)
+        later = store.look(first.token, second.token, since=found.mark)
+        assert later.jobs == {first.token: (first.id,), second.token: (second.id,)}
+
+    def test_look_changes_nothing(self, store: Store) -> None:
+        """It is no heartbeat: the lease lasts no longer for it."""
+        held = store.running()
+        store.do(Cancel(), held.id)
+        store.pass_time(1)
+        before = store.everything()
+        store.look(held.token)
+        assert store.everything() == before
+        store.let_expire()
+        assert store.extend(held.token).answer is Answer.LEASE_EXPIRED
+
     def test_request_concerns_one_job_of_its_lease(self, store: Store) -> None:
         """The neighbours under the same lease go on as if nothing had happened."""
         store.enqueue_all(store.new(), store.new())

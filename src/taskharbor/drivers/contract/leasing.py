@@ -92,6 +92,13 @@ class Heartbeat(Struct, frozen=True):
     paused: frozenset[str] = frozenset()  # the queues whose unbegun jobs are to be handed back
 
 
+class CancelRequests(Struct, frozen=True):
+    """What a look between two heartbeats found."""
+
+    mark: int  # to be given to the next look; the driver alone knows what it means
+    jobs: dict[str, tuple[str, ...]] = {}  # token → ids of the unsettled jobs that were asked to end
+
+
 class ExpiredLease(Struct, frozen=True):
     """An expired lease, now held under the collector's token, for the policy to decide."""
 

@@ -12,6 +12,7 @@ from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
     Answer,
+    CancelRequests,
     Check,
     Claim,
     ClaimRequest,
@@ -114,6 +115,13 @@ class MemoryDriver(Driver):
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         with self._news.lock:
             return leases.extend(self._store, extensions, self._time(now))
+
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
+        with self._news.lock:
+            mark = self._store.cancel_requests
+            if mark == since:
+                return CancelRequests(mark)
+            return CancelRequests(mark, leases.cancel_requests(self._store, tokens))
 
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
         with self._news.lock:

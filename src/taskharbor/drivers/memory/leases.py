@@ -151,6 +151,11 @@ def _extend(store: Store, extension: Extension, now: int) -> Extended:
     return Extended(extension.token, Answer.DONE, lease.expires_at, tuple(sorted(lease.cancel_requested)))
 
 
+def cancel_requests(store: Store, tokens: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    leases = [lease for token in tokens if (lease := store.leases.get(token)) is not None]
+    return {lease.token: tuple(sorted(lease.cancel_requested)) for lease in leases if lease.cancel_requested}
+
+
 # -- collecting ----------------------------------------------------------------------------------
 
 

@@ -101,6 +101,7 @@ def _cancel(store: Store, job: Job, cancel: Cancel, now: int) -> Verdict:
     if job.lease is not None:
         # Kept in the lease: the heartbeat tells the worker, and whoever settles next obeys.
         job.lease.cancel_requested.add(job.id)
+        store.cancel_requests += 1
         return Verdict.REQUESTED
     if cancel.occurrence is not None and job.state is State.WAITING:
         return Verdict.CONFLICT

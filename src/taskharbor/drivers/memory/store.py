@@ -155,6 +155,7 @@ class Store:
         self.workflows: dict[str, Workflow] = {}
         self.workflow_keys: dict[str, str] = {}
         self.leases: dict[str, Lease] = {}
+        self.cancel_requests = 0  # how many there have been
         self.paused: set[str] = set()
         self.tokens: dict[str, TokenRecord] = {}
         self.workers: dict[str, WorkerRecord] = {}  # who is there, by name

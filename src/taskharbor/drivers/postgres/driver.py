@@ -18,6 +18,7 @@ from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
+    CancelRequests,
     Check,
     Claim,
     ClaimRequest,
@@ -34,6 +35,7 @@ from taskharbor.drivers.base import (
     Page,
     Settled,
     Transition,
+    Verdict,
     WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
@@ -239,6 +241,13 @@ class PostgresDriver(Driver):
         run = self._transact if any(each.at_most_once for each in extensions) else self._run
         return await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now, prompt=True)
 
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
+        mark = self._news.cancel_count()  # before the look: what is heard during it is looked for again
+        if mark == since:
+            return CancelRequests(mark)
+        jobs = await self._run(Lane.REST, lambda s: leases.cancel_requests(s, tokens), prompt=True)
+        return CancelRequests(mark, jobs)
+
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
         return await self._run(Lane.REST, lambda s: leases.take_expired(s, token, lease), now, prompt=True)
 
@@ -351,7 +360,8 @@ class PostgresDriver(Driver):
             await self._operate(operation, ids, chunk, answers, now)
         if ids:
             self._counted.forget()
-            self._news.tell(urgent=True)
+            requested = any(answer.verdict is Verdict.REQUESTED for answer in answers.values())
+            self._news.tell(urgent=True, cancels=requested)
         return [answers[position] for position in range(len(ids))]
 
     async def _operate(

@@ -99,6 +99,11 @@ async def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat
     return Heartbeat(rows[0]["now"] if rows else await session.now(), answers, paused)
 
 
+async def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    rows = await session.rows("cancel_requests", list(tokens))
+    return {row["token"]: tuple(row["cancels"]) for row in rows}
+
+
 async def _mark_at_most_once(session: Session, marked: Sequence[tuple[str, str]]) -> None:
     """In the leases, for whoever collects them, and in the jobs, for whoever reads them once they succeeded.
 

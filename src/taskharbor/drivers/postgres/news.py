@@ -38,6 +38,7 @@ PROBE_ANSWER_SECONDS = 3.0  # … and gives it up without an answer within this 
 RECONNECT_SECONDS_MAX = 2.0
 STOP_SECONDS = 1.0
 LISTENER = "taskharbor listener"  # what the server calls its connection
+CANCEL = "cancel"  # a notification that begins with it says that running jobs were asked to end
 MORE = "more"  # a notification that says so stands for others that were not sent …
 MORE_SECONDS = (0.25, 1.0)  # … and may have been committed only so long after it
 
@@ -64,6 +65,7 @@ class News:
         self._name = f"{self._pid}-{os.urandom(6).hex()}"  # so that nobody listens to himself
         self._lock = threading.Lock()
         self._count = 0
+        self._cancel_count = 0
         self._sleepers: set[asyncio.Future[None]] = set()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = (
             weakref.WeakKeyDictionary()
@@ -71,9 +73,9 @@ class News:
 
     def _check_fork(self) -> None:
         if self._pid != os.getpid():
-            count = self._count
+            count, cancel_count = self._count, self._cancel_count
             self._reset()
-            self._count = count + 1
+            self._count, self._cancel_count = count + 1, cancel_count + 1
 
     # -- what is heard --
 
@@ -81,10 +83,21 @@ class News:
         self._check_fork()
         return self._count
 
-    def post(self) -> None:
+    def cancel_count(self) -> int:
+        """Give a number that rises with every notification of requests to cancel, and have a listener for them.
+
+        A worker whose slots are all taken waits for nothing else that would start one.
+        """
+        self._check_fork()
+        if self._listen:
+            self._of_loop(asyncio.get_running_loop()).listen()
+        return self._cancel_count
+
+    def post(self, *, cancels: bool = False) -> None:
         """There is news: wake everybody in this process, whatever loop they wait in."""
         with self._lock:
             self._count += 1
+            self._cancel_count += cancels
             sleepers, self._sleepers = self._sleepers, set()
         for sleeper in sleepers:
             try:
@@ -115,11 +128,12 @@ class News:
 
     # -- what is told --
 
-    def tell(self, *, urgent: bool) -> None:
+    def tell(self, *, urgent: bool, cancels: bool = False) -> None:
         """Something was committed: this process knows at once, the others in a moment."""
         self._check_fork()
-        self.post()
-        self._of_loop(asyncio.get_running_loop()).announce(URGENT_SECONDS if urgent else USUAL_SECONDS)
+        self.post(cancels=cancels)
+        every_seconds = URGENT_SECONDS if urgent else USUAL_SECONDS
+        self._of_loop(asyncio.get_running_loop()).announce(every_seconds, cancels=cancels)
 
     def _of_loop(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
         mine = self._loops.get(loop)
@@ -169,13 +183,15 @@ class _OfLoop:
         self._listening = False
         self._announcer: asyncio.Task[None] | None = None
         self._announce_at: float | None = None
+        self._announce_cancels = False
         self._announced_at = float("-inf")
         self._looks: list[asyncio.TimerHandle] = []
 
     # -- telling --
 
-    def announce(self, every_seconds: float) -> None:
+    def announce(self, every_seconds: float, *, cancels: bool) -> None:
         """Notify the others, not sooner after the last time than `every_seconds`."""
+        self._announce_cancels |= cancels
         loop = asyncio.get_running_loop()
         due = max(loop.time(), self._announced_at + every_seconds)
         if self._announce_at is not None and self._announce_at <= due:
@@ -201,10 +217,12 @@ class _OfLoop:
 
     async def _notify(self) -> None:
         self._announced_at = asyncio.get_running_loop().time()
-        self._announce_at = None  # from here on, what is committed needs another one
+        payload = f"{CANCEL} {self._name}" if self._announce_cancels else self._name
+        # From here on, what is committed needs another one.
+        self._announce_at, self._announce_cancels = None, False
         try:
             await self._connections.run(
-                Lane.REST, lambda s: s.row("notify", self._channel, self._name), prompt=True
+                Lane.REST, lambda s: s.row("notify", self._channel, payload), prompt=True
             )
         except TaskHarborError as error:
             # The store is away: whoever waits looks by himself.
@@ -239,16 +257,17 @@ class _OfLoop:
         connection.add_termination_listener(lambda _: lost.set())
         await connection.add_listener(self._channel, self._hear)
         self._listening = True
-        self._news.post()  # whatever happened before this moment has not been heard
+        self._news.post(cancels=True)  # whatever happened before this moment has not been heard
         while not lost.is_set():
             try:
                 await asyncio.wait_for(lost.wait(), PROBE_SECONDS)
             except TimeoutError:
                 await connection.execute("SELECT 1")
 
-    def _hear(self, _connection: Any, _pid: int, _channel: str, sender: object) -> None:
+    def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        kind, _, sender = str(payload).rpartition(" ")
         if sender != self._name:
-            self._news.post()
+            self._news.post(cancels=kind == CANCEL)
         if sender == MORE:
             self._look_again()
 

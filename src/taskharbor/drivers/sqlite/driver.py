@@ -12,6 +12,7 @@ from typing import Any
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
     Answer,
+    CancelRequests,
     Check,
     Claim,
     ClaimRequest,
@@ -130,6 +131,12 @@ class SQLiteDriver(Driver):
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         return await self._engine.write(lambda s: leases.extend(s, extensions), now)
+
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
+        mark = self._engine.data_version()  # before the look: what is committed during it is looked for again
+        if mark == since:
+            return CancelRequests(mark)
+        return CancelRequests(mark, await self._engine.read(lambda s: leases.cancel_requests(s, tokens)))
 
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
         return await self._engine.write(lambda s: leases.take_expired(s, token, lease), now)

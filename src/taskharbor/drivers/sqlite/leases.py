@@ -102,6 +102,11 @@ class Lease:
         unsettled = {entry.id for entry in self.unsettled()}
         return {job_id: started for job_id, started in self.running.items() if job_id in unsettled}
 
+    def cancel_requested(self) -> tuple[str, ...]:
+        """The unsettled jobs that were asked to end."""
+        asked = [i for i in self.cancels if i in self.entries and not self.is_settled(self.entries[i])]
+        return tuple(sorted(asked))
+
     def is_settled(self, entry: Entry) -> bool:
         return self._session.one(SETTLE["recorded"], (entry.id, entry.number)) is not None
 
@@ -407,8 +412,7 @@ def _extend_one(session: Session, extension: Extension) -> Extended:
         _mark_at_most_once(session, lease, extension.at_most_once)
     expires_at = session.now + extension.lease
     session.execute(CLAIM["extend_lease"], (expires_at, _text(dict(extension.running)), extension.token))
-    asked = [i for i in lease.cancels if i in lease.entries and not lease.is_settled(lease.entries[i])]
-    return Extended(extension.token, Answer.DONE, expires_at, tuple(sorted(asked)))
+    return Extended(extension.token, Answer.DONE, expires_at, lease.cancel_requested())
 
 
 def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -> None:
@@ -419,6 +423,12 @@ def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -
             entry.delivery = Delivery.AT_MOST_ONCE
             session.execute(CLAIM["mark_at_most_once"], (job_id,))
     lease.store_entries()
+
+
+def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    rows = session.execute(CLAIM["leases_with_cancels"], (_text(list(tokens)),)).fetchall()
+    asked = {lease.token: lease.cancel_requested() for lease in (Lease(session, row) for row in rows)}
+    return {token: jobs for token, jobs in asked.items() if jobs}
 
 
 def request_cancel(session: Session, lease: Lease, job_id: str) -> None:

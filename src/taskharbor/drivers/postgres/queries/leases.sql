@@ -36,6 +36,11 @@ SELECT token, now, expires_at IS NOT NULL AS known, expires_at > now AS live, ex
        ARRAY(SELECT c::text FROM unnest(cancels) AS c ORDER BY c) AS cancels
 FROM asked ORDER BY position
 
+-- name: cancel_requests
+-- Without a lock: it must not wait for a settle, nor hold one up.
+SELECT token, ARRAY(SELECT c::text FROM unnest(cancels) AS c ORDER BY c) AS cancels
+FROM {schema}.leases WHERE token = ANY ($1::text[]) AND cancels <> '{}'
+
 -- name: mark_at_most_once
 UPDATE {schema}.claims SET deliveries = ARRAY(
     SELECT CASE WHEN e.id = ANY ($2::text[]::uuid[]) THEN 'at_most_once' ELSE e.delivery END

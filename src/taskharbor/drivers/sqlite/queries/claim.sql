@@ -55,6 +55,12 @@ FROM taskharbor_leases WHERE token = ?
 SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
 FROM taskharbor_leases ORDER BY token
 
+-- name: leases_with_cancels
+-- One seek for each token of a JSON array: a worker looks at its own leases twice a second.
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+FROM json_each(?) AS asked CROSS JOIN taskharbor_leases ON token = asked.value
+WHERE cancels <> '[]'
+
 -- name: entries
 SELECT entries FROM taskharbor_claims WHERE token = ?
 
