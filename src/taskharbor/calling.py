@@ -108,7 +108,7 @@ class _LoopThread:
 
         def begin() -> None:
             task = loop.create_task(coroutine)
-            task.add_done_callback(lambda task: _hand_over(task, outcome))
+            task.add_done_callback(lambda task: hand_over(task, outcome))
             outcome.add_done_callback(
                 lambda outcome: outcome.cancelled() and loop.call_soon_threadsafe(task.cancel)
             )
@@ -143,7 +143,7 @@ class _LoopThread:
         return self._inner
 
 
-def _hand_over(task: asyncio.Task[T], outcome: Future[T]) -> None:
+def hand_over(task: asyncio.Task[T], outcome: Future[T]) -> None:
     if task.cancelled():
         outcome.cancel()
     elif (error := task.exception()) is not None:

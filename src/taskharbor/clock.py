@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -173,7 +174,7 @@ class ManualClock:
         loop = asyncio.get_running_loop()
         if seconds <= 0:
             return loop.call_soon(callback)
-        timer = _ManualTimer(loop, callback)
+        timer = _ManualTimer(loop, callback, copy_context())
         # Rounded up, so that a timer is never early, nor due before time has moved at all.
         delay = math.ceil(min(seconds, MAX_SECONDS) * MICROS_PER_SECOND)
         with self._lock:
@@ -244,11 +245,14 @@ class ManualClock:
 
 
 class _ManualTimer:
-    __slots__ = ("_callback", "_loop", "cancelled")
+    __slots__ = ("_callback", "_context", "_loop", "cancelled")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object], context: Context
+    ) -> None:
         self._loop = loop
         self._callback = callback
+        self._context = context  # of whoever asked for it, as with a loop's own timers
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -264,7 +268,7 @@ class _ManualTimer:
         if self.cancelled:  # between falling due and its loop's getting to it
             return
         try:
-            self._callback()
+            self._context.run(self._callback)
         except Exception as error:  # noqa: BLE001 - a loop reports its callbacks' errors; it never raises them
             self._loop.call_exception_handler(
                 {"message": f"Exception in timer callback {self._callback!r}", "exception": error}

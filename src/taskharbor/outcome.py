@@ -53,6 +53,12 @@ class Crashed(Struct, frozen=True):
     error: str  # by which signal, or with which exit code
 
 
+class Disturbed(Struct, frozen=True):
+    """The handler was cancelled by neither itself nor the worker: by another handler, or by other code on the loop."""
+
+    error: str = "cancelled by neither its own handler nor the worker"
+
+
 class Slept(Struct, frozen=True):
     """The handler asked to be executed again after a while; see `Context.sleep`."""
 
@@ -75,6 +81,7 @@ Outcome = (
     | HandedBack
     | Interrupted
     | Crashed
+    | Disturbed
     | Slept
     | CancelledOnRequest
 )

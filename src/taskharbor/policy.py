@@ -18,6 +18,7 @@ from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
 from taskharbor.outcome import (
     CancelledOnRequest,
     Crashed,
+    Disturbed,
     Expired,
     Failed,
     HandedBack,
@@ -41,6 +42,7 @@ UNSETTLED_DELAY_MAX_SECONDS = 300.0
 LOST_TOGETHER = "together"  # with others, so nobody knows whose fault it was
 LOST_ALONE = "alone"  # executed alone: its own doing
 LOST_SUPERVISED = "supervised"  # the whole tree was killed
+DISTURBED = "disturbed"  # not lost, but cut off by other code in its worker: a `released` row
 LOST_ENDED = "ended"  # its handler had returned, but its worker died before that was settled
 
 
@@ -108,8 +110,10 @@ def settle_outcome(
             return ending(
                 AttemptStatus.CANCELLED, State.CANCELLED, reason=Reason.CANCELLED, error=error
             ), None
-        case Unfit() | Crashed():
-            raise AssertionError("settled by settle_unfit and settle_crash, which need the history")
+        case Unfit() | Crashed() | Disturbed():
+            raise AssertionError(
+                "settled by settle_unfit, settle_crash and settle_disturbed, which need the history"
+            )
 
 
 def _failure(
@@ -294,7 +298,7 @@ def weigh_loss(
         if 1 + sum(row.detail in _HARDLY_ITS_DOING for row in lost) >= supervised_max_losses:
             reason = Reason.POISON
     else:
-        suspect = _was_just_lost_together(history, first_number)
+        suspect = _was_just_cut_off(history, first_number)
     return Transition(
         loss.token,
         job.id,
@@ -316,13 +320,15 @@ def weigh_loss(
 _HARDLY_ITS_DOING = frozenset({LOST_SUPERVISED, LOST_ENDED})
 
 
-def _was_just_lost_together(history: Sequence[AttemptRecord], first_number: int) -> bool:
-    """Whether the last time it was really executed it was lost with others, too."""
+def _was_just_cut_off(history: Sequence[AttemptRecord], first_number: int) -> bool:
+    """Whether the last time it was really executed it was lost with others, or disturbed, too."""
     for row in history:
         if row.number < first_number:
             return False
         if row.status is AttemptStatus.RELEASED and row.started_at is None:
             continue  # handed back: it was not executed
+        if row.status is AttemptStatus.RELEASED:
+            return row.detail == DISTURBED
         return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.outlived
     return False
 
@@ -343,6 +349,37 @@ def settle_crash(
     """
     loss = Loss(token, None, LOST_ALONE, outcome.error, started_at=started_at)
     return weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
+
+
+def settle_disturbed(
+    token: str,
+    job: Claimed,
+    outcome: Disturbed,
+    history: Sequence[AttemptRecord],
+    *,
+    started_at: int | None,
+    alone: bool,
+    last_step: int = 0,
+    max_losses: int = DEFAULT_MAX_LOSSES,
+) -> Transition:
+    """What becomes of a job whose handler was cancelled by other code in its worker.
+
+    Its neighbours are to blame, so it is released, and from the second time in a row it is executed alone. Where it
+    is alone there is no neighbour: that is a loss like any other while alone, and the last permitted is poison.
+    """
+    if job.delivery is Delivery.AT_MOST_ONCE:
+        return Transition(
+            token, job.id, job.number, AttemptStatus.CANCELLED, State.DEAD, attempts=job.attempts,
+            started_at=started_at, reason=Reason.INTERRUPTED, error=outcome.error, detail=DISTURBED,
+        )  # fmt: skip
+    if alone:
+        loss = Loss(token, None, LOST_ALONE, outcome.error, alone=True, started_at=started_at)
+        return weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
+    return Transition(
+        token, job.id, job.number, AttemptStatus.RELEASED, State.READY, attempts=job.attempts,
+        started_at=started_at, suspect=_was_just_cut_off(history, max(job.first_number, last_step)),
+        error=outcome.error, detail=DISTURBED,
+    )  # fmt: skip
 
 
 def _micros(seconds: float) -> int:

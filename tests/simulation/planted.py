@@ -17,9 +17,9 @@ from taskharbor.drivers.memory import leases, settle
 from taskharbor.drivers.memory.driver import MemoryDriver
 from taskharbor.errors import StoreError
 from taskharbor.job import State
-from taskharbor.outcome import HandedBack
+from taskharbor.outcome import HandedBack, Succeeded
 from taskharbor.worker import committer as committing
-from taskharbor.worker import shift
+from taskharbor.worker import endings, shift
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.executor import Executor
@@ -193,6 +193,17 @@ def neighbours_condemned() -> Any:
 
 
 # -- in the worker -------------------------------------------------------------------------------
+
+
+@plant("a handler that stops early has succeeded")
+def stop_succeeds() -> Any:
+    return mock.patch.object(endings, "of_stop", return_value=Succeeded())
+
+
+@plant("a handler that stops early has failed")
+def stop_fails() -> Any:
+    failed = endings.of_failure(RuntimeError("stopped"))
+    return mock.patch.object(endings, "of_stop", return_value=failed)
 
 
 @plant("at_most_once is not marked before the handler begins")

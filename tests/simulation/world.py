@@ -353,6 +353,7 @@ def _seeded(seed: int) -> Iterator[None]:
             mock.patch("taskharbor.client.options.new_id", new_id),
             mock.patch("taskharbor.worker.recurring.new_id", new_id),
             mock.patch("taskharbor.collecting.uuid_utils.uuid7", new_id),
+            mock.patch("taskharbor.own_tasks.serials", itertools.count(1)),
         ):
             yield
     finally:

@@ -280,7 +280,7 @@ async def test_an_at_most_once_job_is_stopped_by_a_cancel_at_once(memory, handle
 # -- the order of reasons ------------------------------------------------------------------------
 
 
-async def test_of_several_reasons_the_first_in_order_is_told(memory, clock):
+async def test_of_several_reasons_the_first_in_order_counts(memory, clock):
     """A shutdown, then the timeout, then a cancel, and in the end the lease is lost."""
     began, go_on = threading.Event(), threading.Event()
     contexts: list[Context] = []

@@ -30,10 +30,11 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.errors import OperationRefused, StoreError
 from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Progress, State
-from taskharbor.outcome import Crashed, Failed, Outcome, Succeeded, Unfit
+from taskharbor.outcome import Crashed, Disturbed, Failed, Outcome, Succeeded, Unfit
 from taskharbor.policy import (
     UNFIT_DELAY_MAX_SECONDS,
     settle_crash,
+    settle_disturbed,
     settle_outcome,
     settle_unfit,
     settle_unsettled,
@@ -303,19 +304,20 @@ class Committer:
                 token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect
             )
             return await self._with_failure_task(unfit, execution), None
-        if isinstance(outcome, Crashed):
+        if isinstance(outcome, Crashed | Disturbed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
             history, last_step = await self._read_surely(lambda: past_of(self._driver, claimed))
-            crash = settle_crash(
-                token,
-                job,
-                outcome,
-                history,
-                started_at=execution.started_at,
-                last_step=last_step,
-                max_losses=self._max_losses,
-            )
-            return await self._with_failure_task(crash, execution), None
+            weighed: dict[str, Any] = {
+                "started_at": execution.started_at,
+                "last_step": last_step,
+                "max_losses": self._max_losses,
+            }
+            if isinstance(outcome, Crashed):
+                cut_off = settle_crash(token, job, outcome, history, **weighed)
+            else:
+                alone = execution.lease.alone
+                cut_off = settle_disturbed(token, job, outcome, history, alone=alone, **weighed)
+            return await self._with_failure_task(cut_off, execution), None
         rules = execution.rules(self._policy)
         transition, decision = settle_outcome(
             token,

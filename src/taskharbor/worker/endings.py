@@ -16,6 +16,7 @@ from taskharbor.job import STOP_REASONS, Reason, StopReason
 from taskharbor.outcome import (
     CancelledOnRequest,
     Crashed,
+    Disturbed,
     Failed,
     HandedBack,
     Interrupted,
@@ -77,6 +78,8 @@ def of_error(execution: Execution, error: BaseException) -> Outcome:
             return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
     if (slept := of_sleep(error)) is not None:
         return slept
+    if execution.disturbed:
+        return Disturbed()  # whatever the handler made of being cancelled
     if isinstance(error, RemoteError) and isinstance(error.outcome, Failed | Crashed | Unfit | HandedBack):
         return error.outcome
     return of_failure(error)

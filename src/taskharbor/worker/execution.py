@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from taskharbor.job import (
 from taskharbor.policy import Rules
 from taskharbor.retry import UNSET, RetryPolicy
 from taskharbor.schedule import parse
+from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.live import LiveLease, StoreTime
 from taskharbor.worker.outage import Outages
 from taskharbor.worker.steps import LeasedSteps, Steps
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.task import Signature, Task
     from taskharbor.worker.isolation.process import IsolatedProcess
+    from taskharbor.worker.slot import Slot
+
+logger = logging.getLogger("taskharbor.worker")
 
 _decode_options = msgspec.json.Decoder(Options).decode
 
@@ -64,8 +69,10 @@ class Execution:
         "cell",
         "children",
         "claimed",
+        "disturbed",
         "end",
         "harbor",
+        "has_meddled",
         "interrupted",
         "lease",
         "loop",
@@ -113,8 +120,10 @@ class Execution:
             _UNASKED  # for each of these reasons; replaced as a whole, since threads look at it
         )
         self.interrupted: StopReason | None = None  # why the handler was made to end, not only asked to
+        self.disturbed = False  # its handler was cancelled by neither itself nor the worker
+        self.has_meddled = False  # its handler cancelled tasks that are not its own
         self.children: list[NewJob] = []
-        self.slot: asyncio.Task[Any] | None = None  # that runs an async handler
+        self.slot: Slot | None = None  # that runs an async handler
         self.end: Callable[[StopReason], None] | None = None  # makes a handler in a thread or a process end
         self.process: IsolatedProcess | None = None  # that an isolated handler runs in
         self.payload: str | None = None  # with what it takes of other jobs, if it does
@@ -270,7 +279,14 @@ class Execution:
             self.end(why)
         elif self.slot is not None:
             self.interrupted = why
-            self.slot.cancel()
+            self.slot.interrupt()
+
+    def meddled(self) -> None:
+        """Its handler cancels tasks that are not its own: those of the worker, or of another handler."""
+        if not self.has_meddled:
+            self.has_meddled = True
+            sentence = "the handler of job {job} cancels tasks that are not its own; the worker goes on"
+            log_line(logger, logging.WARNING, sentence, self.fields())
 
     def lose_lease(self) -> None:
         """The store refused to write under the lease: whatever the handler makes of it, nothing is settled."""

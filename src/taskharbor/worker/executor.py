@@ -37,6 +37,7 @@ from taskharbor.worker.isolation.process import Ended
 from taskharbor.worker.isolation.running import ProcessRunner
 from taskharbor.worker.live import LiveLease, StoreTime
 from taskharbor.worker.results import Results
+from taskharbor.worker.slot import Slot
 from taskharbor.worker.stepping import Stepped
 from taskharbor.worker.steps import FallAsleep
 from taskharbor.worker.threads import Call, HandlerThreads
@@ -66,6 +67,7 @@ class Executor:
         drop: Callable[[Execution], None],
         low: Callable[[], None],
         is_over: Callable[[LiveLease, int], bool],
+        is_ending: Callable[[], bool],
         cells: memoryview[int] | None = None,
         takes_interrupts: bool = False,
     ) -> None:
@@ -86,11 +88,12 @@ class Executor:
         self._drop = drop
         self._low = low
         self._is_over = is_over
+        self._is_ending = is_ending  # whether the application ends the whole worker
         self._cells = cells  # where a supervisor sees begins and ends, whatever becomes of this process
         self._takes_interrupts = takes_interrupts  # Ctrl-C is no exception here, so one was the handler's
         self._threads = HandlerThreads(concurrency)
         self._processes = processes
-        self._slots: list[asyncio.Task[None]] = []
+        self._slots: list[Slot] = []
         self._idle: list[asyncio.Future[None]] = []
         self._torn_down = False
         self._starting = 0  # taken from the buffer, not begun yet
@@ -141,7 +144,7 @@ class Executor:
     async def close(self) -> None:
         self._torn_down = True
         for slot in self._slots:
-            slot.cancel()
+            slot.end()
         if self._slots:  # a handler that will not end is left behind
             await asyncio.wait(self._slots, timeout=CLOSE_SECONDS)
         self._threads.close()
@@ -160,24 +163,30 @@ class Executor:
                 sleeper.set_result(None)
                 return
         if len(self._slots) < self.concurrency:
-            self._slots.append(asyncio.get_running_loop().create_task(self._serve_slot()))
+            self._slots.append(Slot(self._serve_slot(), loop=asyncio.get_running_loop()))
 
     async def _serve_slot(self) -> None:
         loop = asyncio.get_running_loop()
         slot = asyncio.current_task()
-        assert slot is not None, "a slot is a task"
+        assert isinstance(slot, Slot), "only slots are served here"
         without_breath = 0
         while True:
-            if not self.buffer or self.is_held or len(self.running) + self._starting >= self.concurrency:
-                sleeper = loop.create_future()
-                self._idle.append(sleeper)
-                await sleeper
-                continue
-            await self._execute_guarded(self._next(), slot)
-            without_breath += 1
-            if without_breath == BREATH_EVERY:
-                without_breath = 0
-                await asyncio.sleep(0)
+            try:
+                if not self.buffer or self.is_held or len(self.running) + self._starting >= self.concurrency:
+                    sleeper = loop.create_future()
+                    self._idle.append(sleeper)
+                    await sleeper
+                    continue
+                await self._execute_guarded(self._next(), slot)
+                without_breath += 1
+                if without_breath == BREATH_EVERY:
+                    without_breath = 0
+                    await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self._torn_down:
+                    raise
+                while slot.cancelling():  # without a stop: it goes on
+                    slot.uncancel()
 
     def _next(self) -> Execution:
         execution = self.buffer.popleft()
@@ -185,12 +194,15 @@ class Executor:
             self._low()
         return execution
 
-    async def _execute_guarded(self, execution: Execution, slot: asyncio.Task[None]) -> None:
+    async def _execute_guarded(self, execution: Execution, slot: Slot) -> None:
         """Nothing that one job brings about may cost a slot: the jobs behind it would wait for ever."""
         try:
             await self._execute(execution, slot)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-            raise  # the worker is being torn down
+            if execution.started_at is None:
+                self._processes.give_back(execution)
+                self._finish(execution, HandedBack())
+            raise
         except BaseException as error:  # noqa: BLE001 - logged, and the job's own failure
             log_line(
                 logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error
@@ -199,7 +211,7 @@ class Executor:
             self._processes.give_back(execution)
             self._finish(execution, endings.of_failure(error))
 
-    async def _execute(self, execution: Execution, slot: asyncio.Task[None]) -> None:
+    async def _execute(self, execution: Execution, slot: Slot) -> None:
         now = self._time.now()
         claimed = execution.claimed
         if execution.lease.lost:
@@ -348,10 +360,8 @@ class Executor:
 
     # -- async handlers --
 
-    async def _run_async(
-        self, execution: Execution, slot: asyncio.Task[None], coroutine: Coroutine[Any, Any, Any]
-    ) -> None:
-        execution.slot = slot
+    async def _run_async(self, execution: Execution, slot: Slot, coroutine: Coroutine[Any, Any, Any]) -> None:
+        execution.slot, slot.execution = slot, execution
         context = self._context.copy()
         context.run(current_execution.set, execution)
         try:
@@ -359,6 +369,8 @@ class Executor:
         except asyncio.CancelledError as error:
             if execution.interrupted is None and self._torn_down:
                 raise
+            if execution.disturbed and execution.interrupted is None and self._is_ending():
+                execution.interrupted = "shutdown"  # it was cancelled with all the rest
             outcome = endings.of_error(execution, error)
         except GeneratorExit:
             raise  # the slot is being closed
@@ -368,12 +380,12 @@ class Executor:
             outcome = endings.of_error(execution, error)
         else:
             outcome = self._outcome_of_value(execution, value)
-        execution.slot = None
+        execution.slot = slot.execution = None
         if slot.cancelling():  # by us, or by the handler itself: its own affair either way
             await self._absorb_cancellation(slot)
         self._ended(execution, outcome)
 
-    async def _absorb_cancellation(self, slot: asyncio.Task[None]) -> None:
+    async def _absorb_cancellation(self, slot: Slot) -> None:
         """The cancellation was the handler's, not the slot's; one that it did not meet must not hit the next."""
         while slot.cancelling():
             slot.uncancel()

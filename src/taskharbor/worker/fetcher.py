@@ -14,6 +14,7 @@ from contextlib import suppress
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest, Driver
 from taskharbor.errors import OperationRefused
+from taskharbor.own_tasks import own_task
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.execution import Execution
@@ -84,6 +85,7 @@ class Fetcher:
 
     async def run(self, *, until_drained: bool = False) -> None:
         """Claim for ever, or until nothing is runnable now and nothing is under way."""
+        self._executor.offer(())  # what a round that was cut off has brought
         is_drained = False
         while not is_drained:
             is_drained = await self._outages.until_answered(
@@ -231,7 +233,7 @@ class Fetcher:
 
     async def _claim_once(self, request: ClaimRequest) -> Claim:
         asked_at = self._time.asking()
-        claiming = asyncio.ensure_future(self._driver.claim(request))
+        claiming = own_task(self._driver.claim(request))
         try:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -240,7 +242,7 @@ class Fetcher:
             try:
                 await asyncio.wait([claiming])
             finally:  # cancelled again: an end is wanted now
-                claiming.cancel()
+                claiming.end()
             if not claiming.cancelled() and claiming.exception() is None:
                 self._executor.buffer.extend(self._accepted(request, claiming.result()))
             raise
@@ -256,14 +258,14 @@ class Fetcher:
     async def _wait_for_room_or_news(self, news: int, seconds: float) -> None:
         """Until something ends here, or something else has happened in the store."""
         waiting = [
-            asyncio.ensure_future(self._wait_for_room()),
-            asyncio.ensure_future(self._driver.wait(news, seconds)),
+            own_task(self._wait_for_room()),
+            own_task(self._driver.wait(news, seconds)),
         ]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waiting:
-                each.cancel()
+                each.end()
         for each in done:
             each.result()
 

@@ -75,7 +75,9 @@ class Reporter:
         elif decision is not None:
             self._retried(execution, transition, decision, settled, fields)
         elif lost:
-            self._tell(logging.WARNING, "Job {job} ended its own process and runs again", fields, transition)
+            self._tell(
+                logging.WARNING, "Job {job} was lost while alone, and runs again: {error}", fields, transition
+            )
         elif transition.status is AttemptStatus.SLEPT:
             told = fields | _delay(transition, settled)
             self._tell(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", told, transition)

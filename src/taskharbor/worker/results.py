@@ -9,6 +9,7 @@ from typing import Any
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import PayloadTooLarge, Unrecoverable
 from taskharbor.job import MemberResult, Takes
+from taskharbor.own_tasks import OwnTask, own_task
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.outage import Outages
 from taskharbor.workflow.failure import with_argument
@@ -24,7 +25,7 @@ class Results:
         self._driver = driver
         self._outages = outages
         self._asked: list[tuple[str, asyncio.Future[list[MemberResult]]]] = []
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading: set[OwnTask[None]] = set()
 
     async def payload(self, execution: Execution, takes: Takes) -> str:
         """The job's payload with what it takes; raises when a result is missing, or all are too many."""
@@ -36,9 +37,9 @@ class Results:
         answer: asyncio.Future[list[MemberResult]] = loop.create_future()
         self._asked.append((job_id, answer))
         if len(self._asked) == 1:
-            task = loop.create_task(self._read())
+            task = own_task(self._read())
             self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+            task.add_done_callback(lambda _: self._reading.discard(task))
         return await answer
 
     async def _read(self) -> None:
@@ -62,7 +63,7 @@ class Results:
 
     async def close(self) -> None:
         for task in list(self._reading):
-            task.cancel()
+            task.end()
 
 
 def taken(takes: Takes, members: Sequence[MemberResult]) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
@@ -15,6 +16,7 @@ from taskharbor.drivers.base import Claimed, WorkerRecord
 from taskharbor.errors import StoreUnavailable, StubbornHandler, TaskHarborError
 from taskharbor.job import Progress
 from taskharbor.outcome import HandedBack
+from taskharbor.own_tasks import OwnTask, own_task, result_of
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.committer import Committer
 from taskharbor.worker.endings import of_abandoned
@@ -28,6 +30,7 @@ from taskharbor.worker.live import LiveLease, LiveLeases, StoreTime
 from taskharbor.worker.lookout import Lookout
 from taskharbor.worker.maintenance import Maintenance
 from taskharbor.worker.outage import Outages
+from taskharbor.worker.parts import Parts
 from taskharbor.worker.presence import Presence
 from taskharbor.worker.report import Reporter
 from taskharbor.worker.results import Results
@@ -59,6 +62,7 @@ class Shift:
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._was_told = False  # from outside, to stop
+        self._steering: OwnTask[None] | None = None  # that all this runs in
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
@@ -146,6 +150,7 @@ class Shift:
             drop=self._drop,
             low=self._low,
             is_over=self._leases.is_over,
+            is_ending=lambda: self._steering is not None and self._steering.is_to_end,
             cells=None if worker._oversight is None else worker._oversight.cells,
             takes_interrupts=worker._takes_interrupts,
         )
@@ -189,13 +194,13 @@ class Shift:
 
     async def with_store(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Take a step of the start, again and again while the store is away; False if `stop` came first."""
-        stepping = asyncio.ensure_future(
+        stepping = own_task(
             self._outages.until_answered(step, "waiting for the store", repeated=StoreUnavailable)
         )
         try:
             await _unless(self._stopping, _ended(stepping))
         finally:
-            stepping.cancel()
+            stepping.end()
             await asyncio.wait([stepping], timeout=UNWIND_SECONDS)
         if stepping.cancelled() or not stepping.done():
             return False
@@ -208,6 +213,11 @@ class Shift:
         await self._maintenance.expire()
 
     async def work(self, until_drained: bool) -> None:
+        """Until there is a reason not to. A handler cannot cancel this; the application can."""
+        self._steering = own_task(self._work(until_drained))
+        await result_of(self._steering)
+
+    async def _work(self, until_drained: bool) -> None:
         if not await self.with_store(self._tidy_up):
             return
         self._tell_started()
@@ -224,32 +234,31 @@ class Shift:
         log_line(logger, logging.INFO, "Worker {worker} stopped", {"worker": self._worker.name})
 
     async def _work_together(self, until_drained: bool) -> None:
-        async with asyncio.TaskGroup() as group:
-            fetching = group.create_task(self._fetcher.run(until_drained=until_drained))
-            others = [
-                group.create_task(part)
-                for part in (
-                    self._committer.run(),
-                    self._heart.run(),
-                    self._lookout.run(),
-                    self._maintenance.run(),
-                    self._stubborn.run(),
-                    self._presence.run(),
-                    self._retirement.run(),
-                    self._hand_back_the_stalled(),
-                    tell_of_standstills(self._worker.lease / MICROS_PER_SECOND / BEATS_PER_LEASE),
-                )
+        beat_seconds = self._worker.lease / MICROS_PER_SECOND / BEATS_PER_LEASE
+        async with Parts() as parts:
+            fetching = parts.start(lambda: self._fetcher.run(until_drained=until_drained))
+            for part in (
+                self._committer.run,
+                self._heart.run,
+                self._lookout.run,
+                self._maintenance.run,
+                self._stubborn.run,
+                self._presence.run,
+                self._retirement.run,
+                self._hand_back_the_stalled,
+                lambda: tell_of_standstills(beat_seconds),
+            ):
+                parts.start(part)
+            reasons = [
+                parts.start(partial(_until, each)) for each in (self._stopping, self._retirement.is_due)
             ]
-            reasons = [group.create_task(each.wait()) for each in (self._stopping, self._retirement.is_due)]
             await asyncio.wait([fetching, *reasons], return_when=asyncio.FIRST_COMPLETED)
-            fetching.cancel()
+            fetching.end()
             await self._unless_ended_now(_ended(fetching))
-            fetching.cancel()  # no longer waiting for the store's answer, if an end is wanted now
+            fetching.end()  # no longer waiting for the store's answer, if an end is wanted now
             if self._retirement.is_due.is_set():
                 await self._retire()
             await self._shut_down()
-            for part in (*reasons, *others):
-                part.cancel()
 
     async def _leave_nothing_behind(self) -> None:
         """Shut down without grace and without the parts: what was claimed is released, for a moment's patience."""
@@ -260,7 +269,8 @@ class Shift:
         await self._all_ended(UNWIND_SECONDS)
         self._abandon_the_stubborn()
         try:
-            await asyncio.wait_for(self._committer.flush(), RELEASE_SECONDS)
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._committer.flush()
         except (TimeoutError, TaskHarborError) as error:
             log_line(
                 logger, logging.WARNING, "jobs are left to their leases: {error}", {"error": repr(error)}
@@ -477,15 +487,19 @@ def _listed(names: Sequence[str], most: int = NAMES_TOLD) -> list[str]:
     return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
 
 
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
 async def _ended(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 
 async def _unless(event: asyncio.Event, step: Coroutine[Any, Any, None]) -> None:
     """Wait for a step, but not once this has happened."""
-    steps = [asyncio.ensure_future(step), asyncio.ensure_future(event.wait())]
+    steps = [own_task(step), own_task(_until(event))]
     try:
         await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for each in steps:
-            each.cancel()
+            each.end()

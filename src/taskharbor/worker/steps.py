@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from taskharbor.calling import hand_over
 from taskharbor.clock import MICROS_PER_SECOND, from_micros, seconds_to_micros, to_micros
 from taskharbor.codec import RESULT_LIMIT, checked_name, encode_result, result_decoder, shorten
 from taskharbor.drivers.base import Answer, StepNote
 from taskharbor.errors import ConfigurationError, LeaseLost, PayloadError
 from taskharbor.job import Delivery, StepRecord
+from taskharbor.own_tasks import own_task
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.live import StoreTime
 
@@ -180,7 +182,14 @@ class Steps:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         loop = self._execution.loop
         assert loop is not None, "a handler in a thread belongs to a loop"
-        doing: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        doing: Future[T] = Future()
+
+        def begin() -> None:
+            task = own_task(coroutine)
+            task.add_done_callback(lambda _: hand_over(task, doing))
+            doing.add_done_callback(lambda _: doing.cancelled() and loop.call_soon_threadsafe(task.end))
+
+        loop.call_soon_threadsafe(begin)
         try:
             while not doing.done():
                 wait([doing], GLANCE_SECONDS)

@@ -16,6 +16,7 @@ from taskharbor.drivers.base import Enqueued, job_size
 from taskharbor.drivers.postgres.connections import ALONE_BYTES
 from taskharbor.errors import StoreError
 from taskharbor.job import NewJob
+from taskharbor.own_tasks import own_task
 
 BATCH_MAX = 1000  # jobs in one statement
 ALONE_FROM = 200  # so many jobs of one caller are a batch already, and nobody is made to wait for it
@@ -71,7 +72,7 @@ class _OfLoop:
 
     def _next(self) -> None:
         if self._waiting:
-            self._task = asyncio.get_running_loop().create_task(self._store_waiting())
+            self._task = own_task(self._store_waiting())
         else:
             self._busy = False
 

@@ -25,6 +25,7 @@ import asyncpg
 from taskharbor.clock import Clock
 from taskharbor.drivers.postgres.connections import Connections, Lane
 from taskharbor.errors import TaskHarborError
+from taskharbor.own_tasks import OwnTask, own_task
 
 logger = logging.getLogger("taskharbor.postgres")
 
@@ -179,9 +180,9 @@ class _OfLoop:
         self._connections = connections
         self._channel = channel
         self._name = name
-        self._listener: asyncio.Task[None] | None = None
+        self._listener: OwnTask[None] | None = None
         self._listening = False
-        self._announcer: asyncio.Task[None] | None = None
+        self._announcer: OwnTask[None] | None = None
         self._announce_at: float | None = None
         self._announce_cancels = False
         self._announced_at = float("-inf")
@@ -198,7 +199,7 @@ class _OfLoop:
             return
         self._announce_at = due
         if self._announcer is None or self._announcer.done():
-            self._announcer = loop.create_task(self._announce(), name="taskharbor-announce")
+            self._announcer = own_task(self._announce())
 
     async def _announce(self) -> None:
         loop = asyncio.get_running_loop()
@@ -233,8 +234,7 @@ class _OfLoop:
     def listen(self) -> bool:
         """Have a listener; whether it hears already."""
         if self._listener is None or self._listener.done():
-            task = asyncio.get_running_loop().create_task(self._listen_for_ever(), name="taskharbor-listen")
-            self._listener = task
+            self._listener = own_task(self._listen_for_ever())
         return self._listening
 
     async def _listen_for_ever(self) -> None:
@@ -260,7 +260,8 @@ class _OfLoop:
         self._news.post(cancels=True)  # whatever happened before this moment has not been heard
         while not lost.is_set():
             try:
-                await asyncio.wait_for(lost.wait(), PROBE_SECONDS)
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await lost.wait()
             except TimeoutError:
                 await connection.execute("SELECT 1")
 
@@ -288,7 +289,7 @@ class _OfLoop:
             await asyncio.wait([announcer], timeout=STOP_SECONDS)  # it is sending the last one
         tasks = [task for task in (listener, announcer) if task is not None]
         for task in tasks:
-            task.cancel()
+            task.end()
         if tasks:
             await asyncio.wait(tasks)
         if unsent:

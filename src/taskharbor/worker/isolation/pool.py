@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from taskharbor.clock import Clock, Timer, wait_for
 from taskharbor.errors import ConfigurationError
 from taskharbor.locating import MAIN_NAMES, address_of, main_module
+from taskharbor.own_tasks import OwnTask, own_task
 from taskharbor.worker.isolation.messages import Welcome
 from taskharbor.worker.isolation.process import IsolatedProcess
 
@@ -47,7 +48,7 @@ class ProcessPool:
         self._guard: _Guard | None = None
         self._welcome: Welcome | None = None
         self._waiting: deque[asyncio.Future[IsolatedProcess | None]] = deque()
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: set[OwnTask[None]] = set()
         self._closing = False
         self._emptied = asyncio.Event()
 
@@ -107,11 +108,12 @@ class ProcessPool:
         """A few at a time: what is started competes with what computes, and a process may become free first."""
         waiting = sum(not waiter.done() for waiter in self._waiting)
         while not self._closing and len(self._starting) < min(STARTING_MAX, waiting):
-            starting = asyncio.get_running_loop().create_task(self._start_one())
+            starting = own_task(self._start_one())
             self._starting.add(starting)
             starting.add_done_callback(self._starting_is_over)
 
     def _starting_is_over(self, starting: asyncio.Task[None]) -> None:
+        assert isinstance(starting, OwnTask), "it was started as one"
         self._starting.discard(starting)
         if not starting.cancelled() and (error := starting.exception()) is not None:
             self._answer_one(CannotBegin(f"a process for its handler cannot be started: {error}"))
@@ -138,7 +140,7 @@ class ProcessPool:
         """Whoever waits for a process gets none, and the idle ones end."""
         self._closing = True
         for starting in self._starting:
-            starting.cancel()
+            starting.end()
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -169,7 +171,8 @@ class ProcessPool:
                 await self._emptied.wait()
 
         with suppress(TimeoutError):
-            await asyncio.wait_for(empty(), seconds)
+            async with asyncio.timeout(seconds):
+                await empty()
 
     def _retire_idle(self, process: IsolatedProcess) -> None:
         self._idle = [entry for entry in self._idle if entry[0] is not process]

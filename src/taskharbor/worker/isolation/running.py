@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,6 +12,7 @@ from taskharbor.drivers.base import Claimed
 from taskharbor.errors import LeaseLost
 from taskharbor.job import StopReason
 from taskharbor.outcome import HandedBack
+from taskharbor.own_tasks import OwnTask, own_task
 from taskharbor.worker.execution import Execution
 from taskharbor.worker.isolation.messages import AskSteps, Begot, Call, KeepStep, Noted, StepKept, StepsFound
 from taskharbor.worker.isolation.pool import ProcessPool
@@ -29,7 +29,7 @@ class ProcessRunner:
         self._pool = pool
         self._clock = clock
         self._serial = 0
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: set[OwnTask[None]] = set()
 
     def take_idle(self, execution: Execution) -> bool:
         """Give the execution a process that is waiting for work; whether there was one."""
@@ -75,9 +75,9 @@ class ProcessRunner:
         execution.end = lambda why: self._make_end(process, why)
 
         def asked(question: AskSteps | KeepStep) -> None:
-            answering = asyncio.get_running_loop().create_task(_answer(execution, process, question))
+            answering = own_task(_answer(execution, process, question))
             self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
+            answering.add_done_callback(lambda _: self._answering.discard(answering))
 
         process.call(call, CallUnderWay(self._serial, _noted(execution), _begot(execution), asked, ended))
         for reason in execution.asked_to_stop:  # while a middleware had not called it yet
@@ -96,7 +96,7 @@ class ProcessRunner:
 
     async def close(self) -> None:
         for answering in list(self._answering):
-            answering.cancel()
+            answering.end()
         await self._pool.close()
 
 

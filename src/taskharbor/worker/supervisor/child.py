@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from taskharbor import presets
 from taskharbor.errors import ConfigurationError, StoreError, StubbornHandler
+from taskharbor.own_tasks import own_task
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.supervisor.channel import (
     NO_RETRIES,
@@ -120,14 +121,14 @@ class Child:
         channel.send(Hello(self._worker.name, self._published.prefix, self._address))
         started = asyncio.Event()
         beside = [
-            asyncio.create_task(part)
+            own_task(part)
             for part in (self._listen(channel), self._show_life(), self._say_when_ready(started, channel))
         ]
         try:
             await self._worker._work(until_drained=self._orders.drain, started=started)
         finally:
             for part in beside:
-                part.cancel()
+                part.end()
             await channel.flush()
             channel.close()
 

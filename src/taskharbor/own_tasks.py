@@ -1,0 +1,109 @@
+"""Tasks of our own, on a loop that we share with handlers.
+
+A handler that cancels whatever it finds (`for task in asyncio.all_tasks(): task.cancel()`) must end neither its worker
+nor what its worker's store is busy with. Who cancels is known from the context that the call comes from: a handler,
+what it has started, and its callbacks have `current_execution` set. Everything else is the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from taskharbor.context import current_execution
+
+T = TypeVar("T")
+
+serials = itertools.count(1)
+
+
+class OwnTask(asyncio.Task[T]):
+    """A task that its owner ends with `end`, and the application by cancelling it. A handler is refused."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], *, loop: asyncio.AbstractEventLoop) -> None:
+        self._serial = next(serials)  # a set of them has the same order in every run
+        self.is_to_end = False
+        super().__init__(coroutine, loop=loop, context=_outside())
+
+    def __hash__(self) -> int:
+        return self._serial
+
+    def end(self) -> None:
+        """Cancel it, from a handler's context as well."""
+        self.is_to_end = True
+        super().cancel()
+
+    def cancel(self, msg: Any = None) -> bool:
+        meddler = current_execution.get()
+        if meddler is None:
+            return super().cancel(msg)
+        meddler.meddled()
+        return False
+
+
+def own_task(coroutine: Coroutine[Any, Any, T]) -> OwnTask[T]:
+    return OwnTask(coroutine, loop=asyncio.get_running_loop())
+
+
+async def result_of(task: OwnTask[T]) -> T:
+    """What the task returns; cancelled by the application, this ends the task first.
+
+    The waiting task is the application's, so a handler finds it as well. A handler that cancels this one among others
+    of ours is refused. One that cancels this one alone means the application, and so does a Ctrl-C, which Python may
+    handle in the middle of any handler.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        waiting = _Waiting(task)
+        try:
+            await waiting
+        except asyncio.CancelledError as error:
+            cancelled = error
+            task.end()
+    if cancelled is None or (not task.cancelled() and task.exception() is not None):
+        return task.result()
+    raise cancelled
+
+
+class _Waiting(asyncio.Future[None]):
+    """What the current task waits by until another one has ended."""
+
+    def __init__(self, task: OwnTask[Any]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        waiter = asyncio.current_task()
+        assert waiter is not None, "a coroutine is awaited in a task"
+        self._waiter = waiter
+        self._task = task
+        self._within = current_execution.get()  # a worker may run inside a handler, which may cancel it
+        task.add_done_callback(self._ended)
+
+    def _ended(self, _task: asyncio.Task[Any]) -> None:
+        if not self.done():
+            self.set_result(None)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Called by the waiting task's own `cancel`, before that returns."""
+        meddler = current_execution.get()
+        if meddler is None or meddler is self._within:
+            self._task.is_to_end = (
+                True  # at once: others may be cancelled in the same breath, and have to know
+            )
+            return super().cancel(msg)
+        self._waiter.uncancel()
+        # Whether it cancels others of ours, too, is known when its step is over.
+        self.get_loop().call_soon(self._decide, meddler, context=contextvars.Context())
+        return True  # False would cancel the waiting task as soon as it goes on
+
+    def _decide(self, meddler: Any) -> None:
+        if not meddler.has_meddled and not self.done():
+            self._waiter.cancel()
+
+
+def _outside() -> contextvars.Context:
+    """The context here, without the handler that may be in it."""
+    context = contextvars.copy_context()
+    context.run(current_execution.set, None)
+    return context
