@@ -295,6 +295,7 @@ class MemberResult(Struct, frozen=True, gc=False):
     job_id: str
     succeeded: bool
     result: str | None = None
+    left_out: bool = False  # its result is not here: there were too many bytes
 
 
 class JobFilter(Struct, frozen=True):

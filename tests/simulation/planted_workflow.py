@@ -118,8 +118,9 @@ def nobody_released() -> Any:
 def results_out_of_order() -> Any:
     results = reads.results
 
-    def by_ending(store: Any, job_id: str) -> Any:
-        return sorted(results(store, job_id), key=lambda each: store.jobs[each.job_id].finished_at)
+    def by_ending(store: Any, ids: Any, bytes_limit: int | None) -> Any:
+        answers = results(store, ids, bytes_limit)
+        return [sorted(each, key=lambda one: store.jobs[one.job_id].finished_at) for each in answers]
 
     return mock.patch.object(reads, "results", by_ending)
 

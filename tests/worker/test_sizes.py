@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Context, Harbor, Worker
+from taskharbor import Context, Harbor, Worker, chord
 from taskharbor.drivers.base import CLAIM_BYTES, SETTLE_BYTES, claimed_size, transition_size
-from taskharbor.errors import OperationRefused, StoreUnavailable
+from taskharbor.errors import OperationRefused, StoreUnavailable, WorkflowStuck
+from taskharbor.worker import results as results_module
 from taskharbor.worker.committer import HELD_BYTES
 from taskharbor.worker.fetcher import AHEAD_BYTES
 from tests.worker.stage import soon, until, working
@@ -179,3 +180,37 @@ async def test_a_job_that_cannot_be_claimed_is_told_of_and_tried_again_with_paus
         store.fail.clear()
         await clock.jump(3)
         assert await soon(job.aresult()) == 1
+
+
+# -- what a job takes of others ------------------------------------------------------------------
+
+
+async def test_results_of_others_are_read_a_bounded_number_of_bytes_at_a_time(faulty, store, monkeypatch):
+    """Many that begin at once share reads, as far as their results fit; one that takes too much fails alone."""
+    monkeypatch.setattr(results_module, "RESULTS_LIMIT", 250_000)
+    reads: list[int] = []
+    read = store.results
+
+    async def watched(ids, **options):
+        answers = await read(ids, **options)
+        reads.append(sum(len(each.result or "") for members in answers for each in members))
+        return answers
+
+    store.results = watched
+
+    @faulty.task
+    async def text(size: int) -> str:
+        return "x" * size
+
+    @faulty.task
+    async def length(texts: list[str]) -> int:
+        return sum(map(len, texts))
+
+    fitting = [await chord([text.s(50_000), text.s(50_000)], length.s()).aenqueue() for _ in range(10)]
+    too_large = await chord([text.s(200_000), text.s(200_000)], length.s()).aenqueue()
+    await soon(Worker(faulty, concurrency=50).drain())
+    assert [await each.aresult(0) for each in fitting] == [100_000] * 10
+    with pytest.raises(WorkflowStuck, match="more than 250,000 bytes"):
+        await too_large.aresult(0)
+    assert max(reads) <= 250_000
+    assert sum(reads) >= 1_000_000

@@ -297,8 +297,14 @@ class Driver(ABC):
         """The job's durable steps, by name."""
 
     @abstractmethod
-    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
-        """For each of these jobs: what those it depends on have come to, in the order it named them."""
+    async def results(
+        self, ids: Sequence[str], *, bytes_limit: int | None = None
+    ) -> builtins.list[builtins.list[MemberResult]]:
+        """For each of these jobs: what those it depends on have come to, in the order it named them.
+
+        From the first job on with which all results together would have more than `bytes_limit` bytes, its members
+        and those of the jobs after it come without their results, marked as `left_out`.
+        """
 
     @abstractmethod
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:

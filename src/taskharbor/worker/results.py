@@ -15,7 +15,10 @@ from taskharbor.worker.outage import Outages
 from taskharbor.workflow.failure import with_argument
 
 READ_AT_ONCE = 100
-RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes
+RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes, and that are read at once
+
+
+_Asked = tuple[str, asyncio.Future[list[MemberResult]]]  # a job's id, and what it waits for
 
 
 class Results:
@@ -24,7 +27,7 @@ class Results:
     def __init__(self, driver: Driver, outages: Outages) -> None:
         self._driver = driver
         self._outages = outages
-        self._asked: list[tuple[str, asyncio.Future[list[MemberResult]]]] = []
+        self._asked: list[_Asked] = []
         self._reading: set[OwnTask[None]] = set()
 
     async def payload(self, execution: Execution, takes: Takes) -> str:
@@ -48,18 +51,29 @@ class Results:
         for start in range(0, len(asked), READ_AT_ONCE):
             batch = asked[start : start + READ_AT_ONCE]
             try:
-                found = await self._surely([job_id for job_id, _ in batch])
+                while batch:
+                    batch = await self._answer(batch)
             except BaseException:  # the worker is being torn down
                 for _, answer in asked[start:]:
                     if not answer.done():
                         answer.cancel()
                 raise
-            for (_, answer), members in zip(batch, found, strict=True):
-                if not answer.done():
-                    answer.set_result(members)
+
+    async def _answer(self, batch: list[_Asked]) -> list[_Asked]:
+        """Answer those whose results fit into one read; those that do not come next. The first one is answered."""
+        found = await self._surely([job_id for job_id, _ in batch])
+        left_out: list[_Asked] = []
+        for asked, members in zip(batch, found, strict=True):
+            if asked is not batch[0] and members and members[0].left_out:
+                left_out.append(asked)
+            elif not asked[1].done():
+                asked[1].set_result(members)
+        return left_out
 
     async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
-        return await self._outages.until_answered(lambda: self._driver.results(ids), "results cannot be read")
+        return await self._outages.until_answered(
+            lambda: self._driver.results(ids, bytes_limit=RESULTS_LIMIT), "results cannot be read"
+        )
 
     async def close(self) -> None:
         for task in list(self._reading):
@@ -74,10 +88,9 @@ def taken(takes: Takes, members: Sequence[MemberResult]) -> str:
             f"the result of job {missing[0]}, which this one takes, is gone: it was deleted"
             + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
-    size = sum(len(member.result or "null") for member in members)
-    if size > RESULTS_LIMIT:
+    if members and members[0].left_out:
         raise PayloadTooLarge(
-            f"the results that this job takes make {size:,} bytes of JSON, and the limit is {RESULTS_LIMIT:,}; "
+            f"the results that this job takes make more than {RESULTS_LIMIT:,} bytes of JSON, which is the limit; "
             "let its members store their data elsewhere and return the address"
         )
     texts = [member.result if member.result is not None else "null" for member in members]

@@ -43,6 +43,26 @@ class Workflows(Chapter):
         assert store.find_workflow(workflow_id) is not None
         assert [store.job(job_id).payload for job_id in members] == [large_text(2)] * 25
 
+    def test_results_are_bounded_in_bytes(self, store: Store) -> None:
+        """Who reads results may name a limit: from the first job on that exceeds it, they are left out."""
+        _, a, b, first, second, third = store.workflow((), (), (0, 1), (1,), ())
+        for held in store.claim(limit=2, queues=None):
+            store.succeed(held, result='"' + "é" * 49 + '"')  # 100 bytes
+        jobs = [first, second, third]
+        for limit, left_out in (
+            (300, []),
+            (None, []),
+            (299, [second]),
+            (200, [second]),
+            (199, [first, second]),
+        ):
+            answers = store.run(store.driver.results(jobs, bytes_limit=limit))
+            assert [[each.job_id for each in members] for members in answers] == [[a, b], [b], []]
+            for job_id, members in zip(jobs, answers, strict=True):
+                assert all(each.succeeded for each in members)
+                assert all(each.left_out == (job_id in left_out) for each in members)
+                assert all((each.result is None) == each.left_out for each in members)
+
     def test_jobs_of_a_workflow_have_the_ids_after_its_own(self, store: Store) -> None:
         """All that belongs to a workflow is one range of ids."""
         workflow_id, *members = store.workflow((), ())

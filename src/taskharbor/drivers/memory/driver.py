@@ -244,9 +244,11 @@ class MemoryDriver(Driver):
             job = self._store.jobs.get(job_id)
             return dict(job.steps) if job is not None else {}
 
-    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
+    async def results(
+        self, ids: Sequence[str], *, bytes_limit: int | None = None
+    ) -> builtins.list[builtins.list[MemberResult]]:
         with self._news.lock:
-            return [reads.results(self._store, job_id) for job_id in ids]
+            return reads.results(self._store, ids, bytes_limit)
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
         with self._news.lock:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from taskharbor.drivers.base import LeaseRecord, Page, WorkflowPage
+from taskharbor.drivers.base import LeaseRecord, Page, WorkflowPage, text_size
 from taskharbor.drivers.memory.leases import after
 from taskharbor.drivers.memory.order import Order
 from taskharbor.drivers.memory.store import Job, Placed, Store, Workflow
@@ -111,9 +111,17 @@ def workflow_page(store: Store, cursor: str | None, limit: int) -> WorkflowPage:
     return WorkflowPage(page, page[-1].id if page and len(ids) > limit else None)
 
 
-def results(store: Store, job_id: str) -> list[MemberResult]:
-    job = store.jobs.get(job_id)
-    return [_member_result(store, member) for member in job.depends_on] if job is not None else []
+def results(store: Store, ids: Sequence[str], bytes_limit: int | None) -> list[list[MemberResult]]:
+    answers: list[list[MemberResult]] = []
+    size = 0
+    for job_id in ids:
+        job = store.jobs.get(job_id)
+        members = [_member_result(store, member) for member in job.depends_on] if job is not None else []
+        size += sum(text_size(each.result) for each in members)
+        if bytes_limit is not None and size > bytes_limit:
+            members = [MemberResult(each.job_id, each.succeeded, left_out=True) for each in members]
+        answers.append(members)
+    return answers
 
 
 def _member_result(store: Store, member: str) -> MemberResult:

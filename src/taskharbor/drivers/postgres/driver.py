@@ -320,8 +320,10 @@ class PostgresDriver(Driver):
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._run(Lane.REST, lambda s: reads.steps(s, job_id), prompt=True)
 
-    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
-        return await self._run(Lane.REST, lambda s: workflows.results(s, ids))
+    async def results(
+        self, ids: Sequence[str], *, bytes_limit: int | None = None
+    ) -> builtins.list[builtins.list[MemberResult]]:
+        return await self._run(Lane.REST, lambda s: workflows.results(s, ids, bytes_limit))
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
         callers = self._callers.get()

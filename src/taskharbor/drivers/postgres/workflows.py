@@ -193,12 +193,12 @@ def _record(row: asyncpg.Record, n: asyncpg.Record) -> WorkflowRecord:
     )
 
 
-async def results(session: Session, ids: Sequence[str]) -> list[list[MemberResult]]:
+async def results(session: Session, ids: Sequence[str], bytes_limit: int | None) -> list[list[MemberResult]]:
     found: list[list[MemberResult]] = [[] for _ in ids]
     known = [(index, job_id) for index, job_id in enumerate(ids) if is_id(job_id)]
-    for row in await session.rows("member_results", [job_id for _, job_id in known]):
+    for row in await session.rows("member_results", [job_id for _, job_id in known], bytes_limit):
         index, _ = known[row["position"] - 1]
-        found[index].append(MemberResult(row["member"], row["succeeded"], row["result"]))
+        found[index].append(MemberResult(row["member"], row["succeeded"], row["result"], row["left_out"]))
     return found
 
 

@@ -174,8 +174,10 @@ class SQLiteDriver(Driver):
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._engine.read(lambda s: reads.steps(s, job_id))
 
-    async def results(self, ids: Sequence[str]) -> builtins.list[builtins.list[MemberResult]]:
-        return await self._engine.read(lambda s: [workflows.results(s, job_id) for job_id in ids])
+    async def results(
+        self, ids: Sequence[str], *, bytes_limit: int | None = None
+    ) -> builtins.list[builtins.list[MemberResult]]:
+        return await self._engine.read(lambda s: workflows.results(s, ids, bytes_limit))
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
         callers = self._callers.get()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists
+from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists, text_size
 from taskharbor.drivers.sqlite import places
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue
 from taskharbor.drivers.sqlite.leases import SETTLE
@@ -59,9 +59,20 @@ def range_of(session: Session, workflow_id: str) -> tuple[str, str]:
     return (workflow_id, workflow_id) if row is None else (row[0], row[1])
 
 
-def results(session: Session, job_id: str) -> list[MemberResult]:
-    rows = session.execute(WORKFLOWS["results"], (job_id,)).fetchall()
-    return [MemberResult(member, bool(succeeded), result) for member, succeeded, result in rows]
+def results(session: Session, ids: Sequence[str], bytes_limit: int | None) -> list[list[MemberResult]]:
+    answers: list[list[MemberResult]] = []
+    left = bytes_limit
+    for job_id in ids:
+        members: list[MemberResult] = []
+        for member, succeeded, result in session.execute(WORKFLOWS["results"], (job_id,)):
+            if left is not None and (left := left - text_size(result)) < 0:
+                break
+            members.append(MemberResult(member, bool(succeeded), result))
+        if left is not None and left < 0:
+            rows = session.execute(WORKFLOWS["results_left_out"], (job_id,)).fetchall()
+            members = [MemberResult(member, bool(succeeded), left_out=True) for member, succeeded in rows]
+        answers.append(members)
+    return answers
 
 
 # -- ending and beginning again with others --------------------------------------------------------

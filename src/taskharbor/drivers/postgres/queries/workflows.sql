@@ -67,9 +67,15 @@ WHERE w.id = $3::text::uuid AND j.id < coalesce($1::text, 'ffffffff-ffff-ffff-ff
 ORDER BY j.id DESC LIMIT $2
 
 -- name: member_results
-SELECT i.position, r.member, r.succeeded, r.result
-FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
-CROSS JOIN LATERAL {schema}.results_of(i.id) AS r
+-- (The length of a result that is stored out of line is known without reading it.)
+SELECT t.position, t.member, t.succeeded, CASE WHEN NOT t.left_out THEN t.result END AS result, t.left_out
+FROM (
+    SELECT i.position, r.place, r.member, r.succeeded, r.result,
+           coalesce(sum(octet_length(r.result)) OVER (ORDER BY i.position) > $2::bigint, false) AS left_out
+    FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
+    CROSS JOIN LATERAL {schema}.results_of(i.id) WITH ORDINALITY AS r (member, succeeded, result, place)
+) AS t
+ORDER BY t.position, t.place
 
 -- name: cancel_dependants
 SELECT cancelled::text AS id FROM {schema}.cancel_dependants($1::text[]::uuid[], $2) AS cancelled ORDER BY cancelled

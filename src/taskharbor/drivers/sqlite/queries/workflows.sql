@@ -34,6 +34,12 @@ FROM taskharbor_dependencies AS d
 LEFT JOIN taskharbor_attempts AS a ON a.job_id = d.member_id AND a.status = 'succeeded' AND a.next_at IS NULL
 WHERE d.job_id = ? ORDER BY d.position
 
+-- name: results_left_out
+SELECT d.member_id, a.job_id IS NOT NULL
+FROM taskharbor_dependencies AS d
+LEFT JOIN taskharbor_attempts AS a ON a.job_id = d.member_id AND a.status = 'succeeded' AND a.next_at IS NULL
+WHERE d.job_id = ? ORDER BY d.position
+
 -- name: doomed_dependants
 -- Who waits for this one and ends with it.
 SELECT d.job_id, w.number, w.attempts, w.delivery, j.queue
