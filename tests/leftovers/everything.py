@@ -49,6 +49,8 @@ async def test_start_one_of_everything(tmp_path: Path) -> None:
             note("folder", server.folder.parent)
             note("mark", os.environ[guard.MARK])
             note("ready", os.getpid())
+            while not (NOTES / "seen").exists():  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.01)
             if ENDS == "killed":
                 await asyncio.sleep(600)
             if ENDS == "interrupted":

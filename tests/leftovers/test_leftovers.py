@@ -46,6 +46,7 @@ class Run:
         self.mark = outer + "." + self.read("mark").removeprefix(f"{outer}.").partition(".")[0]
         self.started = {kind: self._process(kind) for kind in KINDS}
         self._family = [*self._left(), *self.started.values()]
+        (notes / "seen").touch()
 
     def read(self, kind: str) -> str:
         path = self._notes / kind
