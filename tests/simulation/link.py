@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import ClaimRequest, Extension, Note, Operation, Transition
+from taskharbor.drivers.base import (
+    CancelRequests,
+    ClaimRequest,
+    Extension,
+    Note,
+    Operation,
+    Transition,
+    Verdict,
+)
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.job import JobFilter, NewJob, State
@@ -106,6 +114,7 @@ class Link(MemoryDriver):
         try:
             effect().send(None)
         except StopIteration as stop:
+            self._note_requests(verb, stop.value)
             observer.after(self._process, verb, about, stop.value, late)
             return stop.value
         except ConfigurationError:
@@ -113,6 +122,11 @@ class Link(MemoryDriver):
                 return None
             raise
         raise AssertionError("the memory driver suspended")
+
+    def _note_requests(self, verb: str, answer: Any) -> None:
+        """Every process learns at once that a running job was asked to end."""
+        if verb == "operate" and any(each.verdict is Verdict.REQUESTED for each in answer):
+            self._world.cancels_requested += 1
 
     # -- every verb, by way of the link --
 
@@ -126,11 +140,14 @@ class Link(MemoryDriver):
         return await self._call("extend", extensions, lambda: MemoryDriver.extend(self, extensions))
 
     async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> Any:
-        if since == self._store.cancel_requests:  # as heard: nothing goes over the link
-            return await MemoryDriver.cancel_requests(self, tokens, since)
-        return await self._call(
-            "cancel_requests", tokens, lambda: MemoryDriver.cancel_requests(self, tokens, since)
-        )
+        mark = self._world.cancels_requested
+        if mark == since:  # nothing goes over the link
+            return CancelRequests(mark)
+
+        async def look() -> Any:
+            return (await self._world.store.cancel_requests(tokens)).jobs
+
+        return CancelRequests(mark, await self._call("cancel_requests", tokens, look))
 
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> Any:
         return await self._call(

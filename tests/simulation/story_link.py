@@ -47,6 +47,7 @@ class StoryLink(Link):
         if not isinstance(self._world.store, MemoryDriver) and verb in NEWS and (verb != "expire" or answer):
             with self._news.lock:
                 self._news.post()
+        self._note_requests(verb, answer)
         observer.after(self._process, verb, about, answer, late)
         return answer
 

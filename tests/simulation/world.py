@@ -89,6 +89,7 @@ class World:
         self.observer = self._new_observer()
         self.rates = self._draw_rates()
         self.kills = 0  # from outside: by chance
+        self.cancels_requested = 0  # how often operators asked running jobs to end
         self.crashes_left = chance.choice((0, 1, 2, 4))
         self.faults = True
         self.workers: list[Process] = []
