@@ -174,23 +174,34 @@ class Committer:
     async def _settle(self, ended: Sequence[_Ended]) -> None:
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
-            ending = await self._ending(execution, outcome)
-            if ending is None:
-                self._leases.settled(execution)
+            if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly all of them
+                success = _success(execution, outcome)
+                endings.append(_Ending(execution, success, success, None))
+            elif (unusual := await self._ending(execution, outcome)) is not None:
+                endings.append(unusual)
             else:
-                endings.append(ending)
+                self._leases.settled(execution)
         settled = await settle_apart(self._settle_all, endings, self._mend) if endings else []
         refused: dict[str, list[tuple[str, int]]] = {}
         answers: list[Settled] = []
-        for ending, answer in [await self._unchanged(*pair) for pair in settled]:
+        for pair in settled:
+            ending, answer = pair
+            if answer is not None and answer.answer is Answer.CHANGED:
+                ending, answer = await self._settle_changed(ending, answer)
             self._leases.settled(ending.execution)
             # (Left to its lease, it is a loss that counts: whoever comes back to it must come to an end.)
-            if answer is not None:
-                answers.append(answer)
-                self._tell(ending, answer)
-                if answer.answer is not Answer.DONE:
+            if answer is None:
+                continue
+            answers.append(answer)
+            try:
+                if answer.answer is Answer.DONE:
+                    self._reporter.settled(ending.execution, ending.transition, ending.decision, answer)
+                else:
                     proof = (ending.transition.job_id, ending.transition.number)
                     refused.setdefault(ending.transition.token, []).append(proof)
+                    self._reporter.refused(ending.execution, ending.transition, answer)
+            except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
+                log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
         try:
             await self._reporter.ended_with(answers, self._records_surely)
         except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
@@ -198,27 +209,15 @@ class Committer:
         for token, jobs in refused.items():
             await self.outlive(token, jobs)
 
-    def _tell(self, ending: _Ending, settled: Settled) -> None:
-        try:
-            if settled.answer is Answer.DONE:
-                self._reporter.settled(ending.execution, ending.transition, ending.decision, settled)
-            else:
-                self._reporter.refused(ending.execution, ending.transition, settled)
-        except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
-            log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
-
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
         """What is to be settled; None for what is left to its lease."""
         try:
             bare, decision = await self._transition(execution, outcome)
-            return _Ending(execution, bare, await self._armed(execution, bare), decision)
+            if execution.claimed.due_at is None:
+                return _Ending(execution, bare, bare, decision)
+            return _Ending(execution, bare, await self._recurring.armed(execution, bare), decision)
         except Exception as error:  # noqa: BLE001 - a bug of ours must cost nobody else anything
             return await self._released(execution, error)
-
-    async def _armed(self, execution: Execution, bare: Transition) -> Transition:
-        if execution.claimed.due_at is None:
-            return bare
-        return await self._recurring.armed(execution, bare)
 
     async def _settle_all(self, endings: Sequence[_Ending]) -> list[tuple[_Ending, Settled | None]]:
         answers = await self._settle_surely([ending.transition for ending in endings])
@@ -263,13 +262,17 @@ class Committer:
         except Exception as another:  # noqa: BLE001 - the same bug, most likely
             log_bug(logger, LEFT, another, execution.fields())
             return None
+        if job.due_at is None:
+            return _Ending(execution, bare, bare, None)
         try:
-            return _Ending(execution, bare, await self._armed(execution, bare), None)
+            return _Ending(execution, bare, await self._recurring.armed(execution, bare), None)
         except Exception:  # noqa: BLE001 - the bug is in its schedule, and the log has it
             blindly = armed_blindly(bare, job, job.version, self._time.now())
             return _Ending(execution, bare, blindly, None)
 
-    async def _unchanged(self, ending: _Ending, settled: Settled | None) -> tuple[_Ending, Settled | None]:
+    async def _settle_changed(
+        self, ending: _Ending, settled: Settled | None
+    ) -> tuple[_Ending, Settled | None]:
         """A schedule that was changed meanwhile wins over what this attempt knew: settle by the schedule as it is."""
         while settled is not None and settled.answer is Answer.CHANGED:
             try:
@@ -285,15 +288,8 @@ class Committer:
 
     async def _transition(self, execution: Execution, outcome: Outcome) -> tuple[Transition, Decision | None]:
         claimed, token = execution.claimed, execution.lease.token
-        if type(outcome) is Succeeded:
-            return (
-                Transition(
-                    token, claimed.id, claimed.number, AttemptStatus.SUCCEEDED, State.SUCCEEDED,
-                    claimed.attempts, execution.started_at, result=outcome.result,
-                    inserts=tuple(execution.children),
-                ),
-                None,
-            )  # fmt: skip
+        if isinstance(outcome, Succeeded):
+            return _success(execution, outcome), None
         if isinstance(outcome, Unfit):
             history: list[AttemptRecord] = []
             if claimed.number > claimed.first_number:
@@ -399,7 +395,15 @@ def _size(execution: Execution, outcome: Outcome) -> int:
     return size
 
 
-class _Ending(Struct, frozen=True):
+def _success(execution: Execution, outcome: Succeeded) -> Transition:
+    claimed = execution.claimed
+    return Transition(
+        execution.lease.token, claimed.id, claimed.number, AttemptStatus.SUCCEEDED, State.SUCCEEDED,
+        claimed.attempts, execution.started_at, result=outcome.result, inserts=tuple(execution.children),
+    )  # fmt: skip
+
+
+class _Ending(Struct, frozen=True, gc=False):
     """An attempt that is over, and the transition that says so."""
 
     execution: Execution
