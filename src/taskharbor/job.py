@@ -62,7 +62,7 @@ DeliveryName = Literal["at_least_once", "at_most_once"]
 
 
 class Reason(StrEnum):
-    """Why a job is dead (up to `unsettleable`) or cancelled (the rest)."""
+    """Why a job is dead (up to `unreadable`) or cancelled (the rest)."""
 
     EXHAUSTED = "exhausted"
     UNRECOVERABLE = "unrecoverable"
@@ -73,6 +73,7 @@ class Reason(StrEnum):
     INVALID_PAYLOAD = "invalid_payload"
     UNKNOWN_TASK = "unknown_task"
     UNSETTLEABLE = "unsettleable"  # a bug of TaskHarbor's kept it from being settled, again and again
+    UNREADABLE = "unreadable"  # nobody can make sense of what is stored of it
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"
@@ -89,6 +90,7 @@ ReasonName = Literal[
     "invalid_payload",
     "unknown_task",
     "unsettleable",
+    "unreadable",
     "cancelled",
     "expired",
     "discarded",
@@ -234,6 +236,8 @@ class JobRecord(Struct, frozen=True, gc=False):
     result: str | None = None
     progress: Progress | None = None
     unreadable_options: str | None = None  # the stored text; `options` then says nothing
+    # Stored values that cannot be what they should, as JSON; the fields here have stand-ins for them.
+    unreadable: str | None = None
 
 
 class Progress(Struct, frozen=True):

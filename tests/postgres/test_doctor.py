@@ -54,7 +54,7 @@ async def test_every_check_has_its_finding_once(dsn: str) -> None:
         "rights",
         "transactions",
     ]
-    assert list(found) == [*names, "dead rows", "depth"]
+    assert list(found) == [*names, "dead rows", "unreadable", "depth"]
     assert {name for name, check in found.items() if not check.ok} == {
         "durability"
     }  # the tests' server has no fsync
@@ -257,7 +257,7 @@ async def test_depth_of_the_queues_is_told(dsn: str) -> None:
     depth = (await findings(driver))["depth"]
     assert depth.ok
     assert depth.detail.startswith("2 jobs are ready, the first one for 36")
-    assert depth.detail.endswith(" s; 1 are scheduled")
+    assert depth.detail.endswith(" s; 1 is scheduled")
     await driver.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Harbor, StoreError
+from taskharbor import Harbor
 from taskharbor.calling import step_to_end
 from taskharbor.drivers.base import ClaimRequest, Transition
 from taskharbor.drivers.sqlite import SQLiteDriver, leases
@@ -223,14 +223,18 @@ def test_job_that_an_older_lease_names_is_shown_under_its_own(driver: SQLiteDriv
 # -- a store that contradicts itself -------------------------------------------------------------
 
 
-def test_job_in_no_place_is_told_as_an_inconsistent_store(file: Path):
+def test_job_in_no_place_is_shown_as_dead_and_can_be_brought_back_or_deleted(file: Path):
     with Harbor(f"sqlite:///{file}") as harbor:
-        job_id = harbor.enqueue("t").id
+        other, job_id = harbor.enqueue("t").id, harbor.enqueue("t").id
         assert {check.name: check.ok for check in step_to_end(harbor.driver.check())}["places"]
         with closing(sqlite3.connect(file)) as connection, connection:
             connection.execute("DELETE FROM taskharbor_ready")
-        with pytest.raises(StoreError, match=rf"inconsistent: job {job_id} .*taskharbor doctor"):
-            harbor.jobs.get(job_id)
+        assert {(job.state, job.reason) for job in harbor.jobs.list()} == {("dead", "unreadable")}
+        assert "neither ready" in (harbor.jobs.get(job_id).record.unreadable or "")
         [places] = [check for check in step_to_end(harbor.driver.check()) if check.name == "places"]
         assert not places.ok
-        assert "1 jobs are in no place" in places.detail
+        assert "2 jobs are in no place" in places.detail
+        assert harbor.jobs.retry(job_id).state == "ready"
+        harbor.jobs.delete(other)
+        assert step_to_end(harbor.driver.claim(ClaimRequest("a/1", MINUTE, 1))).jobs[0].id == job_id
+        assert harbor.jobs.counts()["dead"] == 0

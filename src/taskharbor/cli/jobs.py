@@ -152,6 +152,7 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "failures": job.attempts,
         "attempt": job.number,
         "options": None if unreadable is None else f"unreadable: {shorten(unreadable)}",
+        "unreadable": _compact(document.get("unreadable")),
         "max attempts": job.max_attempts,
         "retry": _compact(document["retry"]),
         "timeout": None if job.timeout is None else span(job.timeout),

@@ -305,6 +305,12 @@ class JobDocument(Shown):
         str | UnsetType,
         Meta(description="Only where a newer version wrote options that cannot be read here."),
     ] = UNSET
+    unreadable: Annotated[
+        dict[str, Any] | UnsetType,
+        Meta(
+            description="Only where stored values cannot be what they should: those, by name. Fields have stand-ins."
+        ),
+    ] = UNSET
 
 
 class JobPage(Shown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from taskharbor.client.display import shown_payload
@@ -13,6 +14,7 @@ from taskharbor.client.queues import Queue
 from taskharbor.client.schedule import Schedule
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
+from taskharbor.errors import PayloadError
 from taskharbor.job import RESERVED_TAGS, Delivery, JobRecord, Options
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def of_record(record: JobRecord) -> dict[str, Any]:
         "queue": record.queue,
         "state": str(record.state),
         "priority": record.priority,
-        "payload": shown_payload(record.task, decode_payload(record.payload)),
+        "payload": _payload(record),
         "attempts": record.attempts,
         "number": record.number,
         **of_options(record.options),
@@ -46,7 +48,7 @@ def of_record(record: JobRecord) -> dict[str, Any]:
         "finishedAt": instant(record.finished_at),
         "reason": None if record.reason is None else str(record.reason),
         "error": record.error,
-        "result": None if record.result is None else decode_result(record.result),
+        "result": _result(record),
         "progress": None
         if record.progress is None
         else {"fraction": record.progress.fraction, "message": record.progress.message},
@@ -58,9 +60,36 @@ def of_record(record: JobRecord) -> dict[str, Any]:
     }
 
 
+def _payload(record: JobRecord) -> dict[str, Any]:
+    """Nothing, where it cannot be read: one such job must not hide a list of others."""
+    try:
+        return shown_payload(record.task, decode_payload(record.payload))
+    except PayloadError:
+        return {}
+
+
+def _result(record: JobRecord) -> Any:
+    try:
+        return None if record.result is None else decode_result(record.result)
+    except PayloadError:
+        return None
+
+
 def _unreadable(record: JobRecord) -> dict[str, Any]:
-    """Only where it is so: a newer version wrote the options, or somebody's hand, and they are not shown."""
-    return {} if record.unreadable_options is None else {"optionsUnreadable": record.unreadable_options}
+    """Only where it is so: a newer version wrote something, or somebody's hand, and stand-ins are shown."""
+    found = {} if record.unreadable_options is None else {"optionsUnreadable": record.unreadable_options}
+    unreadable = unreadable_of(record)
+    return found if unreadable is None else found | {"unreadable": unreadable}
+
+
+def unreadable_of(record: JobRecord) -> dict[str, Any] | None:
+    """What is stored of the job and cannot be what it should, by name."""
+    found = {} if record.unreadable is None else msgspec.json.decode(record.unreadable)
+    try:
+        decode_payload(record.payload)
+    except PayloadError:
+        found.setdefault("payload", "***" if record.task == "http" else record.payload)
+    return found or None
 
 
 def of_options(options: Options) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
@@ -51,6 +51,7 @@ class Fetcher:
         clock: Clock,
         outages: Outages,
         make: Callable[[Claimed, LiveLease], Execution],
+        tell_unreadable: Callable[[Sequence[str]], Awaitable[None]],
         retirement: Retirement,
         oversight: Oversight | None = None,
     ) -> None:
@@ -65,6 +66,7 @@ class Fetcher:
         self._clock = clock
         self._outages = outages
         self._make = make
+        self._tell_unreadable = tell_unreadable
         self._retirement = retirement
         self._oversight = oversight
         self._room = asyncio.Event()  # something has ended, or the buffer is low
@@ -211,6 +213,8 @@ class Fetcher:
         claim = await self._claim_surely(request)
         self._weigh(claim.jobs)
         executor.offer(self._accepted(request, claim))
+        if claim.unreadable:
+            await self._tell_unreadable(claim.unreadable)
         return claim
 
     def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:

@@ -69,6 +69,8 @@ class Maintenance:
                 self._outages.answered(_COMPLAINT)
             except StoreError as error:
                 self._outages.unanswered(_COMPLAINT, error)
+            except Exception:  # a bug of ours, or of a driver: it ends no worker
+                logger.exception("maintenance failed; it goes on with its next round")
 
     async def collect(self) -> None:
         """Settle what expired leases held."""
@@ -77,6 +79,17 @@ class Maintenance:
     async def catch_up(self) -> None:
         """Release or cancel the dependants that a job's end could not see yet."""
         await self._do(self._catch_up)
+
+    async def tell_unreadable(self, ids: Sequence[str]) -> None:
+        """Tell of jobs that a claim found unreadable, and that are dead by now."""
+        try:
+            records = await self._driver.get(ids)
+        except StoreError as error:
+            self._outages.unanswered(_COMPLAINT, error)
+            return
+        for record in records:
+            if record is not None:
+                self._reporter.unreadable(record)
 
     async def expire(self) -> None:
         """Cancel what was not begun in time."""

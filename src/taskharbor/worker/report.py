@@ -162,6 +162,15 @@ class Reporter:
         """A job that nobody began by its `expires_at`, or that ended with such a one."""
         tell_cancelled(self._events, record, logger)
 
+    def unreadable(self, record: JobRecord) -> None:
+        """A job that a claim could not read: it is dead, and nobody began it."""
+        reason = str(Reason.UNREADABLE)
+        fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": reason}
+        logger.error("job is dead", extra={"fields": fields | {"unreadable": record.unreadable}})
+        if self._events.wanted("dead"):
+            at = self._time.now() if record.finished_at is None else record.finished_at
+            self._events.emit(Event.about(record, record.options, "dead", at, reason=reason))
+
     def _emit(self, name: EventName, execution: Execution, at: int, **more: Any) -> None:
         if self._events.wanted(name):
             claimed = execution.claimed

@@ -84,7 +84,6 @@ class Shift:
             retire=self._begin_no_more,
             go_on=self._nudge_fetcher,
         )
-        self._fetcher = self._make_fetcher()
         self._stubborn = StubbornWatch(
             self._may_be_stubborn,
             limit_seconds=worker.stubborn_seconds,
@@ -100,6 +99,7 @@ class Shift:
             reporter=reporter,
             before_collecting=self._heart.outlive_expired,
         )
+        self._fetcher = self._make_fetcher()
         self._presence = Presence(driver, self._clock, self._who)
 
     # -- its parts --
@@ -169,6 +169,7 @@ class Shift:
             clock=self._clock,
             outages=self._outages,
             make=self._make_execution,
+            tell_unreadable=self._maintenance.tell_unreadable,
             retirement=self._retirement,
             oversight=worker._oversight,
         )

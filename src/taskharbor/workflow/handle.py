@@ -57,6 +57,9 @@ def checked_state(value: object) -> WorkflowState:
         ) from None
 
 
+UNREADABLE_MAX = 200  # characters that are shown of it
+
+
 class About(Struct, frozen=True, omit_defaults=True):
     """What the store keeps of a workflow without looking at it."""
 
@@ -69,7 +72,11 @@ class About(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, text: str) -> About:
-        return msgspec.json.decode(text, type=cls)
+        """Read it; what cannot be read (a newer version wrote it, or somebody's hand) has a shape that nobody knows."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (ValueError, RecursionError):
+            return cls({"unreadable": text[:UNREADABLE_MAX]})
 
 
 class WorkflowProgress(Struct, frozen=True):

@@ -112,7 +112,7 @@ class States(Chapter):
             State.RUNNING,
         ]
 
-    @pytest.mark.parametrize("run_at", [1, 999_999, 1_767_225_600_000_001, YEAR_9999])
+    @pytest.mark.parametrize("run_at", [1, 999_999, 1_767_225_600_000_001, YEAR_9999 - 7])
     def test_instants_come_back_to_the_microsecond(self, store: Store, run_at: int) -> None:
         """Every instant a store is given comes back exactly, however far away."""
         job_id = store.enqueue(run_at=run_at, expires_at=run_at + 7)

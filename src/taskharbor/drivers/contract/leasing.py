@@ -69,6 +69,7 @@ class Claim(Struct, frozen=True):
     # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
     searched: bool = True
     more: bool = False  # it ended at `bytes_limit`: there is more to claim at once
+    unreadable: tuple[str, ...] = ()  # jobs that were to be claimed and could not be read: dead now
 
 
 class Extension(Struct, frozen=True):

@@ -11,6 +11,7 @@ from taskharbor.drivers.postgres.address import address_of
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.roles import REMEDY, Rights, Role, rights_of_user
 from taskharbor.drivers.postgres.schema import latest_version, version_of
+from taskharbor.drivers.stored import unreadable_check
 
 OLDEST_SERVER = 130_000
 DEAD_ROWS_MAX = 500_000
@@ -39,7 +40,14 @@ async def checks(session: Session, dsn: str, schema: str) -> list[Check]:
     if not version:
         return found
     health = await _row(session, "health", schema)
-    return [*found, user_rights(rights), transactions(health), dead_rows(health, settings), depth(health)]
+    return [
+        *found,
+        user_rights(rights),
+        transactions(health),
+        dead_rows(health, settings),
+        unreadable_check(health["unreadable"]),
+        depth(health),
+    ]
 
 
 async def _row(session: Session, name: str, *arguments: object) -> Settings:

@@ -22,10 +22,9 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.drivers.postgres.reads import still_running
 from taskharbor.drivers.postgres.trails import Look, Seen
-from taskharbor.job import Delivery
+from taskharbor.drivers.stored import DELIVERIES
 
 _encode = msgspec.json.Encoder().encode
-_DELIVERIES: dict[object, Delivery | None] = {None: None} | {str(each): each for each in Delivery}
 LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
 
 
@@ -40,11 +39,21 @@ async def claim(session: Session, request: ClaimRequest, look: Look) -> tuple[Cl
     now, expires_at, next_due, suspects_waiting, repeated, *_ = header
     if repeated:
         return await _claimed_before(session, request), None
-    jobs = [
-        _claimed(row[5:20]) for row in rows if row["task"] is not None
-    ]  # one that a hand deleted has none
-    claim = Claim(now, expires_at, jobs, next_due, suspects_waiting, more=header["more"])
+    jobs = [_claimed(row[5:20]) for row in rows if row["task"] is not None]
+    if len(jobs) < len(rows):
+        await _strike_nobodys(session, token, [row["id"] for row in rows if row["task"] is None])
+    unreadable = tuple(header["aside"])
+    claim = Claim(
+        now, expires_at, jobs, next_due, suspects_waiting, more=header["more"], unreadable=unreadable
+    )
     return claim, Seen(header["trail"], header["searched"])
+
+
+async def _strike_nobodys(session: Session, token: str, ids: list[str]) -> None:
+    """Rows in the order without a job, of somebody's hand: the lease would keep them for ever."""
+    await session.do("strike", [token], ids)
+    await session.do("close_leases", [token], [len(ids)], ids)
+    await session.do("delete_closed", [token])
 
 
 async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:
@@ -68,7 +77,7 @@ def _claimed(row: Sequence[object]) -> Claimed:
     ) = row  # fmt: skip
     return Claimed(
         id_, task, payload, queue, priority, number, attempts, first_number, run_at, enqueued_at, due_at,  # type: ignore[arg-type]
-        expires_at, _DELIVERIES[delivery], options, version,  # type: ignore[arg-type]
+        expires_at, DELIVERIES.get(delivery), options, version,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -124,6 +133,8 @@ async def take_expired(session: Session, token: str, duration: int) -> ExpiredLe
     if row is None:
         return None
     jobs = await unsettled(session, token)
+    if not jobs:
+        await session.do("drop_lease", token)
     return ExpiredLease(
         token=token,
         now=row["now"],

@@ -92,9 +92,13 @@ class _Operating:
                 continue
             if self._held is not None and job_id not in self._held:
                 continue  # somebody is about to depend on it, or is changing it
-            state = found[job_id].place.state
+            place = found[job_id].place
+            state = place.state
             verdict: Verdict | None = Verdict.CONFLICT
-            if allows(state, self._operation):
+            # One that is nowhere can be brought back, or deleted; there is nothing to discard.
+            if allows(state, self._operation) and not (
+                place.nowhere and isinstance(self._operation, Discard)
+            ):
                 verdict = await self._do(found[job_id])
             if verdict is not None:
                 answers[job_id] = Operated(job_id, verdict, state)
@@ -114,6 +118,10 @@ class _Operating:
         for row in await session.rows("cancel_jobs", known, session.given_now):
             state = None if row["state"] is None else State(row["state"])
             answers[row["id"]] = Operated(row["id"], Verdict(row["verdict"]), state)
+        missed = [job_id for job_id in known if job_id not in answers]
+        for job_id, job in (await places.find(session, missed)).items():
+            if job.place.nowhere:  # the others have moved, and are looked for again
+                answers[job_id] = Operated(job_id, Verdict.CONFLICT, job.place.state)
         cancelled = await workflows.cancel_dependants_of(session, _done(answers), self._now)
         return {answer.job_id: answer for answer in with_dependants(answers.values(), cancelled)}
 
@@ -203,6 +211,8 @@ class _Operating:
                 return Verdict.CONFLICT
         if await self._kept.holds(job.id):
             return Verdict.CONFLICT
+        if job.place.nowhere:
+            await session.do("take_strays", job.id)
         if job.place.state in TERMINAL and self._named is not None:
             self._doomed.append(job)  # it can wait: under the lock of its row nobody takes it from there
         else:
@@ -210,7 +220,7 @@ class _Operating:
             if not naming <= self._locked or not await self._leave_place(job):
                 return None
             await erase(session, [job], naming)
-        if job.place.state in TERMINAL:
+        if job.place.state in TERMINAL and not job.place.nowhere:
             self._tally[job.row["queue"], job.place.state] -= 1
         return Verdict.DONE
 
@@ -230,14 +240,17 @@ class _Operating:
     async def _requeue(self, job: Found, requeue: Requeue) -> Verdict | None:
         """A new run: the attempt number goes on, the failures begin anew."""
         session, place, now = self._session, job.place, self._now
-        if not await session.value("take_ended", job.id):
+        if place.nowhere:
+            await session.do("take_strays", job.id)
+        elif not await session.value("take_ended", job.id):
             return None
         run_at = now if requeue.run_at is None else requeue.run_at
         stored = job.row["expires_at"]
         expires_at = stored if stored is None or stored > now else None
         await session.do("set_run_at", job.id, run_at, expires_at)
         await session.do("delete_progress", [job.id])
-        self._tally[job.row["queue"], place.state] -= 1
+        if not place.nowhere:
+            self._tally[job.row["queue"], place.state] -= 1
         new = structs.replace(
             place,
             run_at=run_at,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.errors import OperationRefused
+from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading
 from taskharbor.job import (
     NO_OPTIONS,
     AttemptStatus,
@@ -37,11 +37,12 @@ class Place(Struct):
     first_number: int = 1
     due_at: int | None = None
     expires_at: int | None = None  # by when its run has to begin; None once it has
-    delivery: str | None = None
+    delivery: Delivery | None = None
     suspect: bool = False
     reason: Reason | None = None
     finished_at: int | None = None
     token: str | None = None  # of the lease it is under
+    nowhere: bool = False  # no row says where it is
 
 
 class Found(Struct):
@@ -50,6 +51,7 @@ class Found(Struct):
     row: asyncpg.Record
     place: Place
     now: int
+    read: Reading
 
     @property
     def id(self) -> str:
@@ -71,57 +73,58 @@ async def find(session: Session, ids: Sequence[str]) -> dict[str, Found]:
         return {}
     found = {}
     for row in await session.rows("places", possible, session.given_now):
-        found[row["id"]] = Found(row, _place(row), row["now"])
+        reading = Reading()
+        found[row["id"]] = Found(row, _place(row, reading), row["now"], reading)
     return found
 
 
-def _place(row: asyncpg.Record) -> Place:
+def _place(row: asyncpg.Record, read: Reading) -> Place:
     if row["ended_state"] is not None:
         return Place(
-            State(row["ended_state"]),
-            row["run_at"],
+            read.one_of("ended.state", row["ended_state"], STATES) or State.DEAD,
+            read.instant("run_at", row["run_at"]),
             row["ended_number"],
             row["ended_attempts"],
-            delivery=row["ended_delivery"],
-            reason=Reason(row["ended_reason"]),
-            finished_at=row["ended_finished_at"],
+            delivery=read.one_of("ended.delivery", row["ended_delivery"], DELIVERIES),
+            reason=read.one_of("ended.reason", row["ended_reason"], REASONS),
+            finished_at=read.instant("ended.finished_at", row["ended_finished_at"]),
         )
     if row["latest_status"] == AttemptStatus.SUCCEEDED and row["next_at"] is None:
         return Place(
             State.SUCCEEDED,
-            row["run_at"],
+            read.instant("run_at", row["run_at"]),
             row["latest_number"],
             row["latest_attempts"],
-            delivery=row["delivery"],
-            finished_at=row["latest_finished_at"],
+            delivery=read.one_of("delivery", row["delivery"], DELIVERIES),
+            finished_at=read.instant("finished_at", row["latest_finished_at"]),
         )
     if row["ready_run_at"] is not None:
         return Place(
             State.READY if row["ready_run_at"] <= row["now"] else State.SCHEDULED,
-            row["ready_run_at"],
-            row["ready_number"],
-            row["ready_attempts"],
-            row["ready_first_number"],
-            row["ready_due_at"],
-            row["ready_expires_at"],
-            row["ready_delivery"],
+            read.instant("ready.run_at", row["ready_run_at"]),
+            read.integer("ready.number", row["ready_number"]),
+            read.integer("ready.attempts", row["ready_attempts"]),
+            read.integer("ready.first_number", row["ready_first_number"], most=NUMBER_MAX + 1),
+            read.optional_instant("ready.due_at", row["ready_due_at"]),
+            read.optional_instant("ready.expires_at", row["ready_expires_at"]),
+            read.one_of("ready.delivery", row["ready_delivery"], DELIVERIES),
             row["suspect"],
         )
     if row["waiting_number"] is not None:
         return Place(
             State.WAITING,
-            row["run_at"],
-            row["waiting_number"],
-            row["waiting_attempts"],
-            row["waiting_first_number"],
-            expires_at=row["waiting_expires_at"],
-            delivery=row["waiting_delivery"],
+            read.instant("run_at", row["run_at"]),
+            read.integer("waiting.number", row["waiting_number"]),
+            read.integer("waiting.attempts", row["waiting_attempts"]),
+            read.integer("waiting.first_number", row["waiting_first_number"], most=NUMBER_MAX + 1),
+            expires_at=read.optional_instant("waiting.expires_at", row["waiting_expires_at"]),
+            delivery=read.one_of("waiting.delivery", row["waiting_delivery"], DELIVERIES),
         )
     if row["lease_token"] is None:
-        raise OperationRefused(
-            f"the store is inconsistent: job {row['id']} is neither ready, waiting, leased nor ended. "
-            "Run `taskharbor doctor`, and restore the database from a backup if it finds damage"
-        )
+        read.told("place", "none: it is neither ready, waiting, leased nor ended")
+        run_at = read.instant("run_at", row["run_at"])
+        number, attempts = row["latest_number"] or 0, row["latest_attempts"] or 0
+        return Place(State.DEAD, run_at, number, attempts, reason=Reason.UNREADABLE, nowhere=True)
     return Place(
         State.RUNNING,
         row["lease_run_at"],
@@ -130,17 +133,16 @@ def _place(row: asyncpg.Record) -> Place:
         row["lease_first_number"],
         row["lease_due_at"],
         row["lease_begin_by"],
-        row["lease_delivery"],
+        read.one_of("claims.delivery", row["lease_delivery"], DELIVERIES),
         token=row["lease_token"],
     )
 
 
 def record(found: Found) -> JobRecord:
     """Everything a reader may see of a job."""
-    row, place = found.row, found.place
+    row, place, read = found.row, found.place, found.read
     running = place.state is State.RUNNING
-    delivery = place.delivery
-    options, unreadable = read_options(row["options"])
+    options, unreadable_options = read_options(row["options"])
     return JobRecord(
         id=row["id"],
         task=row["task"],
@@ -148,14 +150,14 @@ def record(found: Found) -> JobRecord:
         queue=row["queue"],
         priority=row["priority"],
         state=place.state,
-        enqueued_at=row["enqueued_at"],
+        enqueued_at=read.instant("enqueued_at", row["enqueued_at"]),
         run_at=place.run_at,
         attempts=place.attempts,
         number=place.number,
         due_at=place.due_at,
-        expires_at=row["expires_at"],
+        expires_at=read.optional_instant("expires_at", row["expires_at"]),
         idempotency_key=row["idempotency_key"],
-        delivery=None if delivery is None else Delivery(delivery),
+        delivery=place.delivery,
         options=options,
         depends_on=tuple(row["depends_on"] or ()),
         version=row["version"],
@@ -167,11 +169,12 @@ def record(found: Found) -> JobRecord:
         reason=place.reason,
         finished_at=place.finished_at,
         error=row["error"],
-        last_status=None if row["latest_status"] is None else AttemptStatus(row["latest_status"]),
-        last_finished_at=row["latest_finished_at"],
+        last_status=read.one_of("attempts.status", row["latest_status"], STATUSES),
+        last_finished_at=read.optional_instant("attempts.finished_at", row["latest_finished_at"]),
         result=row["result"] if place.state is State.SUCCEEDED else None,
         progress=None if row["fraction"] is None else Progress(row["fraction"], row["message"]),
-        unreadable_options=unreadable,
+        unreadable_options=unreadable_options,
+        unreadable=read.unreadable(row["ended_raw"]),
     )
 
 

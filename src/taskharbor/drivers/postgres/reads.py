@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from taskharbor.drivers.base import LeaseRecord, Page, worker_of
+from taskharbor.drivers.base import LeaseRecord, Page
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.job import AttemptRecord, AttemptStatus, JobFilter, JobRecord, QueueRecord, State, StepRecord
+from taskharbor.drivers.stored import STATES, Reading, attempt_of
+from taskharbor.job import AttemptRecord, JobFilter, JobRecord, QueueRecord, State, StepRecord
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
@@ -102,7 +103,7 @@ async def queues(session: Session, known: Counted) -> list[QueueRecord]:
         if state in (State.READY, State.SCHEDULED, State.RUNNING):
             numbers.setdefault(name, {})[state] = jobs
         if state is State.READY and oldest_at is not None:
-            oldest[name] = oldest_at
+            oldest[name] = Reading().instant("run_at", oldest_at)
     return [
         QueueRecord(
             name,
@@ -121,7 +122,11 @@ async def _numbers(session: Session, queue: str | None, known: Counted) -> list[
     standing = known.recall(queue) if session.given_now is None else None
     live = standing is None
     rows = await session.rows("queue_numbers", session.given_now, queue, live)
-    numbers = [(row["queue"], State(row["state"]), row["jobs"], row["oldest_at"]) for row in rows]
+    numbers = [
+        (row["queue"], STATES[row["state"]], row["jobs"], row["oldest_at"])
+        for row in rows
+        if row["state"] in STATES
+    ]
     if live and session.given_now is None:
         known.remember(queue, [each for each in numbers if each[1] in (State.READY, State.SCHEDULED)])
     return numbers + (standing or [])
@@ -155,22 +160,7 @@ class Counted:
 async def history(session: Session, job_id: str, limit: int) -> list[AttemptRecord]:
     if not places.is_id(job_id):
         return []
-    return [
-        AttemptRecord(
-            job_id=job_id,
-            number=row["number"],
-            status=AttemptStatus(row["status"]),
-            retry_count=row["retry_count"],
-            worker=row["worker"] or worker_of(row["token"]),
-            started_at=row["started_at"],
-            finished_at=row["finished_at"],
-            error=row["error"],
-            traceback=row["traceback"],
-            detail=row["detail"],
-            outlived=row["outlived"],
-        )
-        for row in await session.rows("history", job_id, max(limit, 0))
-    ]
+    return [attempt_of(job_id, *row) for row in await session.rows("history", job_id, max(limit, 0))]
 
 
 async def steps(session: Session, job_id: str) -> dict[str, StepRecord]:
@@ -200,4 +190,8 @@ def still_running(told: str, unsettled: Sequence[str]) -> dict[str, int]:
     if told == "{}":
         return {}
     open_ones = set(unsettled)
-    return {job_id: started for job_id, started in _decode_running(told).items() if job_id in open_ones}
+    try:
+        running = _decode_running(told)
+    except (msgspec.DecodeError, UnicodeError):  # somebody's hand: for onlookers, and for weighing a loss
+        return {}
+    return {job_id: started for job_id, started in running.items() if job_id in open_ones}

@@ -36,14 +36,14 @@ class Role(StrEnum):
 _TABLES: dict[str, dict[Role, str]] = {
     "schema_versions": {Role.PRODUCER: "S", Role.WORKER: "S", Role.ADMIN: "S"},
     "jobs": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
-    "ready": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SID"},
+    "ready": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "waiting": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "dependencies": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "tags": {Role.PRODUCER: "I", Role.WORKER: "SID", Role.ADMIN: "SID"},
     "leases": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "claims": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "attempts": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
-    "ended": {Role.PRODUCER: "S", Role.WORKER: "SID", Role.ADMIN: "SIUD"},
+    "ended": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "progress": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SD"},
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
@@ -59,6 +59,8 @@ _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 FUNCTIONS: dict[str, frozenset[Role]] = {
     "claim": frozenset({Role.WORKER}),  # of workers of an older version
     "claim_on_trail": frozenset({Role.WORKER}),
+    "is_claimable": frozenset({Role.WORKER}),
+    "set_aside": frozenset({Role.WORKER}),
     "settle_successes": frozenset({Role.WORKER}),
     "settle_and_release": frozenset({Role.WORKER}),
     "release_dependants": frozenset({Role.WORKER}),

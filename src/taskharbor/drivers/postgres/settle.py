@@ -365,7 +365,7 @@ class _Settling:
         if self._dead_letters:
             await self._leave_dead_letters()
         if self._ready:
-            await session.do("insert_ready", *columns(self._ready))
+            await session.do("put_ready", *columns(self._ready))
         if self._ended:
             await session.do("insert_ended", *columns(self._ended), self._now)
         if self._failed:

@@ -24,6 +24,7 @@ from taskharbor.drivers.postgres.enqueue import (
 )
 from taskharbor.drivers.postgres.explain import is_conflict
 from taskharbor.drivers.postgres.places import encoded_options, is_id
+from taskharbor.drivers.stored import Reading
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
 
 FORGOTTEN_AT_ONCE = 500
@@ -182,7 +183,7 @@ def _record(row: asyncpg.Record, n: asyncpg.Record) -> WorkflowRecord:
     return WorkflowRecord(
         id=row["id"],
         about=row["about"],
-        enqueued_at=row["enqueued_at"],
+        enqueued_at=Reading().instant("enqueued_at", row["enqueued_at"]),
         total=row["total"],
         idempotency_key=row["idempotency_key"],
         succeeded=n["succeeded"],

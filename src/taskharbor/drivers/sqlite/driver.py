@@ -46,6 +46,7 @@ from taskharbor.drivers.sqlite import (
 )
 from taskharbor.drivers.sqlite.callers import CallersSession
 from taskharbor.drivers.sqlite.engine import Engine
+from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.job import (
     AttemptRecord,
@@ -127,7 +128,7 @@ class SQLiteDriver(Driver):
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
-        return await self._engine.write(lambda s: leases.claim(s, request), now)
+        return await self._engine.write(lambda s: _claim(s, request), now)
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         return await self._engine.write(lambda s: leases.extend(s, extensions), now)
@@ -262,3 +263,10 @@ class SQLiteDriver(Driver):
         self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None
     ) -> Page:
         return await self._engine.read(lambda s: reads.list_jobs(s, where, cursor, limit), now)
+
+
+def _claim(session: Session, request: ClaimRequest) -> Claim:
+    claim = leases.claim(session, request)
+    if claim.unreadable:
+        workflows.cancel_dependants(session, claim.unreadable)
+    return claim

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -188,6 +189,8 @@ class Engine:
         connection = sqlite3.connect(
             self.path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
+        # What is no valid UTF-8, by somebody's hand, is told by its lone surrogates instead of failing the statement.
+        connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         try:
             # Read something before any pragma writes: a foreign or damaged file is left exactly as it is.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -26,7 +27,8 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.job import Delivery
+from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, as_told, is_text
+from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
 
 CLAIM = statements("claim")
 SETTLE = statements("settle")
@@ -37,6 +39,11 @@ DUE_AT_FIRST = 8
 DUE_AT_ONCE = 32
 DUE_BYTES = 1_048_576
 FIRST_PLACE = (-(2**63), "")  # before every job of a line
+ODD_AT_ONCE = 100
+READY_COLUMNS = (
+    "suspect", "queue", "rank", "run_at", "id", "number", "attempts", "first_number", "due_at", "expires_at",
+    "delivery",
+)  # fmt: skip
 
 
 class Entry(Struct, array_like=True):
@@ -179,13 +186,14 @@ def strike(session: Session, job_ids: set[str]) -> None:
 
 
 def claim(session: Session, request: ClaimRequest) -> Claim:
-    queues = _served_queues(session, request)
+    aside: list[str] = []
+    queues = _served_queues(session, request, aside)
     existing = find(session, request.token)
     if existing is not None:
         taken, more = _claimed(session, existing.unsettled()), False
         expires_at = existing.expires_at
     else:
-        taking = _take(session, request, queues)
+        taking = _take(session, request, queues, aside)
         taken, more = taking.jobs, taking.more
         expires_at = session.now + request.lease
         if taken:
@@ -199,32 +207,36 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
         else _next_due(session, request.suspects, queues),
         suspects_waiting=not request.suspects and _suspects_waiting(session, queues),
         more=more,
+        unreadable=tuple(aside),
     )
 
 
-def _served_queues(session: Session, request: ClaimRequest) -> list[str]:
+def _served_queues(session: Session, request: ClaimRequest, aside: list[str]) -> list[str]:
     paused = paused_queues(session)
     asked = request.queues
     if asked is None:
-        asked = tuple({*_queues_of(session, 0), *_queues_of(session, 1)})
+        asked = tuple({*_queues_of(session, 0, aside), *_queues_of(session, 1, aside)})
     return sorted({queue for queue in asked if queue not in paused})
 
 
-def _queues_of(session: Session, suspect: int) -> Iterator[str]:
-    row = session.one(CLAIM["next_queue"], (suspect, ""))
-    while row is not None:
-        yield row[0]
-        row = session.one(CLAIM["next_queue"], (suspect, row[0]))
+def _queues_of(session: Session, suspect: int, aside: list[str]) -> Iterator[str]:
+    before = ""
+    while (row := session.one(CLAIM["next_queue"], (suspect, before))) is not None:
+        if type(row[0]) is str and is_text(row[0]):
+            before = row[0]
+            yield before
+        elif not _set_odd_keys_aside(session, aside, row[0]):
+            return
 
 
 def _ranks_of(session: Session, suspect: int, queue: str) -> Iterator[int]:
     row = session.one(CLAIM["next_rank"], (suspect, queue, -1000))
-    while row is not None:
+    while row is not None and type(row[0]) is int:  # (anything else comes after all of the numbers)
         yield row[0]
         row = session.one(CLAIM["next_rank"], (suspect, queue, row[0]))
 
 
-def _take(session: Session, request: ClaimRequest, queues: Sequence[str]) -> _Taking:
+def _take(session: Session, request: ClaimRequest, queues: Sequence[str], aside: list[str]) -> _Taking:
     """The first due jobs over all the queues: rank by rank, and within one by due time."""
     suspect = int(request.suspects)
     queues_at: dict[int, list[str]] = {}
@@ -236,7 +248,7 @@ def _take(session: Session, request: ClaimRequest, queues: Sequence[str]) -> _Ta
         if not taking.left:
             break
         first = len(taking.jobs)
-        for due, size in _due(session, suspect, rank, queues_at[rank], taking.left):
+        for due, size in _due(session, suspect, rank, queues_at[rank], taking.left, aside):
             taking.take(due, size)
             if taking.is_over:
                 break
@@ -288,16 +300,16 @@ class _Taking:
 
 
 def _due(
-    session: Session, suspect: int, rank: int, queues: Sequence[str], limit: int
+    session: Session, suspect: int, rank: int, queues: Sequence[str], limit: int, aside: list[str]
 ) -> Iterator[tuple[list[Claimed], int]]:
     """At most `limit` due jobs of these queues in their order, a few at a time; with the bytes they have at most."""
     if len(queues) == 1:
-        yield from _due_of(session, suspect, rank, queues[0], limit, DUE_AT_ONCE)
+        yield from _due_of(session, suspect, rank, queues[0], limit, DUE_AT_ONCE, aside)
         return
     # Each queue is read as far as it is needed, the more of them the fewer jobs at a time.
     at_once = max(1, DUE_AT_ONCE // len(queues))
     lines = (
-        (job for due, _ in _due_of(session, suspect, rank, queue, limit, at_once) for job in due)
+        (job for due, _ in _due_of(session, suspect, rank, queue, limit, at_once, aside) for job in due)
         for queue in queues
     )
     for job in islice(heapq.merge(*lines, key=_place), limit):
@@ -305,14 +317,22 @@ def _due(
 
 
 def _due_of(
-    session: Session, suspect: int, rank: int, queue: str, limit: int, at_once: int
+    session: Session, suspect: int, rank: int, queue: str, limit: int, at_once: int, aside: list[str]
 ) -> Iterator[tuple[list[Claimed], int]]:
     run_at, job_id = FIRST_PLACE
     fitting = DUE_AT_FIRST
     while limit > 0:
         asked = min(limit, at_once, fitting)
-        (text,) = session.one(CLAIM["due_rows"], (suspect, queue, rank, session.now, run_at, job_id, asked))
-        due = _decode_claimed(text)
+        where = (suspect, queue, rank, session.now, run_at, job_id, asked)
+        try:
+            text, claimable = session.one(CLAIM["due_rows"], where)
+            due = _decode_claimed(text)
+        except (sqlite3.OperationalError, msgspec.DecodeError, UnicodeError):
+            if not _set_aside(session, where, aside):
+                raise
+            continue
+        if claimable == 0 and _set_aside(session, where, aside):
+            continue
         size = text_size(text)  # written as JSON, no text gets shorter
         if due:
             yield due, size
@@ -321,6 +341,80 @@ def _due_of(
         limit -= asked
         fitting = max(1, DUE_BYTES * len(due) // size)
         run_at, job_id = _place(due[-1])
+
+
+# -- what cannot be read --
+
+
+def _set_aside(session: Session, where: tuple[Any, ...], aside: list[str]) -> int:
+    """Make those of the rows there dead that cannot be handed out, and keep them as they were; how many there were."""
+    found = 0
+    for row in session.execute(CLAIM["due_values"], where).fetchall():
+        key, place, job = row[:5], row[5:11], row[11:]
+        if not _is_readable(key, place, job):
+            session.execute(CLAIM["delete_place"], (*key[:4], _bytes_of(key[4]).hex().upper()))
+            _bury(session, key, place, aside)
+            found += 1
+    return found
+
+
+def _is_readable(key: tuple[Any, ...], place: tuple[Any, ...], job: tuple[Any, ...]) -> bool:
+    task, payload, priority, enqueued_at, options, version = job
+    number, attempts, first_number, due_at, expires_at, delivery = place
+    read = Reading()
+    read.text("id", key[4])
+    read.instant("run_at", key[3])
+    read.integer("number", number)
+    read.integer("attempts", attempts)
+    read.integer("first_number", first_number, most=NUMBER_MAX + 1)
+    read.optional_instant("due_at", due_at)
+    read.optional_instant("expires_at", expires_at)
+    read.one_of("delivery", delivery, DELIVERIES)
+    read.text("task", task)
+    read.text("payload", payload)
+    read.integer("priority", priority, -(2**63), 2**63)
+    read.instant("enqueued_at", enqueued_at)
+    read.optional_text("options", options)
+    read.integer("version", version, -(2**63), 2**63)
+    return not read.odd
+
+
+def _set_odd_keys_aside(session: Session, aside: list[str], queue: Any) -> int:
+    """Take rows out of the order whose place in it cannot be one; `queue` is such a one that was met."""
+    rows = session.execute(CLAIM["odd_keys"], (_bytes_of(queue), ODD_AT_ONCE)).fetchall()
+    for row in rows:
+        session.execute(CLAIM["delete_odd_key"], row[:5])
+        _bury(session, row[5:10], row[10:], aside)
+    return len(rows)
+
+
+def _bytes_of(value: Any) -> bytes:
+    """What is stored: text of any bytes, or bytes."""
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
+
+
+def _bury(session: Session, key: tuple[Any, ...], place: tuple[Any, ...], aside: list[str]) -> None:
+    """Dead, reason `unreadable`, if there is a job that can be named."""
+    job_id = key[4]
+    if type(job_id) is not str or not is_text(job_id):
+        return
+    job = session.one(SETTLE["job_place"], (job_id,))
+    if job is None:
+        return
+    number, attempts, *_, delivery = place
+    read = Reading()
+    raw = dict(zip(READY_COLUMNS, map(as_told, (*key, *place)), strict=True))
+    row = (
+        job_id,
+        session.now,
+        read.integer("number", number),
+        read.integer("attempts", attempts),
+        read.one_of("delivery", delivery, DELIVERIES),
+        _text(raw),
+    )
+    if session.execute(CLAIM["set_aside"], row).rowcount:
+        session.execute(SETTLE["add_to_tally"], (read.text("queue", job[0]), State.DEAD, 1))
+        aside.append(job_id)
 
 
 def _place(job: Claimed) -> tuple[int, str]:
@@ -353,45 +447,49 @@ def _next_due(session: Session, suspects: bool, queues: Sequence[str]) -> int | 
         for queue in queues
         for rank in _ranks_of(session, suspect, queue)
         if (row := session.one(CLAIM["next_run_at"], (suspect, queue, rank, session.now)))
+        and type(row[0]) is int
     ]
     return min(ahead, default=None)
 
 
 def _suspects_waiting(session: Session, queues: Sequence[str]) -> bool:
-    due = {row[0] for row in session.execute(CLAIM["suspects_due"], (session.now,))}
+    due = {row[0] for row in session.execute(CLAIM["suspects_due"], (session.now,)) if type(row[0]) is str}
     return not due.isdisjoint(queues)
 
 
 def _claimed(session: Session, entries: list[Entry]) -> list[Claimed]:
-    """Claimed jobs as their lease remembers them."""
+    """Claimed jobs as their lease remembers them, without those that a hand has deleted."""
     jobs = []
     for e in entries:
         row = session.one(CLAIM["job_for_claim"], (e.id,))
+        if row is None:
+            continue
         task, payload, queue, priority, enqueued_at, options, version = row
+        read = Reading()
         jobs.append(
             Claimed(
                 e.id,
-                task,
-                payload,
-                queue,
-                priority,
+                read.text("task", task),
+                read.text("payload", payload),
+                read.text("queue", queue),
+                read.integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
                 e.number,
                 e.attempts,
                 e.first_number,
                 e.run_at,
-                enqueued_at,
+                read.instant("enqueued_at", enqueued_at),
                 e.due_at,
                 e.expires_at,
                 e.delivery,
-                options,
-                version,
+                read.optional_text("options", options),
+                read.integer("version", version),
             )
         )
     return jobs
 
 
 def paused_queues(session: Session) -> frozenset[str]:
-    return frozenset(row[0] for row in session.execute(CLAIM["paused_queues"]))
+    return frozenset(row[0] for row in session.execute(CLAIM["paused_queues"]) if type(row[0]) is str)
 
 
 # -- heartbeat -----------------------------------------------------------------------------------
@@ -450,6 +548,10 @@ def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | 
         session.execute(CLAIM["retoken_entries"], (token, row[0]))
         lease = find(session, token)
         assert lease is not None, "the lease was renamed in this transaction"
+    jobs = _claimed(session, [entry for entry in lease.entries.values() if not lease.is_settled(entry)])
+    if not jobs:  # somebody's hand has put a job back that had been settled, say
+        session.execute(SETTLE["delete_lease"], (token,))
+        session.execute(SETTLE["delete_entries"], (token,))
     return ExpiredLease(
         token=token,
         now=session.now,
@@ -458,7 +560,7 @@ def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | 
         alone=bool(lease.alone),
         supervised=bool(lease.supervised),
         outlived=bool(lease.outlived),
-        jobs=_claimed(session, lease.unsettled()),
+        jobs=jobs,
         running=lease.still_running(),
         expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
     )

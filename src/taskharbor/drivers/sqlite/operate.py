@@ -102,6 +102,8 @@ def _cancel_occurrence(
 
 
 def _discard(session: Session, job: Stored, place: Place) -> Verdict:
+    if place.nowhere:
+        return Verdict.CONFLICT  # it can be brought back, or deleted
     session.execute(OPERATE["discard"], (session.now, job.id))
     add_to_tally(session, job.queue, State.DEAD, -1)
     add_to_tally(session, job.queue, State.CANCELLED, 1)
@@ -115,7 +117,7 @@ def _delete(session: Session, job: Stored, place: Place) -> Verdict:
     if workflow is not None and workflows.is_unfinished(session, workflow):
         return Verdict.CONFLICT
     _leave_place(session, job, place)
-    _erase(session, [job], {job.id: place.state})
+    _erase(session, [job], {} if place.nowhere else {job.id: place.state})
     return Verdict.DONE
 
 
@@ -130,9 +132,11 @@ def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> V
     run_at = session.now if requeue.run_at is None else requeue.run_at
     expires_at = job.expires_at if job.expires_at is None or job.expires_at > session.now else None
     session.execute(OPERATE["set_run_at"], (run_at, expires_at, job.id))
+    _leave_place(session, job, place)
     session.execute(OPERATE["delete_ended"], (job.id,))
     session.execute(SETTLE["delete_progress"], (job.id,))
-    add_to_tally(session, job.queue, place.state, -1)
+    if not place.nowhere:
+        add_to_tally(session, job.queue, place.state, -1)
     session.execute(OPERATE["move_latest_attempt"], (job.id, run_at))
     attempts = 0 if requeue.reset_attempts else place.attempts
     if session.one(OPERATE["unfinished_members"], (job.id,))[0]:
@@ -251,6 +255,8 @@ def _leave_place(session: Session, job: Stored, place: Place) -> None:
     elif place.state in (State.READY, State.SCHEDULED):
         key = (int(place.suspect), job.queue, -job.priority, place.run_at, job.id)
         session.execute(OPERATE["delete_ready"], key)
+    elif place.nowhere:  # perhaps under another key than its own
+        session.execute(leases.CLAIM["delete_strays"], (job.id,))
 
 
 def _end(session: Session, job: Stored, place: Place, reason: Reason) -> None:
@@ -283,7 +289,7 @@ def _erase(session: Session, jobs: Sequence[Stored], states: dict[str, State]) -
         session.executemany(statement, keys)
     for job in jobs:
         session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
-        if states[job.id] in TERMINAL:
+        if states.get(job.id) in TERMINAL:
             add_to_tally(session, job.queue, states[job.id], -1)
 
 
@@ -316,9 +322,12 @@ def expire(session: Session, limit: int) -> list[str]:
     ]
     overdue.sort()
     expired = [job_id for _, job_id in overdue[:limit]]
-    for job_id in expired:
+    for job_id in list(expired):
         job = places.stored(session, job_id)
-        assert job is not None, "its place is in the same transaction"
+        if job is None:  # a place without a job, of somebody's hand
+            session.execute(leases.CLAIM["delete_strays"], (job_id,))
+            expired.remove(job_id)
+            continue
         place = places.find(session, job, places.latest_attempt(session, job_id))
         _leave_place(session, job, place)
         _end(session, job, place, Reason.EXPIRED)

@@ -11,8 +11,19 @@ from msgspec import Struct
 from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.errors import OperationRefused
-from taskharbor.job import AttemptStatus, Delivery, JobRecord, Options, Progress, Reason, State, read_options
+from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading, is_text
+from taskharbor.job import (
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    AttemptStatus,
+    Delivery,
+    JobRecord,
+    Options,
+    Progress,
+    Reason,
+    State,
+    read_options,
+)
 
 READS = statements("reads")
 
@@ -32,19 +43,21 @@ class Stored(Struct):
     delivery: Delivery | None
     options: Options
     version: int
-    unreadable_options: str | None = None
+    unreadable_options: str | None
+    read: Reading  # what of it could not be read
 
 
 class Latest(Struct):
     """The latest attempt's row."""
 
     number: int
-    status: str
+    status: AttemptStatus | None  # None: nobody knows it
     attempts: int
     finished_at: int
     next_at: int | None
     result: str | None
     error: str | None
+    read: Reading
 
 
 class Place(Struct):
@@ -62,38 +75,73 @@ class Place(Struct):
     reason: Reason | None = None
     finished_at: int | None = None
     lease: leases.Lease | None = None
+    raw: str | None = None  # JSON of the row it was set aside with
+    nowhere: bool = False  # no row says where it is
 
 
 def stored(session: Session, job_id: str) -> Stored | None:
-    row = session.one(READS["job"], (job_id,))
+    row = session.one(READS["job"], (job_id,)) if is_text(job_id) else None
     if row is None:
         return None
-    columns = list(row)
-    columns[9] = columns[9] and Delivery(columns[9])
-    columns[10], unreadable = read_options(columns[10])
-    columns.append(unreadable)
-    return Stored(*columns)
+    (
+        _id, queue, task, payload, priority, run_at, enqueued_at, expires_at, key, delivery, options, version,
+    ) = row  # fmt: skip
+    read = Reading()
+    known, unreadable_options = read_options(read.optional_text("options", options))
+    return Stored(
+        job_id,
+        read.text("queue", queue),
+        read.text("task", task),
+        read.text("payload", payload),
+        read.integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
+        read.instant("run_at", run_at),
+        read.instant("enqueued_at", enqueued_at),
+        read.optional_instant("expires_at", expires_at),
+        read.optional_text("idempotency_key", key),
+        read.one_of("delivery", delivery, DELIVERIES),
+        known,
+        read.integer("version", version),
+        unreadable_options,
+        read,
+    )
 
 
 def latest_attempt(session: Session, job_id: str) -> Latest | None:
     row = session.one(READS["latest_attempt"], (job_id,))
-    return None if row is None else Latest(*row)
+    if row is None:
+        return None
+    number, status, attempts, finished_at, next_at, result, error = row
+    read = Reading()
+    return Latest(
+        read.integer("attempts.number", number),
+        read.one_of("attempts.status", status, STATUSES),
+        read.integer("attempts.attempts", attempts),
+        read.instant("attempts.finished_at", finished_at),
+        read.optional_instant("attempts.next_at", next_at),
+        read.optional_text("attempts.result", result),
+        read.optional_text("attempts.error", error),
+        read,
+    )
 
 
 def find(session: Session, job: Stored, latest: Latest | None) -> Place:
     ended = session.one(READS["ended"], (job.id,))
+    read = job.read
+    if latest is not None:
+        read.odd |= latest.read.odd
     if ended is not None:
-        state, reason, finished_at, number, attempts, delivery = ended
+        state, reason, finished_at, number, attempts, delivery, raw = ended
         return Place(
-            State(state),
+            read.one_of("ended.state", state, STATES) or State.DEAD,
             job.run_at,
-            number,
-            attempts,
-            delivery=delivery and Delivery(delivery),
-            reason=Reason(reason),
-            finished_at=finished_at,
+            read.integer("ended.number", number),
+            read.integer("ended.attempts", attempts),
+            delivery=read.one_of("ended.delivery", delivery, DELIVERIES),
+            reason=read.one_of("ended.reason", reason, REASONS),
+            finished_at=read.instant("ended.finished_at", finished_at),
+            raw=read.optional_text("ended.raw", raw),
         )
-    if latest is not None and latest.status == AttemptStatus.SUCCEEDED and latest.next_at is None:
+    if latest is not None and latest.status is AttemptStatus.SUCCEEDED and latest.next_at is None:
         return Place(
             State.SUCCEEDED,
             job.run_at,
@@ -102,7 +150,12 @@ def find(session: Session, job: Stored, latest: Latest | None) -> Place:
             delivery=job.delivery,
             finished_at=latest.finished_at,
         )
-    return _ready(session, job, latest) or _waiting(session, job) or _running(session, job, latest)
+    return (
+        _ready(session, job, latest)
+        or _waiting(session, job)
+        or _running(session, job)
+        or _nowhere(job, latest)
+    )
 
 
 def _ready(session: Session, job: Stored, latest: Latest | None) -> Place | None:
@@ -112,15 +165,16 @@ def _ready(session: Session, job: Stored, latest: Latest | None) -> Place | None
         if row is not None:
             number, attempts, first_number, due_at, expires_at, delivery = row
             state = State.READY if run_at <= session.now else State.SCHEDULED
+            read = job.read
             return Place(
                 state,
                 run_at,
-                number,
-                attempts,
-                first_number,
-                due_at,
-                expires_at,
-                delivery and Delivery(delivery),
+                read.integer("ready.number", number),
+                read.integer("ready.attempts", attempts),
+                read.integer("ready.first_number", first_number, most=NUMBER_MAX + 1),
+                read.optional_instant("ready.due_at", due_at),
+                read.optional_instant("ready.expires_at", expires_at),
+                read.one_of("ready.delivery", delivery, DELIVERIES),
                 bool(suspect),
             )
     return None
@@ -131,24 +185,22 @@ def _waiting(session: Session, job: Stored) -> Place | None:
     if row is None:
         return None
     number, attempts, first_number, expires_at, delivery = row
+    read = job.read
     return Place(
         State.WAITING,
         job.run_at,
-        number,
-        attempts,
-        first_number,
-        expires_at=expires_at,
-        delivery=delivery and Delivery(delivery),
+        read.integer("waiting.number", number),
+        read.integer("waiting.attempts", attempts),
+        read.integer("waiting.first_number", first_number, most=NUMBER_MAX + 1),
+        expires_at=read.optional_instant("waiting.expires_at", expires_at),
+        delivery=read.one_of("waiting.delivery", delivery, DELIVERIES),
     )
 
 
-def _running(session: Session, job: Stored, latest: Latest | None) -> Place:
+def _running(session: Session, job: Stored) -> Place | None:
     covered = leases.covering(session, job.id)
     if covered is None:
-        raise OperationRefused(
-            f"the store is inconsistent: job {job.id} is neither ready, waiting, leased nor ended. "
-            "Run `taskharbor doctor`, and restore the file from a backup if it finds damage"
-        )
+        return None
     lease, entry = covered
     return Place(
         State.RUNNING,
@@ -161,6 +213,13 @@ def _running(session: Session, job: Stored, latest: Latest | None) -> Place:
         entry.delivery,
         lease=lease,
     )
+
+
+def _nowhere(job: Stored, latest: Latest | None) -> Place:
+    """Somebody's hand, or a damaged file: it is shown all the same, and can be brought back or deleted."""
+    job.read.told("place", "none: it is neither ready, waiting, leased nor ended")
+    number, attempts = (0, 0) if latest is None else (latest.number, latest.attempts)
+    return Place(State.DEAD, job.run_at, number, attempts, reason=Reason.UNREADABLE, nowhere=True)
 
 
 def record(session: Session, job_id: str) -> JobRecord | None:
@@ -191,7 +250,10 @@ def record_at(session: Session, job: Stored, latest: Latest | None, place: Place
         idempotency_key=job.idempotency_key,
         delivery=place.delivery,
         options=job.options,
-        depends_on=tuple(row[0] for row in session.execute(READS["dependencies"], (job.id,))),
+        depends_on=tuple(
+            job.read.text("depends_on", row[0])
+            for row in session.execute(READS["dependencies"], (job.id,)).fetchall()
+        ),
         version=job.version,
         suspect=place.suspect,
         worker=lease.worker if lease else None,
@@ -201,9 +263,17 @@ def record_at(session: Session, job: Stored, latest: Latest | None, place: Place
         reason=place.reason,
         finished_at=place.finished_at,
         error=latest.error if latest else None,
-        last_status=AttemptStatus(latest.status) if latest else None,
+        last_status=latest.status if latest else None,
         last_finished_at=latest.finished_at if latest else None,
         result=latest.result if latest and place.state is State.SUCCEEDED else None,
-        progress=Progress(*progress) if progress else None,
+        progress=_progress(job.read, *progress) if progress else None,
         unreadable_options=job.unreadable_options,
+        unreadable=job.read.unreadable(place.raw),
     )
+
+
+def _progress(read: Reading, fraction: object, message: object) -> Progress:
+    if not isinstance(fraction, float | int):
+        read.told("progress", fraction)
+        fraction = 0.0
+    return Progress(fraction, read.text("message", message))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from taskharbor.drivers.base import LeaseRecord, Page, worker_of
+from taskharbor.drivers.base import LeaseRecord, Page
 from taskharbor.drivers.sqlite import leases, places, workflows
 from taskharbor.drivers.sqlite.places import READS
 from taskharbor.drivers.sqlite.session import Session
+from taskharbor.drivers.stored import STATES, Reading, attempt_of, is_text
 from taskharbor.job import (
     AttemptRecord,
-    AttemptStatus,
     JobFilter,
     JobRecord,
     QueueRecord,
@@ -61,13 +62,13 @@ def _candidates(session: Session, where: JobFilter, before: str) -> Iterator[str
             return _chunks(before, lambda b, n: session.execute(READS["ids"], (b, n)).fetchall())
 
 
-def _chunks(before: str, fetch: Callable[[str, int], list[tuple[str]]], size: int = 200) -> Iterator[str]:
+def _chunks(before: str, fetch: Callable[[str, int], list[tuple[Any]]], size: int = 200) -> Iterator[str]:
     while rows := fetch(before, size):
-        for (job_id,) in rows:
-            yield job_id
-        if len(rows) < size:
+        ids = [job_id for (job_id,) in rows if type(job_id) is str and is_text(job_id)]
+        yield from ids
+        if len(rows) < size or not ids:
             return
-        before = rows[-1][0]
+        before = ids[-1]
 
 
 def _matches(record: JobRecord, where: JobFilter) -> bool:
@@ -89,8 +90,8 @@ def counts(session: Session, queue: str | None) -> dict[State, int]:
         if queue in (None, name):
             totals[State.WAITING] += waiting
     for name, state, jobs in session.execute(READS["tallies"]):
-        if queue in (None, name):
-            totals[State(state)] += jobs
+        if queue in (None, name) and state in STATES and type(jobs) is int:
+            totals[STATES[state]] += jobs
     totals[State.RUNNING] = sum(n for name, n in _running_by_queue(session).items() if queue in (None, name))
     return {state: totals[state] for state in State}
 
@@ -102,31 +103,22 @@ def _running_by_queue(session: Session) -> Counter[str]:
 def queues(session: Session) -> list[QueueRecord]:
     paused = leases.paused_queues(session)
     running = _running_by_queue(session)
-    placed = {row[0]: row[1:] for row in session.execute(READS["ready_by_queue"], (session.now,))}
+    placed = {
+        row[0]: row[1:]
+        for row in session.execute(READS["ready_by_queue"], (session.now,))
+        if type(row[0]) is str and is_text(row[0])
+    }
     found = []
     for name in sorted({*paused, *running, *placed}):
         ready, scheduled, oldest = placed.get(name, (0, 0, None))
+        oldest = Reading().optional_instant("run_at", oldest)
         found.append(QueueRecord(name, name in paused, ready, scheduled, running[name], oldest))
     return found
 
 
 def history(session: Session, job_id: str, limit: int) -> list[AttemptRecord]:
-    return [
-        AttemptRecord(
-            job_id=row[0],
-            number=row[1],
-            status=AttemptStatus(row[2]),
-            retry_count=row[3],
-            worker=row[5] or worker_of(row[4]),
-            started_at=row[6],
-            finished_at=row[7],
-            error=row[8],
-            traceback=row[9],
-            detail=row[10],
-            outlived=bool(row[11]),
-        )
-        for row in session.execute(READS["history"], (job_id, limit))
-    ]
+    rows = session.execute(READS["history"], (job_id, limit)).fetchall() if is_text(job_id) else []
+    return [attempt_of(job_id, *row[1:]) for row in rows]
 
 
 def steps(session: Session, job_id: str) -> dict[str, StepRecord]:

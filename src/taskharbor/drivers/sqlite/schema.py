@@ -14,6 +14,7 @@ from typing import NamedTuple
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Check
 from taskharbor.drivers.sqlite import files, sql
+from taskharbor.drivers.stored import unreadable_check
 from taskharbor.errors import SchemaError, StoreError
 
 # The oldest schema version whose code works with the latest one. A migration that older code cannot work with raises
@@ -130,13 +131,19 @@ def checks(connection: sqlite3.Connection, path: str) -> list[Check]:
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
     damage = check_integrity(connection)
     version = version_of(connection) or Version(0, 0)
+    counted: list[Check] = []
+    # A damaged file cannot be counted, and a newer schema may know places that this code does not.
+    if damage is None and version.number == latest_version():
+        try:
+            counted = [_places_check(connection), unreadable_check(_unreadable(connection))]
+        except sqlite3.DatabaseError as error:  # what looked like a hand in the tables is damage
+            damage = str(error)
     free_bytes = shutil.disk_usage(Path(path).resolve().parent).free
     return [
         Check("file", damage is None, damage or f"{Path(path).resolve()} is whole"),
         files.permissions_check(path),
         _schema_check(version),
-        # A damaged file cannot be counted, and a newer schema may know places that this code does not.
-        *([_places_check(connection)] if damage is None and version.number == latest_version() else []),
+        *counted,
         Check("journal", journal == "wal", f"journal_mode is {journal}"),
         Check(
             "durability",
@@ -183,13 +190,21 @@ def _misplaced(connection: sqlite3.Connection) -> int:
     return int(jobs)
 
 
+def _unreadable(connection: sqlite3.Connection) -> int:
+    (jobs,) = connection.execute(
+        "SELECT count(*) FROM taskharbor_ended WHERE state = 'dead' AND reason = 'unreadable'"
+    ).fetchone()
+    return int(jobs)
+
+
 def check_integrity(connection: sqlite3.Connection) -> str | None:
     """None for a whole file, else what SQLite found wrong with it."""
     try:
         row = connection.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
         return str(error)
-    return None if row[0] == "ok" else str(row[0])
+    # What a hand has put into the tables against their rules damages no file.
+    return None if row[0] == "ok" or str(row[0]).startswith("CHECK constraint failed") else str(row[0])
 
 
 def explain(error: sqlite3.Error, path: str) -> StoreError | None:

@@ -10,7 +10,8 @@ from taskharbor.drivers.sqlite import leases, workflows
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
 from taskharbor.drivers.sqlite.session import Session
-from taskharbor.job import AttemptStatus, NewJob, Reason, State
+from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, is_text
+from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, AttemptStatus, NewJob, Reason, State
 
 
 def settle(session: Session, transitions: Sequence[Transition]) -> list[Settled]:
@@ -176,7 +177,7 @@ class _Settling:
             session.execute(SETTLE["insert_ended"], row)
             cancelled = workflows.cancel_dependants(session, [t.job_id])
         queue = session.one(SETTLE["job_place"], (t.job_id,))[0]  # it may have been moved while it ran
-        add_to_tally(session, queue, state, 1)
+        add_to_tally(session, Reading().text("queue", queue), state, 1)
         return Settled(Answer.DONE, state, released=tuple(released), at=session.now, cancelled=cancelled)
 
     def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
@@ -220,18 +221,20 @@ def note(session: Session, notes: Sequence[Note]) -> list[Answer]:
 def release_dependants(session: Session, member_id: str) -> list[str]:
     """Those for whom this was the last job to wait for leave `waiting`."""
     session.execute(SETTLE["mark_member_done"], (member_id,))
-    dependants = [row[0] for row in session.execute(SETTLE["satisfied_dependants"], (member_id,)).fetchall()]
+    satisfied = session.execute(SETTLE["satisfied_dependants"], (member_id,)).fetchall()
+    dependants = [row[0] for row in satisfied if type(row[0]) is str and is_text(row[0])]
     for job_id in dependants:
         number, attempts, first_number, expires_at, delivery = session.one(SETTLE["waiting"], (job_id,))
         session.execute(SETTLE["delete_waiting"], (job_id,))
+        read = Reading()  # whatever a hand wrote there is no fault of the job that has succeeded
         insert_ready(
             session,
             job_id,
-            number=number,
-            attempts=attempts,
-            first_number=first_number,
-            expires_at=expires_at,
-            delivery=delivery,
+            number=read.integer("number", number),
+            attempts=read.integer("attempts", attempts),
+            first_number=read.integer("first_number", first_number, most=NUMBER_MAX + 1),
+            expires_at=read.optional_instant("expires_at", expires_at),
+            delivery=read.one_of("delivery", delivery, DELIVERIES),
         )
     return dependants
 
@@ -249,7 +252,7 @@ def rearm(session: Session, job_id: str, number: int, occurrence: Occurrence) ->
         attempts=0,
         first_number=number + 1,
         due_at=occurrence.due_at,
-        delivery=session.one(SETTLE["job_place"], (job_id,))[4],
+        delivery=DELIVERIES.get(session.one(SETTLE["job_place"], (job_id,))[4]),
     )
     return run_at
 
@@ -268,8 +271,11 @@ def insert_ready(
     suspect: bool = False,
 ) -> None:
     """Put a job into the order; without `run_at`, at its own."""
-    queue, priority, own_run_at, *_ = session.one(SETTLE["job_place"], (job_id,))
-    place = own_run_at if run_at is None else run_at
+    found = session.one(SETTLE["job_place"], (job_id,))
+    read = Reading()
+    queue = read.text("queue", found[0])
+    priority = read.integer("priority", found[1], PRIORITY_MIN, PRIORITY_MAX)
+    place = read.instant("run_at", found[2]) if run_at is None else run_at
     session.execute(
         ENQUEUE["insert_ready"],
         (

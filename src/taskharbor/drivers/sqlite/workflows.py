@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists, text_size
 from taskharbor.drivers.sqlite import places
@@ -10,6 +11,7 @@ from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue
 from taskharbor.drivers.sqlite.leases import SETTLE
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.drivers.stored import DELIVERIES, Reading, is_text
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
 
 WORKFLOWS = statements("workflows")
@@ -40,12 +42,17 @@ def get(session: Session, workflow_id: str) -> WorkflowRecord | None:
 
 def page(session: Session, cursor: str | None, limit: int) -> WorkflowPage:
     rows = session.execute(WORKFLOWS["workflows"], (cursor or "~", limit + 1)).fetchall()
-    found = [_record(session, row) for row in rows[:limit]]
+    found = [_record(session, row) for row in rows[:limit] if type(row[0]) is str and is_text(row[0])]
     return WorkflowPage(found, found[-1].id if found and len(rows) > limit else None)
 
 
-def _record(session: Session, row: tuple[str, str, int, int, str | None, str]) -> WorkflowRecord:
-    workflow_id, last_id, total, enqueued_at, key, about = row
+def _record(session: Session, row: tuple[Any, ...]) -> WorkflowRecord:
+    read = Reading()
+    workflow_id = row[0]
+    last_id = read.text("last_id", row[1])
+    total = read.integer("total", row[2])
+    enqueued_at = read.instant("enqueued_at", row[3])
+    key, about = read.optional_text("idempotency_key", row[4]), read.text("about", row[5])
     kept, succeeded, dead, cancelled, waiting = session.one(WORKFLOWS["numbers"], (workflow_id, last_id))
     active = kept - succeeded - dead - cancelled - waiting
     return WorkflowRecord(
@@ -85,10 +92,21 @@ def cancel_dependants(session: Session, ended: Iterable[str]) -> tuple[str, ...]
     while ends:
         doomed = session.execute(WORKFLOWS["doomed_dependants"], (ends.pop(),)).fetchall()
         for job_id, number, attempts, delivery, queue in doomed:
+            if type(job_id) is not str or not is_text(job_id):
+                continue
+            read = Reading()
             session.execute(SETTLE["delete_waiting"], (job_id,))
-            row = (job_id, State.CANCELLED, Reason.DEPENDENCY, session.now, number, attempts, delivery)
+            row = (
+                job_id,
+                State.CANCELLED,
+                Reason.DEPENDENCY,
+                session.now,
+                read.integer("number", number),
+                read.integer("attempts", attempts),
+                read.one_of("delivery", delivery, DELIVERIES),
+            )
             session.execute(SETTLE["insert_ended"], row)
-            session.execute(SETTLE["add_to_tally"], (queue, State.CANCELLED, 1))
+            session.execute(SETTLE["add_to_tally"], (read.text("queue", queue), State.CANCELLED, 1))
             ends.append(job_id)
             cancelled.append(job_id)
     return tuple(sorted(cancelled))
@@ -120,7 +138,7 @@ def restore_dependants(session: Session, requeued: Iterable[str]) -> None:
 def around(session: Session, job_id: str) -> tuple[str, str] | None:
     """The range of the workflow that a job is a member of."""
     row = session.one(WORKFLOWS["workflow_around"], (job_id,))
-    return row if row is not None and row[1] >= job_id else None
+    return row if row is not None and type(row[1]) is str and row[1] >= job_id else None
 
 
 def is_unfinished(session: Session, span: tuple[str, str]) -> bool:
@@ -135,4 +153,5 @@ def forget(session: Session, before: dict[State, int]) -> None:
     bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
     arguments = (max(before.values()), *bounds, FORGOTTEN_AT_ONCE)
     forgettable = session.execute(WORKFLOWS["forgettable_workflows"], arguments).fetchall()
-    session.executemany(WORKFLOWS["forget_workflow"], forgettable)
+    known = [row for row in forgettable if type(row[0]) is str and is_text(row[0])]
+    session.executemany(WORKFLOWS["forget_workflow"], known)

@@ -3,6 +3,9 @@
 --
 -- {schema} is the only thing ever substituted in these files. Text is compared by its bytes (COLLATE "C"):
 -- the order must be the same on every server, and such comparisons are the cheap ones.
+--
+-- Whoever may enqueue may insert rows by hand. The CHECKs keep out what no reader could make sense of. Instants are those
+-- of Python: infinity is none, and no year before 1 or after 9999. A number leaves room to be raised.
 
 -- What was enqueued. The hot path never updates it; operators may.
 CREATE TABLE {schema}.jobs (
@@ -17,7 +20,14 @@ CREATE TABLE {schema}.jobs (
     idempotency_key text COLLATE "C",
     delivery        text COLLATE "C",
     options         text,                -- JSON; NULL for the defaults
-    version         integer NOT NULL DEFAULT 1
+    version         integer NOT NULL DEFAULT 1,
+    CONSTRAINT jobs_priority CHECK (priority BETWEEN -100 AND 100),
+    CONSTRAINT jobs_delivery CHECK (delivery IN ('at_least_once', 'at_most_once')),
+    CONSTRAINT jobs_version CHECK (version BETWEEN 0 AND 2000000000),
+    CONSTRAINT jobs_instants CHECK (
+        run_at >= '0001-01-01 00:00:00+00' AND run_at < '10000-01-01 00:00:00+00'
+        AND enqueued_at >= '0001-01-01 00:00:00+00' AND enqueued_at < '10000-01-01 00:00:00+00'
+        AND (expires_at IS NULL OR expires_at >= '0001-01-01 00:00:00+00' AND expires_at < '10000-01-01 00:00:00+00'))
 );
 
 -- (queue, idempotency key) names one job for as long as it is kept. Partial: a job without a key pays nothing.
@@ -37,7 +47,16 @@ CREATE TABLE {schema}.ready (
     due_at       timestamptz,
     expires_at   timestamptz,            -- NULL once the run has begun
     delivery     text COLLATE "C",
-    PRIMARY KEY (suspect, queue, rank, run_at, id)
+    PRIMARY KEY (suspect, queue, rank, run_at, id),
+    CONSTRAINT ready_rank CHECK (rank BETWEEN -100 AND 100),
+    CONSTRAINT ready_numbers CHECK (
+        number BETWEEN 0 AND 2000000000 AND attempts BETWEEN 0 AND 2000000000
+        AND first_number BETWEEN 0 AND 2000000001),
+    CONSTRAINT ready_delivery CHECK (delivery IN ('at_least_once', 'at_most_once')),
+    CONSTRAINT ready_instants CHECK (
+        run_at >= '0001-01-01 00:00:00+00' AND run_at < '10000-01-01 00:00:00+00'
+        AND (due_at IS NULL OR due_at >= '0001-01-01 00:00:00+00' AND due_at < '10000-01-01 00:00:00+00')
+        AND (expires_at IS NULL OR expires_at >= '0001-01-01 00:00:00+00' AND expires_at < '10000-01-01 00:00:00+00'))
 );
 
 -- Finds what must be cancelled because it was not begun in time; a job without an expiry pays nothing.
@@ -107,7 +126,8 @@ CREATE TABLE {schema}.ended (
     finished_at timestamptz NOT NULL,
     number      integer NOT NULL,
     attempts    integer NOT NULL,
-    delivery    text COLLATE "C"
+    delivery    text COLLATE "C",
+    raw         text                     -- JSON: the row of its place, which nobody could make sense of
 );
 CREATE INDEX ended_state ON {schema}.ended (state, job_id);
 CREATE INDEX ended_age ON {schema}.ended (state, finished_at, job_id);
@@ -119,7 +139,13 @@ CREATE TABLE {schema}.waiting (
     attempts     integer NOT NULL,
     first_number integer NOT NULL,
     expires_at   timestamptz,
-    delivery     text COLLATE "C"
+    delivery     text COLLATE "C",
+    CONSTRAINT waiting_numbers CHECK (
+        number BETWEEN 0 AND 2000000000 AND attempts BETWEEN 0 AND 2000000000
+        AND first_number BETWEEN 0 AND 2000000001),
+    CONSTRAINT waiting_delivery CHECK (delivery IN ('at_least_once', 'at_most_once')),
+    CONSTRAINT waiting_instants CHECK (
+        expires_at IS NULL OR expires_at >= '0001-01-01 00:00:00+00' AND expires_at < '10000-01-01 00:00:00+00')
 );
 CREATE INDEX waiting_expiry ON {schema}.waiting (expires_at, job_id) WHERE expires_at IS NOT NULL;
 CREATE TABLE {schema}.dependencies (

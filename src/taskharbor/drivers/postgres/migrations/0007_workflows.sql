@@ -8,7 +8,10 @@ CREATE TABLE {schema}.workflows (
     total           integer NOT NULL,
     enqueued_at     timestamptz NOT NULL,
     idempotency_key text COLLATE "C" UNIQUE,
-    about           text NOT NULL
+    about           text NOT NULL,
+    CONSTRAINT workflows_jobs CHECK (total >= 0 AND last_id >= id),
+    CONSTRAINT workflows_instants CHECK (
+        enqueued_at >= '0001-01-01 00:00:00+00' AND enqueued_at < '10000-01-01 00:00:00+00')
 );
 
 -- Whether the job is cancelled when this member of it ends without success.
@@ -46,6 +49,7 @@ BEGIN
     ), ended AS (
         INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
         SELECT g.job_id, 'cancelled', 'dependency', p_now, g.number, g.attempts, g.delivery FROM gone AS g
+        ON CONFLICT DO NOTHING  -- a hand had put it back
     ), tallied AS (
         INSERT INTO {schema}.tallies (queue, state, jobs)
         SELECT j.queue, 'cancelled', count(*)
@@ -177,9 +181,16 @@ BEGIN
     ), placed AS (
         INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at,
                                     delivery)
-        SELECT false, j.queue, -j.priority, j.run_at, j.id, r.number, r.attempts, r.first_number, r.expires_at,
-               r.delivery
+        -- As far as it can be read: whatever a hand wrote there is no fault of the job that has succeeded.
+        SELECT false, j.queue, -least(100, greatest(-100, j.priority)),
+               least(greatest(j.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'), j.id,
+               least(greatest(r.number, 0), 2000000000), least(greatest(r.attempts, 0), 2000000000),
+               least(greatest(r.first_number, 0), 2000000001),
+               CASE WHEN r.expires_at >= '0001-01-01 00:00:00+00' AND r.expires_at < '10000-01-01 00:00:00+00'
+                    THEN r.expires_at END,
+               CASE WHEN r.delivery IN ('at_least_once', 'at_most_once') THEN r.delivery END
         FROM released AS r CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = r.job_id LIMIT 1) AS j
+        ON CONFLICT DO NOTHING  -- a hand had put it there
     )
     SELECT array_agg(r.job_id) INTO v_released FROM released AS r;
     RETURN v_released;
@@ -373,7 +384,7 @@ BEGIN
     v_now := coalesce(p_now, clock_timestamp());
     -- The rows of their places go; one that has gone already was claimed or released by somebody.
     WITH keys AS MATERIALIZED (
-        SELECT j.id, j.queue, -j.priority AS rank, coalesce(a.next_at, j.run_at) AS run_at
+        SELECT j.id, j.queue, -least(100, greatest(-100, j.priority)) AS rank, coalesce(a.next_at, j.run_at) AS run_at
         FROM unnest(p_ids) AS i (id)
         CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = i.id LIMIT 1) AS j
         LEFT JOIN LATERAL (
@@ -394,6 +405,7 @@ BEGIN
     ), ended AS (
         INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
         SELECT g.id, 'cancelled', 'cancelled', v_now, g.number, g.attempts, g.delivery FROM gone AS g
+        ON CONFLICT DO NOTHING
     ), tallied AS (
         INSERT INTO {schema}.tallies (queue, state, jobs)
         SELECT g.queue, 'cancelled', count(*) FROM gone AS g GROUP BY g.queue

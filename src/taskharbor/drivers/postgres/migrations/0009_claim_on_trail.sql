@@ -1,3 +1,52 @@
+-- Whether a claim can hand this row of `ready` out. What the CHECKs of the table let through it can; somebody may have
+-- dropped them.
+CREATE FUNCTION {schema}.is_claimable(
+    p_number integer, p_attempts integer, p_first_number integer, p_run_at timestamptz, p_due_at timestamptz,
+    p_expires_at timestamptz, p_delivery text
+) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT p_number BETWEEN 0 AND 2000000000 AND p_attempts BETWEEN 0 AND 2000000000
+       AND p_first_number BETWEEN 0 AND 2000000001
+       AND p_run_at >= '0001-01-01 00:00:00+00' AND p_run_at < '10000-01-01 00:00:00+00'
+       AND (p_due_at IS NULL OR p_due_at >= '0001-01-01 00:00:00+00' AND p_due_at < '10000-01-01 00:00:00+00')
+       AND (p_expires_at IS NULL
+            OR p_expires_at >= '0001-01-01 00:00:00+00' AND p_expires_at < '10000-01-01 00:00:00+00')
+       AND (p_delivery IS NULL OR p_delivery IN ('at_least_once', 'at_most_once'))
+$$;
+
+-- Those of these rows of `ready` that cannot be handed out leave it: their jobs are dead, reason `unreadable`, and the row is
+-- kept as it was. Gives the jobs. The caller has locked the rows.
+CREATE FUNCTION {schema}.set_aside(p_at tid[], p_now timestamptz) RETURNS uuid[] LANGUAGE plpgsql
+SET enable_bitmapscan = off SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_dead uuid[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM {schema}.ready AS r WHERE r.ctid = ANY (p_at) AND NOT {schema}.is_claimable(
+            r.number, r.attempts, r.first_number, r.run_at, r.due_at, r.expires_at, r.delivery)
+        RETURNING r.*
+    ), dead AS (
+        INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery, raw)
+        SELECT DISTINCT ON (g.id) g.id, 'dead', 'unreadable', p_now, greatest(0, least(g.number, 2000000000)),
+               greatest(0, least(g.attempts, 2000000000)),
+               CASE WHEN g.delivery IN ('at_least_once', 'at_most_once') THEN g.delivery END, row_to_json(g)::text
+        FROM gone AS g WHERE EXISTS (SELECT FROM {schema}.jobs AS j WHERE j.id = g.id)
+        ON CONFLICT DO NOTHING
+        RETURNING job_id
+    ), tallied AS (
+        INSERT INTO {schema}.tallies (queue, state, jobs)
+        SELECT j.queue, 'dead', count(*)
+        FROM dead AS d CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = d.job_id LIMIT 1) AS j
+        GROUP BY j.queue
+    )
+    SELECT coalesce(array_agg(d.job_id), '{}') INTO v_dead FROM dead AS d;
+    PERFORM {schema}.cancel_dependants(v_dead, p_now);
+    RETURN v_dead;
+END
+$$;
+
 -- The claim beside a snapshot that somebody holds open, by a worker that remembers where its last one has been. `claim`
 -- stays for workers of an older version.
 --
@@ -15,7 +64,8 @@
 --           found on the trail
 -- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
 -- The last row is no job. It alone has: the times, trail (NULL after a search that was not far), searched (how many
--- microseconds it all has taken), and more (whether the claim ended because of p_bytes).
+-- microseconds it all has taken), more (whether the claim ended because of p_bytes), and aside (jobs whose rows nobody
+-- can make sense of: they are dead now).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
@@ -25,7 +75,8 @@ CREATE FUNCTION {schema}.claim_on_trail(
     repeated boolean,
     id text, task text, payload text, queue text, priority integer, number integer, attempts integer,
     first_number integer, run_at timestamptz, enqueued_at timestamptz, due_at timestamptz,
-    expires_at timestamptz, delivery text, options text, version integer, trail text, searched bigint, more boolean
+    expires_at timestamptz, delivery text, options text, version integer, trail text, searched bigint, more boolean,
+    aside text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -67,6 +118,7 @@ DECLARE
     v_bytes bigint := 0;      -- of the first …
     v_measured integer := 0;  -- … so many that were taken: those of the ranks before
     v_more boolean := false;
+    v_aside uuid[] := '{}';
     v_next_due timestamptz;
     v_suspects boolean := false;
     v_ids uuid[] := '{}';
@@ -85,7 +137,8 @@ BEGIN
         RETURN QUERY SELECT v_now, NULL::timestamptz, NULL::timestamptz, false, true,
             NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
             NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-            NULL::timestamptz, NULL::text, NULL::text, NULL::integer, NULL::text, NULL::bigint, false;
+            NULL::timestamptz, NULL::text, NULL::text, NULL::integer, NULL::text, NULL::bigint, false,
+            '{}'::text[];
         RETURN;
     END IF;
 
@@ -173,11 +226,13 @@ BEGIN
                     OVER (ORDER BY run_at, id ROWS UNBOUNDED PRECEDING) AS once
                 FROM locked
             )
-            SELECT array_agg(at) AS at, array_agg(id) AS ids, array_agg(number + 1) AS numbers,
+            SELECT array_agg(at) AS at, array_agg(id) AS ids, array_agg(least(number, 2000000000) + 1) AS numbers,
                    array_agg(attempts) AS attempts, array_agg(first_number) AS first_numbers,
                    array_agg(run_at) AS run_ats, array_agg(queue) AS queues, array_agg(due_at) AS due_ats,
                    array_agg(expires_at) AS expires_ats, array_agg(delivery) AS deliveries,
-                   max(once) AS once, (SELECT count(*) FROM locked) AS found
+                   max(once) AS once, (SELECT count(*) FROM locked) AS found,
+                   bool_and({schema}.is_claimable(number, attempts, first_number, run_at, due_at, expires_at,
+                                                  delivery)) AS claimable
             INTO c FROM counted WHERE once <= v_once_left;
             v_exhausted := c.found < v_left;
             -- (Of several queues, most of what is read is alive.)
@@ -206,16 +261,22 @@ BEGIN
                     OVER (ORDER BY run_at, id ROWS UNBOUNDED PRECEDING) AS once
                 FROM locked
             )
-            SELECT array_agg(at) AS at, array_agg(id) AS ids, array_agg(number + 1) AS numbers,
+            SELECT array_agg(at) AS at, array_agg(id) AS ids, array_agg(least(number, 2000000000) + 1) AS numbers,
                    array_agg(attempts) AS attempts, array_agg(first_number) AS first_numbers,
                    array_agg(run_at) AS run_ats, array_agg(queue) AS queues, array_agg(due_at) AS due_ats,
                    array_agg(expires_at) AS expires_ats, array_agg(delivery) AS deliveries,
                    max(once) AS once, (SELECT count(*) FROM locked) AS found,
+                   bool_and({schema}.is_claimable(number, attempts, first_number, run_at, due_at, expires_at,
+                                                  delivery)) AS claimable,
                    (SELECT count(*) FROM first) AS seen
             INTO c FROM counted WHERE once <= v_once_left;
             v_exhausted := c.found < v_left AND c.seen < v_left * 4;
         END IF;
 
+        IF NOT c.claimable THEN
+            v_aside := v_aside || {schema}.set_aside(c.at, v_now);
+            CONTINUE;  -- with what is left of this rank
+        END IF;
         v_taken := coalesce(cardinality(c.ids), 0);
         IF v_taken > 0 THEN
             IF v_ids <> '{}' THEN
@@ -229,7 +290,8 @@ BEGIN
             RETURN QUERY SELECT NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean, NULL::boolean,
                 t.id::text, t.task, t.payload, t.queue, t.priority::integer, t.number, t.attempts,
                 t.first_number, t.run_at, t.enqueued_at, t.due_at,
-                t.expires_at, t.delivery, t.options, t.version, NULL::text, NULL::bigint, NULL::boolean
+                t.expires_at, t.delivery, t.options, t.version, NULL::text, NULL::bigint, NULL::boolean,
+                NULL::text[]
             FROM (
                 SELECT e.*, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version,
                        sum(coalesce(octet_length(j.payload), 0) + coalesce(octet_length(j.options), 0))
@@ -391,6 +453,7 @@ BEGIN
     RETURN QUERY SELECT v_now, v_expires_at, v_next_due, v_suspects, false,
         NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
         NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-        NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched, v_more;
+        NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched, v_more,
+        v_aside::text[];
 END
 $$;

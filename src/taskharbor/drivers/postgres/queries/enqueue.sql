@@ -80,7 +80,7 @@ RETURNING id::text
 -- A queue and a priority are the job's own.
 INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at,
                             delivery)
-SELECT g.suspect, j.queue, -j.priority, g.run_at, g.id, g.number, g.attempts, g.first_number, g.due_at,
+SELECT g.suspect, j.queue, -least(100, greatest(-100, j.priority)), g.run_at, g.id, g.number, g.attempts, g.first_number, g.due_at,
        g.expires_at, g.delivery
 FROM unnest($1::text[]::uuid[], $2::timestamptz[], $3::integer[], $4::integer[], $5::integer[], $6::timestamptz[],
             $7::timestamptz[], $8::text[], $9::boolean[])

@@ -79,6 +79,11 @@ WITH clock AS MATERIALIZED (
 SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.outlived, l.running
 FROM clock CROSS JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l
 
+-- name: drop_lease
+-- One that covers nothing any more: somebody's hand has put a job back that had been settled, say.
+WITH dropped AS (DELETE FROM {schema}.leases WHERE token = $1)
+DELETE FROM {schema}.claims WHERE token = $1
+
 -- name: outlive_lease
 UPDATE {schema}.leases SET outlived = true WHERE origin = $1
 

@@ -67,7 +67,7 @@ WITH sessions AS MATERIALIZED (
     SELECT * FROM sessions WHERE since IS NOT NULL ORDER BY since LIMIT 1
 ), ready AS (
     SELECT count(*) FILTER (WHERE run_at <= clock_timestamp()) AS depth,
-           count(*) FILTER (WHERE run_at > clock_timestamp()) AS scheduled, min(run_at) AS first_at
+           count(*) FILTER (WHERE run_at > clock_timestamp()) AS scheduled, min(run_at) FILTER (WHERE isfinite(run_at)) AS first_at
     FROM {schema}.ready
 )
 SELECT (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = $1
@@ -76,6 +76,7 @@ SELECT (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHE
        (SELECT whose FROM oldest) AS oldest_whose,
        (SELECT remedy FROM oldest) AS oldest_remedy,
        (SELECT count(*) FROM sessions WHERE hidden) AS hidden_sessions,
+       (SELECT count(*) FROM {schema}.ended WHERE state = 'dead' AND reason = 'unreadable') AS unreadable,
        ready.depth, ready.scheduled,
        CASE WHEN ready.depth > 0 THEN extract(epoch FROM clock_timestamp() - ready.first_at)::float8 END
            AS oldest_ready_seconds

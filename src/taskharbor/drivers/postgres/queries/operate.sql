@@ -8,6 +8,10 @@ WHERE token = $1 AND NOT $2::text::uuid = ANY (cancels)
 DELETE FROM {schema}.ready WHERE suspect = $1 AND queue = $2 AND rank = $3 AND run_at = $4 AND id = $5::text::uuid
 RETURNING true
 
+-- name: take_strays
+-- Of a job that stands under another key than its own, by somebody's hand: a scan.
+DELETE FROM {schema}.ready WHERE id = $1::text::uuid
+
 -- name: take_waiting
 DELETE FROM {schema}.waiting WHERE job_id = $1::text::uuid RETURNING true
 
@@ -177,6 +181,7 @@ WITH held AS MATERIALIZED (
 ), ended AS (
     INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
     SELECT id, 'cancelled', 'expired', $2, number, attempts, delivery FROM gone
+    ON CONFLICT DO NOTHING  -- a hand had put it back
 ), tallied AS (
     INSERT INTO {schema}.tallies (queue, state, jobs)
     SELECT j.queue, 'cancelled', count(*)

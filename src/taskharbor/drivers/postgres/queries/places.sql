@@ -21,6 +21,7 @@ SELECT clock.now, i.position, j.id::text AS id, j.queue, j.task, j.payload, j.pr
        a.finished_at AS latest_finished_at, a.next_at, a.result, a.error,
        e.state AS ended_state, e.reason AS ended_reason, e.finished_at AS ended_finished_at,
        e.number AS ended_number, e.attempts AS ended_attempts, e.delivery AS ended_delivery,
+       e.raw AS ended_raw,
        r.suspect, r.run_at AS ready_run_at, r.number AS ready_number, r.attempts AS ready_attempts,
        r.first_number AS ready_first_number, r.due_at AS ready_due_at, r.expires_at AS ready_expires_at,
        r.delivery AS ready_delivery,
@@ -41,7 +42,7 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (SELECT * FROM {schema}.ended WHERE ended.job_id = j.id LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (
     SELECT * FROM {schema}.ready
-    WHERE ready.suspect IN (false, true) AND ready.queue = j.queue AND ready.rank = -j.priority
+    WHERE ready.suspect IN (false, true) AND ready.queue = j.queue AND ready.rank = -least(100, greatest(-100, j.priority))
       AND ready.run_at = coalesce(a.next_at, j.run_at) AND ready.id = j.id AND e.job_id IS NULL
     LIMIT 1
 ) AS r ON true

@@ -53,6 +53,21 @@ FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::in
     AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,
           detail, outlived)
 
+-- name: put_ready
+-- As insert_ready, for who may change rows.
+INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at,
+                            delivery)
+SELECT g.suspect, j.queue, -least(100, greatest(-100, j.priority)), g.run_at, g.id, g.number, g.attempts, g.first_number, g.due_at,
+       g.expires_at, g.delivery
+FROM unnest($1::text[]::uuid[], $2::timestamptz[], $3::integer[], $4::integer[], $5::integer[], $6::timestamptz[],
+            $7::timestamptz[], $8::text[], $9::boolean[])
+    AS g (id, run_at, number, attempts, first_number, due_at, expires_at, delivery, suspect)
+CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = g.id LIMIT 1) AS j
+-- A row that a hand has put there says nothing against what is known here.
+ON CONFLICT (suspect, queue, rank, run_at, id) DO UPDATE SET
+    number = excluded.number, attempts = excluded.attempts, first_number = excluded.first_number,
+    due_at = excluded.due_at, expires_at = excluded.expires_at, delivery = excluded.delivery
+
 -- name: copy_attempts
 -- The history of one run each, for the copies that go to the dead-letter queue.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
@@ -67,6 +82,9 @@ INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts
 SELECT s.id, s.state, s.reason, $7, s.number, s.attempts, s.delivery
 FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[])
     AS s (id, state, reason, number, attempts, delivery)
+ON CONFLICT (job_id) DO UPDATE SET
+    state = excluded.state, reason = excluded.reason, finished_at = excluded.finished_at, number = excluded.number,
+    attempts = excluded.attempts, delivery = excluded.delivery, raw = NULL
 
 -- name: close_leases
 -- Count jobs off their leases, and off those asked to end.

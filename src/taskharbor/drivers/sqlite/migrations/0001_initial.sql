@@ -1,6 +1,11 @@
 -- The append-only shape: a job is written once, claiming deletes from `ready`, finishing inserts into
 -- `attempts`. A job's state follows from where it is found.
 
+-- Who may write to the file may insert rows by hand. The CHECKs keep out what no reader could make sense of: SQLite puts
+-- any kind of value into any column. Instants are those of Python, from the year 1 to 9999. A number leaves room to be
+-- raised. (Text that is no valid UTF-8 cannot be kept out here; it is found when it is read.) Of a job each column has
+-- its own: who changes one of them is not refused for another.
+
 -- What was enqueued. The hot path never updates it; operators may.
 CREATE TABLE taskharbor_jobs (
     id              TEXT PRIMARY KEY,
@@ -14,7 +19,19 @@ CREATE TABLE taskharbor_jobs (
     idempotency_key TEXT,
     delivery        TEXT,
     options         TEXT,              -- JSON; NULL for the defaults
-    version         INTEGER NOT NULL DEFAULT 1
+    version         INTEGER NOT NULL DEFAULT 1,
+    CHECK (typeof(id) = 'text'),
+    CHECK (typeof(queue) = 'text'),
+    CHECK (typeof(task) = 'text'),
+    CHECK (typeof(payload) = 'text'),
+    CHECK (typeof(idempotency_key) <> 'blob'),
+    CHECK (typeof(options) <> 'blob'),
+    CHECK (typeof(priority) = 'integer' AND priority BETWEEN -100 AND 100),
+    CHECK (typeof(version) = 'integer' AND version BETWEEN 0 AND 2000000000),
+    CHECK (typeof(run_at) = 'integer' AND run_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (typeof(enqueued_at) = 'integer' AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (expires_at IS NULL OR typeof(expires_at) = 'integer' AND expires_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (delivery IS NULL OR delivery IN ('at_least_once', 'at_most_once'))
 ) WITHOUT ROWID;
 
 -- (queue, idempotency key) names one job for as long as it is kept. Partial: a job without a key pays nothing.
@@ -35,7 +52,16 @@ CREATE TABLE taskharbor_ready (
     due_at       INTEGER,
     expires_at   INTEGER,              -- NULL once the run has begun
     delivery     TEXT,
-    PRIMARY KEY (suspect, queue, rank, run_at, id)
+    PRIMARY KEY (suspect, queue, rank, run_at, id),
+    CHECK (suspect IN (0, 1) AND typeof(queue) = 'text' AND typeof(id) = 'text'
+           AND typeof(rank) = 'integer' AND rank BETWEEN -100 AND 100
+           AND typeof(run_at) = 'integer' AND run_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (typeof(number) = 'integer' AND number BETWEEN 0 AND 2000000000
+           AND typeof(attempts) = 'integer' AND attempts BETWEEN 0 AND 2000000000
+           AND typeof(first_number) = 'integer' AND first_number BETWEEN 0 AND 2000000001),
+    CHECK (due_at IS NULL OR typeof(due_at) = 'integer' AND due_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (expires_at IS NULL OR typeof(expires_at) = 'integer' AND expires_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (delivery IS NULL OR delivery IN ('at_least_once', 'at_most_once'))
 ) WITHOUT ROWID;
 
 -- Finds what must be cancelled because it was not begun in time; a job without an expiry pays nothing.
@@ -94,7 +120,8 @@ CREATE TABLE taskharbor_ended (
     finished_at INTEGER NOT NULL,
     number      INTEGER NOT NULL,
     attempts    INTEGER NOT NULL,
-    delivery    TEXT
+    delivery    TEXT,
+    raw         TEXT                   -- JSON: the row of its place, which nobody could make sense of
 ) WITHOUT ROWID;
 CREATE INDEX taskharbor_ended_state ON taskharbor_ended (state, job_id);
 CREATE INDEX taskharbor_ended_age ON taskharbor_ended (state, finished_at, job_id);
@@ -106,14 +133,21 @@ CREATE TABLE taskharbor_waiting (
     attempts     INTEGER NOT NULL,
     first_number INTEGER NOT NULL,
     expires_at   INTEGER,
-    delivery     TEXT
+    delivery     TEXT,
+    CHECK (typeof(job_id) = 'text' AND typeof(number) = 'integer' AND number BETWEEN 0 AND 2000000000
+           AND typeof(attempts) = 'integer' AND attempts BETWEEN 0 AND 2000000000
+           AND typeof(first_number) = 'integer' AND first_number BETWEEN 0 AND 2000000001),
+    CHECK (expires_at IS NULL OR typeof(expires_at) = 'integer' AND expires_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (delivery IS NULL OR delivery IN ('at_least_once', 'at_most_once'))
 ) WITHOUT ROWID;
 CREATE TABLE taskharbor_dependencies (
     job_id    TEXT NOT NULL,
     member_id TEXT NOT NULL,
     position  INTEGER NOT NULL,        -- in the order given: a finalizer gets its results so
     done      INTEGER NOT NULL,
-    PRIMARY KEY (job_id, member_id)
+    PRIMARY KEY (job_id, member_id),
+    CHECK (typeof(job_id) = 'text' AND typeof(member_id) = 'text' AND typeof(position) = 'integer'),
+    CHECK (done IN (0, 1))
 ) WITHOUT ROWID;
 CREATE INDEX taskharbor_dependencies_member ON taskharbor_dependencies (member_id, job_id);
 -- Empty unless somebody depends on an unfinished job: what nearly every settle has to know.
@@ -134,7 +168,8 @@ CREATE TABLE taskharbor_progress (
 CREATE TABLE taskharbor_tags (
     tag    TEXT NOT NULL,
     job_id TEXT NOT NULL,
-    PRIMARY KEY (tag, job_id)
+    PRIMARY KEY (tag, job_id),
+    CHECK (typeof(tag) = 'text' AND typeof(job_id) = 'text')
 ) WITHOUT ROWID;
 
 CREATE TABLE taskharbor_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;

@@ -8,7 +8,10 @@ CREATE TABLE taskharbor_workflows (
     total           INTEGER NOT NULL,
     enqueued_at     INTEGER NOT NULL,
     idempotency_key TEXT UNIQUE,
-    about           TEXT NOT NULL
+    about           TEXT NOT NULL,
+    CHECK (typeof(id) = 'text' AND typeof(last_id) = 'text' AND last_id >= id AND typeof(about) = 'text'
+           AND typeof(total) = 'integer' AND total >= 0 AND typeof(idempotency_key) <> 'blob'
+           AND typeof(enqueued_at) = 'integer' AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999)
 ) WITHOUT ROWID;
 
 -- Whether the job is cancelled when this member of it ends without success.

@@ -10,10 +10,15 @@ SELECT rank FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank > ? O
 -- A range of the primary key; CROSS JOIN keeps the planner from starting at the jobs. The rows come as one
 -- JSON text: reading them one by one would give up the interpreter's lock for each. The columns are those of
 -- Claimed, in its order. They begin after the place given: a long line is read in pieces, since a text has an end.
+-- And whether all of the numbers and instants are possible ones; what else can be wrong shows when the text is decoded.
 SELECT json_group_array(json_array(
     id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
     expires_at, delivery, options, version
-))
+)), min(
+    number BETWEEN 0 AND 2000000000 AND attempts BETWEEN 0 AND 2000000000 AND first_number BETWEEN 0 AND 2000000001
+    AND run_at BETWEEN -62135596800000000 AND 253402300799999999 AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999
+    AND coalesce(due_at, 0) BETWEEN -62135596800000000 AND 253402300799999999 AND coalesce(expires_at, 0) BETWEEN -62135596800000000 AND 253402300799999999
+)
 FROM (
     SELECT r.id, j.task, j.payload, r.queue, j.priority, r.number, r.attempts, r.first_number, r.run_at,
            j.enqueued_at, r.due_at, r.expires_at, r.delivery, j.options, j.version
@@ -22,6 +27,41 @@ FROM (
     ORDER BY r.run_at, r.id
     LIMIT ?
 )
+
+-- name: due_values
+-- The same rows value by value, to find the one that cannot be read.
+SELECT r.suspect, r.queue, r.rank, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at, r.expires_at,
+       r.delivery, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version
+FROM taskharbor_ready AS r CROSS JOIN taskharbor_jobs AS j ON j.id = r.id
+WHERE r.suspect = ? AND r.queue = ? AND r.rank = ? AND r.run_at <= ? AND (r.run_at, r.id) > (?, ?)
+ORDER BY r.run_at, r.id
+LIMIT ?
+
+-- name: odd_keys
+-- Rows whose place in the order cannot be one: a scan. Each by its bytes, which name it whatever they are.
+SELECT hex(suspect), hex(queue), hex(rank), hex(run_at), hex(id),
+       suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at, delivery
+FROM taskharbor_ready
+WHERE typeof(suspect) <> 'integer' OR typeof(queue) <> 'text' OR typeof(rank) <> 'integer'
+   OR typeof(run_at) <> 'integer' OR typeof(id) <> 'text' OR queue = CAST(? AS TEXT)
+LIMIT ?
+
+-- name: delete_odd_key
+DELETE FROM taskharbor_ready
+WHERE hex(suspect) = ? AND hex(queue) = ? AND hex(rank) = ? AND hex(run_at) = ? AND hex(id) = ?
+
+-- name: delete_place
+-- By the bytes of its id, which need not be text.
+DELETE FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank = ? AND run_at = ? AND hex(id) = ?
+
+-- name: delete_strays
+-- Of a job that stands under another key than its own, by somebody's hand: a scan.
+DELETE FROM taskharbor_ready WHERE id = ?
+
+-- name: set_aside
+INSERT INTO taskharbor_ended (job_id, state, reason, finished_at, number, attempts, delivery, raw)
+VALUES (?, 'dead', 'unreadable', ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
 
 -- name: delete_ready_up_to
 -- What a claim took of one queue and priority is a prefix of its range, so one statement removes it.

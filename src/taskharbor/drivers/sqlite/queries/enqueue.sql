@@ -6,7 +6,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 
 -- name: insert_ready
-INSERT INTO taskharbor_ready
+-- A row that a hand has put there says nothing against what is known here.
+INSERT OR REPLACE INTO taskharbor_ready
     (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at, delivery)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 

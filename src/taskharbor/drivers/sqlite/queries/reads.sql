@@ -4,7 +4,7 @@ SELECT id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idem
 FROM taskharbor_jobs WHERE id = ?
 
 -- name: ended
-SELECT state, reason, finished_at, number, attempts, delivery FROM taskharbor_ended WHERE job_id = ?
+SELECT state, reason, finished_at, number, attempts, delivery, raw FROM taskharbor_ended WHERE job_id = ?
 
 -- name: latest_attempt
 SELECT number, status, attempts, finished_at, next_at, result, error

@@ -26,6 +26,9 @@ DELETE FROM taskharbor_claims WHERE token = ?
 -- name: insert_ended
 INSERT INTO taskharbor_ended (job_id, state, reason, finished_at, number, attempts, delivery)
 VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (job_id) DO UPDATE SET
+    state = excluded.state, reason = excluded.reason, finished_at = excluded.finished_at, number = excluded.number,
+    attempts = excluded.attempts, delivery = excluded.delivery, raw = NULL
 
 -- name: add_to_tally
 INSERT INTO taskharbor_tallies (queue, state, jobs) VALUES (?, ?, ?)
