@@ -106,6 +106,9 @@ async def test_application_name_is_the_callers_to_choose(dsn: str) -> None:
         ("a%00b=1", "NUL"),
         ("statement_timeout=1%00", "'statement_timeout' in the URL of .* NUL"),
         ("listen=maybe", "listen= is on or off, not 'maybe'"),
+        ("connections=3", "connections= of .* must be a whole number from 4 .* to 100, not 3"),
+        ("connections=101", "must be a whole number from 4 .* to 100, not 101"),
+        ("connections=many", "must be a whole number from 4 .* to 100, not 'many'"),
     ],
 )
 def test_parameter_that_says_nothing_is_refused_before_anything_is_opened(query: str, words: str) -> None:

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from taskharbor.clock import SystemClock
-from taskharbor.drivers.base import Answer, ClaimRequest, Settled, Transition
+from taskharbor.drivers.base import Answer, ClaimRequest, Extension, Settled, Transition
 from taskharbor.drivers.postgres import PostgresDriver, connections
 from taskharbor.errors import ConfigurationError, PayloadError, StoreError, StoreUnavailable
 from taskharbor.job import AttemptStatus, NewJob, State
@@ -171,6 +171,34 @@ def test_each_loop_has_connections_of_its_own_and_takes_them_along(dsn: str) -> 
         asyncio.run(use(number))
     connections = asyncio.run(_connections_of(dsn))
     assert connections == 1  # the one that asks
+
+
+@pytest.mark.parametrize(("url", "most"), [("", 8), ("?connections=4", 4), ("?connections=5&listen=off", 5)])
+async def test_a_loop_opens_no_more_connections_than_it_may(dsn: str, url: str, most: int) -> None:
+    """Each is kept once it is open, so that in the end all are there that there ever were."""
+    driver = PostgresDriver.from_url(dsn + url)
+    await driver.migrate()
+    await driver.open_for_work()
+    waiting = asyncio.create_task(driver.wait(driver.news(), 60))
+
+    async def use(number: int) -> None:
+        token = f"worker/{number}"
+        await driver.enqueue([NewJob(job(number).id, "task", idempotency_key=f"key {number}")])
+        await driver.claim(ClaimRequest(token, 60 * SECOND, 1))
+        await driver.extend([Extension(token, 60 * SECOND)])
+        await driver.counts()
+
+    await asyncio.gather(*(use(number) for number in range(1, 41)))
+    onlooker = await asyncpg.connect(dsn)
+    open_now = await onlooker.fetchval(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    )
+    await onlooker.close()
+    assert most - 1 <= open_now <= most  # the listener may not be there yet
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await driver.close()
 
 
 async def _connections_of(dsn: str) -> int:

@@ -222,3 +222,65 @@ def test_a_supervisor_tells_everybody_of_its_health(small: Shop, monkeypatch: py
         assert parent.wait(40) == 0
         assert not file.exists()
         job.result(timeout=10)
+
+
+# -- a worker without a supervisor ---------------------------------------------------------------
+
+
+def test_a_worker_alone_answers_on_its_port_and_touches_its_file(small: Shop):
+    port = free_port()
+    worker = small.start(health_port=port, health_file="health", grace_seconds=60)
+    small.wait(lambda: _listens(port) and asked(port) == (200, "the worker is at work\n"), "the answer")
+    small.wait(lambda: (small.folder / "health").stat().st_mtime > 1, "the file")
+    small.harbor.enqueue("until_released")
+    small.wait(lambda: small.executions()[0] == 1, "the execution")
+    worker.send_signal(signal.SIGTERM)
+    small.wait(lambda: asked(port) == (503, "the worker is stopping\n"), "the stop")
+    (small.folder / "release").touch()
+    assert worker.wait(60) == 0, small.errors()
+    assert not (small.folder / "health").exists()
+
+
+def test_a_worker_alone_tells_systemd(small: Shop, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(small.folder / "notify"))
+        listener.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(small.folder / "notify"))
+        worker = small.start()
+        told = []
+        while "READY=1" not in told:
+            told.append(listener.recv(1000).decode())
+        worker.send_signal(signal.SIGTERM)
+        while "STOPPING=1" not in told:
+            told.append(listener.recv(1000).decode())
+        assert worker.wait(60) == 0, small.errors()
+
+
+def test_a_port_that_is_taken_ends_a_worker_alone_with_one_line(small: Shop):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert small.start(health_port=port).wait(60) == 1
+    [error] = [line for line in small.errors().splitlines() if line.startswith("Error: ")]
+    assert f"no health port at 127.0.0.1:{port}" in error
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        ({}, "the worker is waiting for the store\n"),
+        ({"processes": 1}, "0 of 1 worker process are at work; waiting for the store\n"),
+    ],
+    ids=["alone", "supervised"],
+)
+def test_a_store_that_is_away_at_the_start_makes_nobody_ill(
+    small: Shop, processes: dict[str, int], told: str
+):
+    """A restart would not bring it back."""
+    port = free_port()
+    small.url = f"postgresql://127.0.0.1:{free_port()}/nothing"
+    worker = small.start(health_port=port, **processes)
+    small.wait(lambda: _listens(port) and asked(port) == (200, told), "the answer")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0, small.errors()

@@ -117,14 +117,13 @@ class GivenUp(click.ClickException):
 @click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Touch this file every second while all is well; removed at the end.  [with --processes]",
+    help="Touch this file every second while all is well; removed at the end.",
 )
 @click.option(
     "--health-port",
     metavar="[HOST:]PORT",
     type=host_and_port,
-    help="Answer HTTP with 200 while all is well, else 503; on 127.0.0.1 unless a host is named.  "
-    "[with --processes]",
+    help="Answer HTTP with 200 while all is well, else 503; on 127.0.0.1 unless a host is named.",
 )
 @click.option(
     "--log-format",
@@ -206,35 +205,27 @@ def worker(
 
         supervise(session.screen, orders, processes, stuck_seconds, health_file, health_port)
         return
-    refuse_without_supervisor(
-        {
-            "--stuck-seconds": stuck_seconds,
-            "--health-file": health_file,
-            "--health-port": health_port,
-        }
-    )
-    work_here(session, orders)
+    if stuck_seconds is not None:
+        raise click.UsageError("--stuck-seconds is for a supervisor: add --processes")
+    work_here(session, orders, health_file, health_port)
 
 
-def refuse_without_supervisor(options: dict[str, object]) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise click.UsageError(f"{name} is for a supervisor: add --processes")
-
-
-def work_here(session: Session, orders: Orders) -> None:
+def work_here(
+    session: Session, orders: Orders, health_file: Path | None, health_address: tuple[str, int] | None
+) -> None:
     """The worker is this process."""
     with session.open(create=True) as harbor:
+        from taskharbor.worker.signals import run_with_signals
         from taskharbor.worker.supervisor.child import worker_for
+        from taskharbor.worker.supervisor.health import Signs, health_of, work_with_signs
 
         if session.app is None:
             offer_builtin(harbor)
         works = worker_for(harbor, orders)
         try:
-            if orders.drain:
-                works.drain_sync()
-            else:
-                works.run_sync()
+            work = works.drain if orders.drain else works.run
+            signs = Signs(lambda: health_of(works), health_file, health_address)
+            run_with_signals(lambda: work_with_signs(works, work, signs), works)
         except StubbornHandler as error:
             raise GivenUp(str(error)) from error
         if session.screen.as_json:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
 from taskharbor.codec import counted
@@ -52,6 +52,9 @@ JOBS_TOLD = 20
 NAMES_TOLD = 50
 
 
+Phase = Literal["starting", "waiting for the store", "at work", "stopping"]
+
+
 class Shift:
     """One run of a worker: its parts, wired up, from the first claim to the last settle."""
 
@@ -63,6 +66,7 @@ class Shift:
         self._stopping = asyncio.Event()
         self._was_told = False  # from outside, to stop
         self._steering: OwnTask[None] | None = None  # that all this runs in
+        self._has_started = False
         self._ending_now = asyncio.Event()
         self._ended = asyncio.Event()  # set whenever an execution has ended
         self._given_up: set[Execution] = set()  # handlers that this worker ends for
@@ -190,6 +194,15 @@ class Shift:
     def leave(self) -> None:
         self._stopping.set()
 
+    @property
+    def phase(self) -> Phase:
+        """How far it is. A store that goes away later makes no difference: it is at work."""
+        if self._stopping.is_set():
+            return "stopping"
+        if self._has_started:
+            return "at work"
+        return "waiting for the store" if self._outages.is_away else "starting"
+
     def predecessor_is_gone(self) -> None:
         self._retirement.look()
 
@@ -221,6 +234,7 @@ class Shift:
     async def _work(self, until_drained: bool) -> None:
         if not await self.with_store(self._tidy_up):
             return
+        self._has_started = True
         self._tell_started()
         try:
             await self._work_together(until_drained)
@@ -463,6 +477,8 @@ class Shift:
 
     def _tell_stopping(self) -> None:
         """Who was told to stop says what it waits for, and for how long."""
+        if self._worker._on_stop is not None:
+            self._worker._on_stop()
         if not self._stopping.is_set():
             return  # drained, or retired: nothing is waited for
         fields = {"worker": self._worker.name, "seconds": self._worker.grace_seconds, **self._running()}

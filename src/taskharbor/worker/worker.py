@@ -24,7 +24,7 @@ from taskharbor.retry import RetryPolicy
 from taskharbor.worker.isolation.pool import refuse_unreachable_hooks
 from taskharbor.worker.oversight import Oversight
 from taskharbor.worker.retirement import Succession
-from taskharbor.worker.shift import Shift
+from taskharbor.worker.shift import Phase, Shift
 from taskharbor.worker.signals import run_with_signals
 
 CONCURRENCY_MAX = 10_000
@@ -56,6 +56,7 @@ class Worker:
 
     _oversight: Oversight | None = None  # a supervisor in another process
     _succession: Succession | None = None  # who replaces it when it retires
+    _on_stop: Callable[[], None] | None = None  # called when a shutdown begins
     _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
 
     def __init__(
@@ -131,6 +132,10 @@ class Worker:
         """Shut down gracefully; called again, end now and leave the rest to the leases. From any thread."""
         if self._shift is not None:
             self._shift.loop.call_soon_threadsafe(self._shift.stop)
+
+    @property
+    def _phase(self) -> Phase:
+        return "starting" if self._shift is None else self._shift.phase
 
     def _leave(self) -> None:
         """Shut down gracefully for a reason of its own; whoever then says `stop` says it for the first time."""

@@ -11,7 +11,11 @@ from msgspec import Struct
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 
-OURS = ("schema", "listen")
+OURS = ("schema", "listen", "connections")
+
+CONNECTIONS = 8  # of one event loop, at most
+CONNECTIONS_MIN = 4  # to claim, to settle, to listen, and for the rest
+CONNECTIONS_MAX = 100
 
 # What asyncpg itself reads from a URL. It hands all else to the server, as settings of the session.
 CONNECTION = (
@@ -24,7 +28,7 @@ _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 _FORM = "postgresql://user:password@host:port/database"
 _BEHIND = (
-    f"Behind the ? of the URL may stand {' and '.join(OURS)}, what asyncpg takes ({', '.join(CONNECTION)}), "
+    f"Behind the ? of the URL may stand {', '.join(OURS)}, what asyncpg takes ({', '.join(CONNECTION)}), "
     "and settings of the server, such as statement_timeout=5s"
 )
 
@@ -33,6 +37,7 @@ class Address(Struct, frozen=True):
     dsn: str  # for asyncpg: without what is ours
     schema: str
     listen: bool
+    connections: int = CONNECTIONS
 
 
 def read_url(url: str) -> Address:
@@ -44,6 +49,9 @@ def read_url(url: str) -> Address:
     if listen not in ("on", "off"):
         raise ConfigurationError(f"?listen= is on or off, not {shorten(listen)}, in {where}")
     schema = options.pop("schema", "taskharbor")
+    given = options.pop("connections", str(CONNECTIONS))
+    is_number = given.isascii() and given.isdigit() and len(given) < 10
+    connections = checked_connections(int(given) if is_number else given, f"?connections= of {where}")
     for name, value in options.items():
         if not value or not name:
             raise ConfigurationError(
@@ -54,7 +62,22 @@ def read_url(url: str) -> Address:
             raise ConfigurationError(
                 f"{shorten(name)} in the URL of {where} holds a NUL character; remove it"
             )
-    return Address(urlunsplit(parts._replace(query=urlencode(options))), schema, listen == "on")
+    return Address(
+        urlunsplit(parts._replace(query=urlencode(options))), schema, listen == "on", int(connections)
+    )
+
+
+def checked_connections(number: object, name: str = "connections") -> int:
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, int)
+        or not CONNECTIONS_MIN <= number <= CONNECTIONS_MAX
+    ):
+        raise ConfigurationError(
+            f"{name} must be a whole number from {CONNECTIONS_MIN} (to claim, to settle, to listen, and for the rest) "
+            f"to {CONNECTIONS_MAX}, not {shorten(number)}"
+        )
+    return number
 
 
 def _split(url: str) -> SplitResult:

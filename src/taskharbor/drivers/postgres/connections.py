@@ -13,13 +13,13 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from enum import IntEnum
+from enum import Enum
 from typing import Any, TypeVar
 
 import asyncpg
 
 from taskharbor.drivers.postgres import instants
-from taskharbor.drivers.postgres.address import names_application, refused_address
+from taskharbor.drivers.postgres.address import CONNECTIONS, names_application, refused_address
 from taskharbor.drivers.postgres.explain import COLLISIONS, ends_connection, explained
 from taskharbor.drivers.postgres.roles import explained_denial
 from taskharbor.drivers.postgres.wire import Watch, Wire
@@ -60,12 +60,23 @@ _UNANSWERED = (OSError, asyncpg.CannotConnectNowError)  # (a timeout is an OSErr
 _INHERITED: list[object] = []  # connections of a parent process: never used, never closed
 
 
-class Lane(IntEnum):
-    """A kind of work, and how many connections of a loop may do it at the same time."""
+class Lane(Enum):
+    """A kind of work, with connections of its own."""
 
-    CLAIM = 1
-    SETTLE = 2
-    REST = 4
+    CLAIM = "claim"
+    SETTLE = "settle"
+    REST = "rest"
+
+
+def seats_of(connections: int, *, listener: bool) -> dict[Lane, int]:
+    """How many connections of a loop may do each kind of work at the same time, of so many in all.
+
+    The listener has one of its own, claims need one. A second one for settles lets a heartbeat through while a long
+    settle is under way; the rest is for everything else.
+    """
+    left = connections - listener - 1
+    settle = 2 if left >= 3 else 1
+    return {Lane.CLAIM: 1, Lane.SETTLE: settle, Lane.REST: left - settle}
 
 
 class Session:
@@ -163,13 +174,16 @@ async def _transaction(session: Session, work: Work[T]) -> T:
 
 
 class Connections:
-    def __init__(self, dsn: str, schema: str, sql: dict[str, str], *, pooler: bool) -> None:
+    def __init__(
+        self, dsn: str, schema: str, sql: dict[str, str], *, pooler: bool, most: int = CONNECTIONS
+    ) -> None:
         self.dsn = dsn
         self.schema = schema
         self._sql = sql
         # Behind a pooler that lends a server connection for one transaction at a time, a statement that was
         # prepared on one of them is unknown on the next: everything happens inside transactions, unprepared.
         self._pooler = pooler
+        self._seats = seats_of(most, listener=not pooler)
         self._named = names_application(dsn)  # as the caller wants it
         self._reset()
 
@@ -330,7 +344,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            pool = _Pool()
+            pool = _Pool(self._seats)
             with self._lock:
                 self._pools[loop] = pool
             await pool.watch()
@@ -355,8 +369,8 @@ class Connections:
 class _Pool:
     """The connections of one loop."""
 
-    def __init__(self) -> None:
-        self.seats = {lane: asyncio.Semaphore(lane.value) for lane in Lane}
+    def __init__(self, seats: dict[Lane, int]) -> None:
+        self.seats = {lane: asyncio.Semaphore(seats[lane]) for lane in Lane}
         self.patience = dict.fromkeys(Lane, 1)  # how many times the usual time a lane may take
         self._idle: dict[Lane, list[Wire]] = {lane: [] for lane in Lane}
         self._closed = False

@@ -56,7 +56,7 @@ from taskharbor.drivers.postgres import (
     sql,
     workflows,
 )
-from taskharbor.drivers.postgres.address import address_of, read_url
+from taskharbor.drivers.postgres.address import CONNECTIONS, address_of, checked_connections, read_url
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import (
     ALONE_BYTES,
@@ -103,7 +103,13 @@ class PostgresDriver(Driver):
     inline = False
 
     def __init__(
-        self, dsn: str, *, schema: str = "taskharbor", listen: bool = True, clock: Clock | None = None
+        self,
+        dsn: str,
+        *,
+        schema: str = "taskharbor",
+        listen: bool = True,
+        clock: Clock | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
         import_ahead()
         self.dsn = dsn
@@ -111,7 +117,9 @@ class PostgresDriver(Driver):
         self.clock = clock or SystemClock()
         self._decides = clock  # None: the server's
         self._sql = sql.statements(schema)
-        self._connections = Connections(dsn, schema, self._sql, pooler=not listen)
+        self._connections = Connections(
+            dsn, schema, self._sql, pooler=not listen, most=checked_connections(connections)
+        )
         self._news = News(self._connections, listen=listen, clock=self.clock)
         self._gathering = Gathering(self._store_plain)
         self._covered = settle.Covered()
@@ -129,7 +137,13 @@ class PostgresDriver(Driver):
     def from_url(cls, url: str, clock: Clock | None = None) -> PostgresDriver:
         """postgresql://user@host:5432/database?schema=taskharbor&listen=on, and whatever else asyncpg takes."""
         address = read_url(url)
-        return cls(address.dsn, schema=address.schema, listen=address.listen, clock=clock)
+        return cls(
+            address.dsn,
+            schema=address.schema,
+            listen=address.listen,
+            clock=clock,
+            connections=address.connections,
+        )
 
     def __repr__(self) -> str:
         return f"PostgresDriver({address_of(self.dsn)!r}, schema={self.schema!r})"

@@ -71,6 +71,10 @@ class Hello(Struct, tag=True, omit_defaults=True):
     address: str | None = None
 
 
+class Waiting(Struct, tag=True):
+    """From the child: the store is away, so it is not ready yet."""
+
+
 class Ready(Struct, tag=True):
     """From the child: its start hooks are done, it begins to claim."""
 
@@ -97,7 +101,19 @@ class Leaving(Struct, tag=True):
     """From a child that retires: its last job is settled."""
 
 
-Message = Orders | Heard | Told | MayRetire | Hello | Ready | Refusal | SuspectsWaiting | Retiring | Leaving
+Message = (
+    Orders
+    | Heard
+    | Told
+    | MayRetire
+    | Hello
+    | Waiting
+    | Ready
+    | Refusal
+    | SuspectsWaiting
+    | Retiring
+    | Leaving
+)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Message).decode

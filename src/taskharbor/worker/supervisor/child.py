@@ -26,6 +26,7 @@ from taskharbor.worker.supervisor.channel import (
     Retiring,
     SuspectsWaiting,
     Told,
+    Waiting,
 )
 from taskharbor.worker.supervisor.page import Publisher
 
@@ -179,8 +180,11 @@ class Child:
 
     async def _show_life(self) -> None:
         """While the loop goes round. What a handler does to it, the supervisor sees."""
+        told = False
         while True:
             self._page.show_life()
+            if self._worker._phase == "waiting for the store" and not told and not self.is_ready:
+                told = self._published.channel is not None and self._published.channel.send(Waiting())
             await asyncio.sleep(self._orders.life_seconds)
 
 

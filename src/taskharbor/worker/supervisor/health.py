@@ -1,4 +1,4 @@
-"""Health for whoever runs the supervisor: systemd, a container's probe, a load balancer."""
+"""Health for whoever runs a worker or a supervisor: systemd, a container's probe, a load balancer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from taskharbor.errors import ConfigurationError
 from taskharbor.telemetry.logs import log_line
+
+if TYPE_CHECKING:
+    from taskharbor.worker.worker import Worker
 
 logger = logging.getLogger("taskharbor.supervisor")
 
@@ -31,8 +35,61 @@ class Health(Struct, frozen=True):
 Look = Callable[[], Health]
 
 
+class Signs:
+    """All that a process tells the outside of how it is: a file, a port, and systemd where that started it."""
+
+    def __init__(self, look: Look, file: Path | None, address: tuple[str, int] | None) -> None:
+        self._look = look
+        self._file = file
+        self._address = address
+        self._systemd = Systemd.from_environment(look)
+
+    def runs(self) -> list[Coroutine[Any, Any, None]]:
+        """One for each sign; none of them ends by itself."""
+        signs: list[Coroutine[Any, Any, None]] = []
+        if self._file is not None:
+            signs.append(HealthFile(self._file, self._look).run())
+        if self._address is not None:
+            signs.append(HealthPort(*self._address, self._look).run())
+        if self._systemd is not None:
+            signs.append(self._systemd.run())
+        return signs
+
+    def stopping(self) -> None:
+        if self._systemd is not None:
+            self._systemd.stopping()
+
+
+async def work_with_signs(
+    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], signs: Signs
+) -> None:
+    """Let a worker work, and tell the outside meanwhile; a sign that cannot be given ends the worker."""
+    working = asyncio.ensure_future(work())
+    giving = [asyncio.ensure_future(sign) for sign in signs.runs()]
+    worker._on_stop = signs.stopping
+    try:
+        await asyncio.wait([working, *giving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            worker.stop()
+            worker.stop()  # nobody has asked for its work yet
+        await asyncio.wait([working])
+        for ended in (*(sign for sign in giving if sign.done()), working):
+            ended.result()
+    finally:
+        for sign in giving:
+            sign.cancel()
+        if giving:
+            await asyncio.wait(giving)
+
+
+def health_of(worker: Worker) -> Health:
+    """Well is a worker that works, or waits for a store that is away. That its loop goes round, the answer shows."""
+    phase = worker._phase
+    return Health(phase in ("at work", "waiting for the store"), f"the worker is {phase}")
+
+
 class HealthFile:
-    """A file that is touched while all is well, and gone when the supervisor is: a probe looks at its age.
+    """A file that is touched while all is well, and gone when the process is: a probe looks at its age.
 
     It may lie in a folder that others can write to, /tmp say. What they put in its place is left alone.
     """

@@ -32,9 +32,10 @@ from taskharbor.worker.supervisor.channel import (
     Refusal,
     Retiring,
     SuspectsWaiting,
+    Waiting,
 )
 from taskharbor.worker.supervisor.child import EXIT_REPLACE
-from taskharbor.worker.supervisor.health import Health, HealthFile, HealthPort, Systemd
+from taskharbor.worker.supervisor.health import Health, Signs
 from taskharbor.worker.supervisor.process import ChildProcess, StartChild
 from taskharbor.worker.supervisor.relay import Relay
 from taskharbor.worker.supervisor.seat import Ending, Seat
@@ -94,7 +95,7 @@ class Supervisor:
         self._bookkeeper = Bookkeeper(
             self.name, self._orders, self._living, self._relay, clock=clock, open_store=open_store
         )
-        self._systemd = Systemd.from_environment(self.health)
+        self._signs = Signs(self.health, settings.health_file, settings.health_address)
         self._stopping = asyncio.Event()
         self._ending_now = asyncio.Event()
         self._was_ready = False  # any child, ever
@@ -107,8 +108,7 @@ class Supervisor:
             self._ending_now.set()
             return
         self._stopping.set()
-        if self._systemd is not None:
-            self._systemd.stopping()
+        self._signs.stopping()
         children = counted(len(self._children), "worker process", "worker processes")
         log_line(
             logger,
@@ -126,7 +126,7 @@ class Supervisor:
             loop.add_signal_handler(number, self.stop)
         fields = {"supervisor": self.name, "processes": self._settings.processes}
         log_line(logger, logging.INFO, "supervisor {supervisor} started", fields)
-        others = [self._watch.run(), self._see_to_the_end(), self._ending_now.wait(), *self._health_signs()]
+        others = [self._watch.run(), self._see_to_the_end(), self._ending_now.wait(), *self._signs.runs()]
         parts = [loop.create_task(part) for part in (self._work(), *others)]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -170,7 +170,7 @@ class Supervisor:
     # -- health --
 
     def health(self) -> Health:
-        """Well is who has a child at work. A store that is away makes nobody ill: a restart would not help."""
+        """Well is who has a child at work, or one that waits for the store: a restart would not bring that back."""
         if self._stopping.is_set():
             return Health(False, "stopping")
         at_work = [
@@ -184,17 +184,8 @@ class Supervisor:
         ]
         asked = counted(self._settings.processes, "worker process", "worker processes")
         detail = f"{len(at_work)} of {asked} {agreeing(len(at_work), 'is', 'are')} at work"
-        return Health(bool(at_work), detail)
-
-    def _health_signs(self) -> list[Any]:
-        signs: list[Any] = []
-        if self._settings.health_file is not None:
-            signs.append(HealthFile(self._settings.health_file, self.health).run())
-        if self._settings.health_address is not None:
-            signs.append(HealthPort(*self._settings.health_address, self.health).run())
-        if self._systemd is not None:
-            signs.append(self._systemd.run())
-        return signs
+        waits = any(child.waits_for_store and not child.is_over for child in self._living())
+        return Health(bool(at_work) or waits, detail + ("; waiting for the store" if waits else ""))
 
     # -- one child after the other --
 
@@ -272,8 +263,11 @@ class Supervisor:
             case Hello():
                 child.hello = message
                 self._bookkeeper.meet(message)
+            case Waiting():
+                child.waits_for_store = True
             case Ready():
                 child.is_ready = self._was_ready = True
+                child.waits_for_store = False
                 self._relay.pass_on()
                 self._bookkeeper.tell_who_is_there()
             case Refusal():
@@ -308,7 +302,7 @@ class Supervisor:
                 logger, logging.WARNING, "worker process {worker} did not stop in time and was ended", fields
             )
         else:
-            log_line(logger, logging.ERROR, "worker process {worker} {how}", fields)
+            log_line(logger, logging.ERROR, "a worker process died: {worker} {how}", fields)
         return Ending.DIED if child.is_ready or was_asked else Ending.STILLBORN
 
     def _give_up_if_hopeless(self, child: ChildProcess, status: int) -> None:

@@ -44,6 +44,7 @@ class ChildProcess:
         self.hello: Hello | None = None
         self.refusal: Refusal | None = None
         self.is_ready = False
+        self.waits_for_store = False  # before it is ready
         self.is_over = False  # the process has ended; what it left is not settled yet
         self.suspects_only = orders.suspects_only
         self.left_idle = False  # it retired before it had begun any job

@@ -71,7 +71,7 @@ class Watch:
         log_line(
             logger,
             logging.ERROR,
-            "a worker process shows no sign of life for {seconds} s and is replaced",
+            "a worker process shows no sign of life and is replaced: {worker}, for {seconds} s",
             fields,
         )
         # By another child: this one cannot, and whatever it counted would go with it.
