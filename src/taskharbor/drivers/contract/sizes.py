@@ -28,7 +28,8 @@ def text_size(text: str | None) -> int:
 
 def claimed_size(job: Claimed) -> int:
     """The bytes of a claimed job that `ClaimRequest.bytes_limit` counts."""
-    return text_size(job.payload) + text_size(job.options)
+    size = text_size(job.payload)
+    return size if job.options is None else size + text_size(job.options)
 
 
 def job_size(job: NewJob) -> int:

@@ -69,7 +69,9 @@ def _choose(store: Store, request: ClaimRequest, now: int) -> tuple[list[Job], b
             if once_left <= 0:
                 break  # not skipped: whatever comes after it in the order must not overtake it
             once_left -= 1
-        bytes_left -= text_size(job.payload) + text_size(job.options_json)
+        bytes_left -= text_size(job.payload)
+        if job.options_json is not None:
+            bytes_left -= text_size(job.options_json)
         if bytes_left < 0 and chosen:
             return chosen, True
         chosen.append(job)

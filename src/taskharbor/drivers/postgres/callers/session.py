@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.calling import in_sync_call, on_loop_thread
-from taskharbor.drivers.base import Enqueued, WorkflowEnqueued
+from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, job_size
 from taskharbor.drivers.postgres import enqueue, places, reads, workflows
 from taskharbor.drivers.postgres.callers.caller import Caller
 from taskharbor.drivers.postgres.callers.texts import decoded, encoded, instant, rewritten
-from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.connections import ALONE_BYTES, Session
 from taskharbor.drivers.postgres.explain import state_of
 from taskharbor.errors import ConfigurationError, SchemaError, StoreError
 from taskharbor.job import JobRecord, NewJob, NewWorkflow, WorkflowRecord
@@ -33,6 +33,10 @@ class _Stored(Struct):
 
 
 _decode_stored = msgspec.json.Decoder(_Stored).decode
+
+
+def _are_large(jobs: Sequence[NewJob]) -> bool:
+    return len(jobs) > 1 and sum(map(job_size, jobs)) > ALONE_BYTES
 
 
 class CallersSession(Session):
@@ -71,8 +75,8 @@ class CallersSession(Session):
         """Store them in the caller's transaction, if that is in the database with this identity."""
         self.given_now = now
         await self._caller.ensure_transaction()
-        if any(job.depends_on or job.due_at is not None for job in jobs):
-            return await self._enqueue_dependants(jobs, identity)
+        if any(job.depends_on or job.due_at is not None for job in jobs) or _are_large(jobs):
+            return await self._enqueue_by_statements(jobs, identity)
         answers: dict[int, Enqueued] = {}
         for _ in range(enqueue.RACES_MAX):
             left = [position for position in range(len(jobs)) if position not in answers]
@@ -81,8 +85,8 @@ class CallersSession(Session):
             answers.update(await self._enqueue_each(jobs, left, identity))
         raise enqueue.outrun()
 
-    async def _enqueue_dependants(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
-        """Rare, and as the driver does it: statement by statement, since whom they depend on has to be held."""
+    async def _enqueue_by_statements(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
+        """Rare, and as the driver does it: whom jobs depend on has to be held, and one text holds only so much."""
         async with self._all_or_nothing(identity):
             answers = await enqueue.enqueue(self, jobs)
             await self._announce()
