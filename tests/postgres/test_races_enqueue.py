@@ -15,7 +15,6 @@ from taskharbor.drivers.base import (
     Enqueued,
     Operated,
     Requeue,
-    Settled,
     Transition,
     Verdict,
 )
@@ -132,20 +131,6 @@ async def test_key_stored_between_looking_and_storing_is_found(race: Race) -> No
         session.go_on.set()
         answers = await enqueueing
     assert [(answer.id, answer.existed) for answer in answers] == [(first.id, True)]
-
-
-@race
-async def test_child_whose_key_is_being_stored_is_that_job_and_the_settle_succeeds(race: Race) -> None:
-    """Children are inserted after the leases are locked; a key of somebody else's is waited for."""
-    token, job = await race.running()
-    other, child = race.new(idempotency_key="k"), race.new(idempotency_key="k")
-    async with race.transaction() as session:
-        await enqueue.enqueue(session, [other])
-        settling: asyncio.Task[list[Settled]] = await begun(
-            race.driver.settle([success(token, job, inserts=(child,))], now=NOW), race
-        )
-    assert [settled.answer for settled in await settling] == [Answer.DONE]
-    assert await race.driver.get([child.id], now=NOW) == [None]
 
 
 # -- jobs that are pruned meanwhile ----------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import uuid_utils
 from msgspec import Struct
 
-from taskharbor import Harbor, Worker
+from taskharbor import Context, Harbor, Worker
 from taskharbor.drivers.base import (
     Answer,
     Cancel,
@@ -127,6 +127,75 @@ async def test_delete_that_waits_for_a_producer_holds_nobody_up(race: Race) -> N
         assert [lease.answer for lease in beat.leases] == [Answer.DONE]
         assert await race.settle(success(token, second)) == [Answer.DONE]
     assert await deleting == [Verdict.CONFLICT]
+
+
+# -- children whose keys a producer is storing -----------------------------------------------------
+
+
+@race
+async def test_settle_whose_child_has_a_key_that_a_producer_is_storing_is_put_off_alone(race: Race) -> None:
+    """Whether the child exists is decided with the producer's transaction. The rest of the batch goes on."""
+    for _ in range(3):
+        await race.ready()
+    token, claim = await race.claim()
+    first, second, third = claim.jobs
+    other, child = race.new(idempotency_key="k"), race.new(idempotency_key="k")
+    mine = success(token, second, inserts=(child,))
+    async with race.transaction() as session:
+        await enqueue.enqueue(session, [other])
+        batch = [
+            success(token, first),
+            mine,
+            success(token, third, inserts=(race.new(idempotency_key="free"),)),
+        ]
+        assert await race.settle(*batch) == [Answer.DONE, Answer.LATER, Answer.DONE]
+        beat = await race.driver.extend([Extension(token, LEASE)], now=NOW)
+        assert [lease.answer for lease in beat.leases] == [Answer.DONE]
+        assert await race.state(second.id) is State.RUNNING
+    assert await race.settle(mine) == [Answer.DONE]
+    assert await race.driver.get([child.id], now=NOW) == [None]  # the producer's job stands for it
+
+
+async def test_worker_settles_again_what_was_put_off(dsn: str) -> None:
+    """Its neighbours succeed meanwhile; it succeeds after the producer's rollback, with its child, executed once."""
+    driver = PostgresDriver(dsn)
+    harbor = Harbor(driver=driver)
+    await harbor.amigrate()
+    begins: list[str] = []
+
+    @harbor.task(name="child")
+    async def child() -> None:
+        begins.append("child")
+
+    @harbor.task
+    async def parent(ctx: Context) -> None:
+        begins.append("parent")
+        ctx.enqueue(child.using(idempotency_key="k").s())
+
+    connection = await asyncpg.connect(dsn)
+    held = connection.transaction()
+    await held.start()
+    with harbor.transaction(connection):
+        await harbor.aenqueue("child", idempotency_key="k")
+    job = await parent.aenqueue()
+    async with Worker(harbor):
+        await until_true(lambda: begins == ["parent"])
+        neighbour = await child.aenqueue()
+        await neighbour.aresult(60)
+        assert (await job.arefresh()).state == "running"
+        await held.rollback()
+        await job.aresult(60)
+        await until_true(lambda: begins.count("child") == 2)
+    assert begins.count("parent") == 1
+    await connection.close()
+    await harbor.aclose()
+
+
+async def until_true(holds: Callable[[], bool]) -> None:
+    async def look() -> bool:
+        return holds()
+
+    await until(look)
 
 
 # -- nobody is missed, and nobody is released twice ------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskharbor.clock import Clock
 from taskharbor.collecting import HISTORY_ROWS, past_of
 from taskharbor.drivers.base import (
     SETTLE_BYTES,
@@ -62,6 +63,7 @@ BATCH_MAX = 1_000
 HELD_BYTES = 32 * 1_048_576  # of ended attempts that are not settled yet; with more, nothing else begins
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
 UNFIT_ROWS_MORE = 50
+LATER_SECONDS = 1.0  # before the store is asked again to settle what it could not at that moment
 
 
 class Committer:
@@ -75,6 +77,7 @@ class Committer:
         leases: LiveLeases,
         time: StoreTime,
         outages: Outages,
+        clock: Clock,
         reporter: Reporter,
         is_busy: Callable[[], bool],
         on_quiet: Callable[[], None],
@@ -90,12 +93,14 @@ class Committer:
         self._leases = leases
         self._time = time
         self._outages = outages
+        self._clock = clock
         self._reporter = reporter
         self._is_busy = is_busy
         self._on_quiet = on_quiet
         self._hold = hold  # tells whether more may begin
         self._recurring = Recurring(time, history=self._history_surely, get=self._get_surely)
         self._pending: list[_Ended] = []
+        self._later: list[_Ended] = []  # to be settled again in a moment
         self._held = 0  # bytes of what is not settled yet
         self._is_full = False
         self._notes: dict[Execution, Progress] = {}
@@ -155,15 +160,29 @@ class Committer:
         while pending:
             batch = self._first_of(pending)
             try:
-                await self._settle(batch)
+                later = await self._settle(batch)
             except BaseException:  # cancelled, say: whether it took effect or not, it can be settled again
                 self._pending = pending + self._pending
                 raise
             del pending[: len(batch)]
+            if later:
+                self._put_off(later)
+                batch = [each for each in batch if each not in later]
             self._let_go(batch)
-        if not self._pending and not self._notes:
+        if not self._pending and not self._notes and not self._later:
             self._quiet.set()
             self._on_quiet()
+
+    def _put_off(self, later: list[_Ended]) -> None:
+        """Settle these again in a moment, and everything else meanwhile."""
+        if not self._later:
+            self._clock.call_later(LATER_SECONDS, self._come_again)
+        self._later += later
+
+    def _come_again(self) -> None:
+        self._pending += self._later
+        self._later = []
+        self._arrived.set()
 
     def _first_of(self, pending: list[_Ended]) -> Sequence[_Ended]:
         """As many as are settled at once: bounded in number and in bytes."""
@@ -171,7 +190,9 @@ class Committer:
             return pending[:BATCH_MAX]
         return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
 
-    async def _settle(self, ended: Sequence[_Ended]) -> None:
+    async def _settle(self, ended: Sequence[_Ended]) -> list[_Ended]:
+        """Settle a batch; those of it that the store asks to settle later."""
+        later: list[_Ended] = []
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
             if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly all of them
@@ -188,6 +209,9 @@ class Committer:
             ending, answer = pair
             if answer is not None and answer.answer is Answer.CHANGED:
                 ending, answer = await self._settle_changed(ending, answer)
+            if answer is not None and answer.answer is Answer.LATER:
+                later += [each for each in ended if each[0] is ending.execution]
+                continue
             self._leases.settled(ending.execution)
             # (Left to its lease, it is a loss that counts: whoever comes back to it must come to an end.)
             if answer is None:
@@ -208,6 +232,7 @@ class Committer:
             log_bug(logger, "the jobs that ended with others could not be told of", error)
         for token, jobs in refused.items():
             await self.outlive(token, jobs)
+        return later
 
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
         """What is to be settled; None for what is left to its lease."""

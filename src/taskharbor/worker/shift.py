@@ -118,6 +118,7 @@ class Shift:
             leases=self._leases,
             time=self._time,
             outages=self._outages,
+            clock=self._clock,
             reporter=reporter,
             is_busy=lambda: bool(self._executor.buffer),
             on_quiet=self._nudge_fetcher,

@@ -20,6 +20,8 @@ class Answer(StrEnum):
     LEASE_MISMATCH = "lease_mismatch"
     LEASE_EXPIRED = "lease_expired"
     CHANGED = "changed"  # the schedule's version is another: look again whether it recurs, and when
+    # Nothing was done: a producer's open transaction is storing the key of a child. Settle it again in a moment.
+    LATER = "later"
 
 
 class ClaimRequest(Struct, frozen=True):

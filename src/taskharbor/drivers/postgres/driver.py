@@ -66,6 +66,7 @@ from taskharbor.drivers.postgres.connections import (
     Session,
     Work,
 )
+from taskharbor.drivers.postgres.explain import Contended
 from taskharbor.drivers.postgres.gathering import Gathering
 from taskharbor.drivers.postgres.news import News
 from taskharbor.drivers.postgres.trails import Trails
@@ -284,10 +285,25 @@ class PostgresDriver(Driver):
         # Several transactions rather than one: no lease is locked while the whole of the batch is on its way.
         answers = []
         for some in pieces(transitions, transition_size, TRANSACTION_BYTES):
-            answers += await self._transact(
-                Lane.SETTLE, partial(settle.settle, transitions=some), now, prompt=True
-            )
+            answers += await self._settle_beside_producers(some, now)
         return answers
+
+    async def _settle_beside_producers(
+        self, transitions: Sequence[Transition], now: int | None
+    ) -> builtins.list[Settled]:
+        """One whose child has a key that a producer is storing, and has not committed, waits alone."""
+        try:
+            return await self._transact(
+                Lane.SETTLE, partial(settle.settle, transitions=transitions), now, prompt=True
+            )
+        except Contended:
+            if len(transitions) == 1:
+                return [Settled(Answer.LATER)]
+        middle = len(transitions) // 2
+        return [
+            *await self._settle_beside_producers(transitions[:middle], now),
+            *await self._settle_beside_producers(transitions[middle:], now),
+        ]
 
     async def _fold_now_and_then(self) -> None:
         self._settles += 1

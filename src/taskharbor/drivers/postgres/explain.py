@@ -49,6 +49,10 @@ _CONTENT = (
 )
 
 
+class Contended(StoreUnavailable):
+    """Another transaction holds what this one needs, for longer than this one may wait."""
+
+
 def state_of(error: BaseException) -> str | None:
     """PostgreSQL's code of an error, wherever the library that it came by keeps it."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
@@ -94,6 +98,8 @@ def explained(error: BaseException, dsn: str, schema: str) -> BaseException:
     # Before the classes above it: a client-side DataError is an InterfaceError as well.
     if isinstance(error, _CONTENT):
         return PayloadError(f"PostgreSQL cannot keep this: {text_of(error)}. Nothing was changed by it")
+    if isinstance(error, exceptions.LockNotAvailableError):
+        return Contended(f"{where}: another transaction holds a row or a key for too long ({text_of(error)})")
     if isinstance(error, exceptions.CannotConnectNowError):
         return StoreUnavailable(f"{where} is starting up or shutting down ({text_of(error)})")
     if isinstance(error, ConnectionRefusedError):

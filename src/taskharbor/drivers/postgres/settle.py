@@ -28,6 +28,7 @@ from taskharbor.job import AttemptStatus, NewJob, Reason, State
 # -- the fast path -------------------------------------------------------------------------------
 
 LEASES_REMEMBERED = 4096
+KEY_WAIT = "200ms"  # for the key of a child, which somebody else may be storing
 
 
 class Covered:
@@ -378,6 +379,10 @@ class _Settling:
         await self._close_leases()
         await add_tallies(session, self._tally)
         if self._inserts:
+            if any(job.idempotency_key is not None for job in self._inserts):
+                # A key that a producer is storing is decided when that one commits, which may be in an hour. The leases
+                # are locked here, and their heartbeats wait.
+                await session.do("wait_for_locks", KEY_WAIT)
             await enqueue(session.at(self._now), self._inserts)
 
     async def _leave_dead_letters(self) -> None:

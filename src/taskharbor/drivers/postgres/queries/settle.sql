@@ -68,6 +68,10 @@ ON CONFLICT (suspect, queue, rank, run_at, id) DO UPDATE SET
     number = excluded.number, attempts = excluded.attempts, first_number = excluded.first_number,
     due_at = excluded.due_at, expires_at = excluded.expires_at, delivery = excluded.delivery
 
+-- name: wait_for_locks
+-- For how long, until the transaction ends.
+SELECT set_config('lock_timeout', $1, true)
+
 -- name: copy_attempts
 -- The history of one run each, for the copies that go to the dead-letter queue.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
