@@ -17,7 +17,7 @@ FIRST = {
     "a settle that failed is not repeated": 22,
     "children exist before the attempt has succeeded": 51,
     "a worker that stops keeps what it has not begun": 18,
-    "a timeout is measured by a clock that can be set": 423,
+    "a timeout is measured by a clock that can be set": 172,
 }
 HINTED, SEEDS_MAX = 100, 1_000
 
