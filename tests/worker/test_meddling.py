@@ -337,6 +337,31 @@ def test_parts_of_a_worker_that_are_cancelled_without_a_stop_go_on(street, caplo
     assert "cancelled without a stop; it goes on" in caplog.text
 
 
+@pytest.mark.parametrize("verb", ["note", "settle"])
+def test_a_committer_that_is_cancelled_without_a_stop_settles_what_it_had(verb):
+    driver = FaultyDriver()
+    held = threading.Event()
+
+    async def hold_once() -> None:
+        del driver.before[verb]
+        held.set()
+        await asyncio.Event().wait()
+
+    with Harbor(driver=driver) as harbor:
+
+        @harbor.task
+        async def tells(ctx: Context) -> str:
+            ctx.progress(0.5)  # noted and settled together, since it never suspends
+            return "told"
+
+        driver.before[verb] = hold_once
+        with at_work(harbor) as running:
+            job = tells.enqueue()
+            assert held.wait(PATIENCE_SECONDS)
+            running.cancel(lambda task: isinstance(task, OwnTask) and "_kept" in repr(task.get_coro()))
+            assert job.result(timeout=PATIENCE_SECONDS) == "told"
+
+
 # -- an application that cancels ----------------------------------------------------------------
 
 

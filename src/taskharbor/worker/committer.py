@@ -155,20 +155,23 @@ class Committer:
         notes, self._notes = self._notes, {}
         pending, self._pending = self._pending, []
         self._arrived.clear()
-        if notes:
-            await self._store_notes(notes)
-        while pending:
-            batch = self._first_of(pending)
-            try:
+        try:
+            if notes:
+                await self._store_notes(notes)
+                notes = {}
+            while pending:
+                batch = self._first_of(pending)
                 later = await self._settle(batch)
-            except BaseException:  # cancelled, say: whether it took effect or not, it can be settled again
-                self._pending = pending + self._pending
-                raise
-            del pending[: len(batch)]
-            if later:
-                self._put_off(later)
-                batch = [each for each in batch if each not in later]
-            self._let_go(batch)
+                del pending[: len(batch)]
+                if later:
+                    self._put_off(later)
+                    batch = [each for each in batch if each not in later]
+                self._let_go(batch)
+        except BaseException:  # cancelled, say: whether it took effect or not, it can be stored again
+            self._notes = notes | self._notes
+            self._pending = pending + self._pending
+            self._arrived.set()
+            raise
         if not self._pending and not self._notes and not self._later:
             self._quiet.set()
             self._on_quiet()
