@@ -210,6 +210,31 @@ async def test_draining_executes_suspects_too(memory, clock):
     assert [await job.aresult() for job in jobs] == ["done"] * 3
 
 
+async def test_a_suspect_that_cannot_be_claimed_ends_neither_its_worker_nor_the_turn_of_the_others(
+    faulty, store, clock
+):
+    hold = True
+
+    @faulty.task
+    async def work() -> str:
+        if hold:
+            await asyncio.Event().wait()
+        return "done"
+
+    suspect = await work.aenqueue()
+    await make_suspect(faulty, clock, suspect)
+    hold = False
+    store.fail["claim"] = lambda request: TypeError("a bug") if request.suspects else None
+    async with working(faulty, concurrency=4):
+        for _ in range(3):
+            job = await work.aenqueue()
+            await clock.jump(5)
+            assert await soon(job.aresult()) == "done"
+        store.fail.clear()
+        await clock.jump(5)
+        assert await soon(suspect.aresult()) == "done"
+
+
 async def test_many_suspects_are_executed_one_after_the_other_without_pauses(memory, clock):
     hold = True
     at_once = most = 0

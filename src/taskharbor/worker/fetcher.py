@@ -109,12 +109,9 @@ class Fetcher:
             await self._wait_for_room()
             return False
         was_done = self._all_done()  # what is settled during the claim may bring children
-        try:
-            claim = await self._claim(wanted)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must end neither the worker nor its claims
-            await self._claim_fewer(wanted, error)
+        claim = await self._claim_or_pause(wanted)
+        if claim is None:
             return False
-        self._claim_more()
         self._notice_suspects(claim)
         if len(claim.jobs) == wanted or claim.more:
             return False  # at once, before these are executed: the store leases the next ones meanwhile
@@ -170,6 +167,16 @@ class Fetcher:
             begun = self._executor.begun - self._measured
             self._rate = 0.5 * self._rate + 0.5 * begun / elapsed
             self._measured_at, self._measured = now, self._executor.begun
+
+    async def _claim_or_pause(self, limit: int, *, suspects: bool = False) -> Claim | None:
+        """Claim; None, after a pause if it must be, if the claim failed although the store is there."""
+        try:
+            claim = await self._claim(limit, suspects=suspects)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must end neither the worker nor its claims
+            await self._claim_fewer(limit, error)
+            return None
+        self._claim_more()
+        return claim
 
     async def _claim_fewer(self, limit: int, error: Exception) -> None:
         """After a claim that failed for what it was to hand out: half as many the next time, down to one."""
@@ -322,16 +329,19 @@ class Fetcher:
                     await wait_for(self._clock, self._wait_for_room(), self._standstill)
                 return True
             return False
-        claim = await self._claim(1, suspects=True)
-        while claim.jobs and not self._all_done():
+        claim = await self._claim_or_pause(1, suspects=True)
+        jobs = claim.jobs if claim is not None else []
+        while jobs and not self._all_done():
             await self._wait_for_room()
         # The rest has its turn now, before the next suspect.
         self._forget_suspects()
-        return bool(claim.jobs)
+        return bool(jobs)
 
     async def _suspects_round(self, news: int, until_drained: bool) -> bool:
         """In a process of their own: one suspect after the other, until there has been none for a while."""
-        claim = await self._claim(1, suspects=True)
+        claim = await self._claim_or_pause(1, suspects=True)
+        if claim is None:
+            return False
         while claim.jobs and not self._all_done():
             await self._wait_for_room()
         if claim.jobs:
