@@ -214,3 +214,28 @@ async def test_results_of_others_are_read_a_bounded_number_of_bytes_at_a_time(fa
         await too_large.aresult(0)
     assert max(reads) <= 250_000
     assert sum(reads) >= 1_000_000
+
+
+@pytest.mark.parametrize("error", [OperationRefused("the store refused it"), TypeError("a bug")], ids=type)
+async def test_results_that_cannot_be_read_fail_the_jobs_that_take_them(faulty, store, clock, error):
+    """No outage: it is not repeated unchanged, and the delays of the policy lie between two tries."""
+
+    @faulty.task
+    async def one() -> int:
+        return 1
+
+    @faulty.task(max_attempts=3)
+    async def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    async def refuse(ids: Any, **options: Any) -> Any:
+        store.calls["results"] += 1
+        raise error
+
+    store.results = refuse
+    job = await chord([one.s(), one.s()], total.s()).aenqueue()
+    async with working(faulty):
+        await clock.jump(60)
+        with pytest.raises(WorkflowStuck, match=str(error)):
+            await soon(job.aresult())
+    assert store.calls["results"] == 3

@@ -163,10 +163,10 @@ class Reporter:
         tell_cancelled(self._events, record, logger)
 
     def unreadable(self, record: JobRecord) -> None:
-        """A job that a claim could not read: it is dead, and nobody began it."""
+        """Tell of a job that a claim could not read: it is dead, and was not begun."""
         reason = str(Reason.UNREADABLE)
         fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": reason}
-        logger.error("job is dead", extra={"fields": fields | {"unreadable": record.unreadable}})
+        log_line(logger, logging.ERROR, JOB_DEAD, fields | {"unreadable": record.unreadable})
         if self._events.wanted("dead"):
             at = self._time.now() if record.finished_at is None else record.finished_at
             self._events.emit(Event.about(record, record.options, "dead", at, reason=reason))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taskharbor.drivers.base import Driver
-from taskharbor.errors import PayloadTooLarge, Unrecoverable
+from taskharbor.errors import OperationRefused, PayloadTooLarge, Unrecoverable
 from taskharbor.job import MemberResult, Takes
 from taskharbor.own_tasks import OwnTask, own_task
 from taskharbor.worker.execution import Execution
@@ -46,13 +46,17 @@ class Results:
         return await answer
 
     async def _read(self) -> None:
-        await asyncio.sleep(0)  # whoever else begins in this round of the loop
+        await asyncio.sleep(0)  # the others that begin in this round of the loop
         asked, self._asked = self._asked, []
         for start in range(0, len(asked), READ_AT_ONCE):
             batch = asked[start : start + READ_AT_ONCE]
             try:
                 while batch:
                     batch = await self._answer(batch)
+            except Exception as error:  # noqa: BLE001 - no outage: each job that asked fails by it
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
             except BaseException:  # the worker is being torn down
                 for _, answer in asked[start:]:
                     if not answer.done():
@@ -72,7 +76,9 @@ class Results:
 
     async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
         return await self._outages.until_answered(
-            lambda: self._driver.results(ids, bytes_limit=RESULTS_LIMIT), "results cannot be read"
+            lambda: self._driver.results(ids, bytes_limit=RESULTS_LIMIT),
+            "results cannot be read",
+            raised=(OperationRefused,),
         )
 
     async def close(self) -> None:
