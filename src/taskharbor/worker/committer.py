@@ -164,8 +164,8 @@ class Committer:
                 later = await self._settle(batch)
                 del pending[: len(batch)]
                 if later:
-                    self._put_off(later)
-                    batch = [each for each in batch if each not in later]
+                    self._put_off([each for each in batch if each[0] in later])
+                    batch = [each for each in batch if each[0] not in later]
                 self._let_go(batch)
         except BaseException:  # cancelled, say: whether it took effect or not, it can be stored again
             self._notes = notes | self._notes
@@ -193,9 +193,9 @@ class Committer:
             return pending[:BATCH_MAX]
         return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
 
-    async def _settle(self, ended: Sequence[_Ended]) -> list[_Ended]:
+    async def _settle(self, ended: Sequence[_Ended]) -> set[Execution]:
         """Settle a batch; those of it that the store asks to settle later."""
-        later: list[_Ended] = []
+        later: set[Execution] = set()
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
             if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly all of them
@@ -213,7 +213,7 @@ class Committer:
             if answer is not None and answer.answer is Answer.CHANGED:
                 ending, answer = await self._settle_changed(ending, answer)
             if answer is not None and answer.answer is Answer.LATER:
-                later += [each for each in ended if each[0] is ending.execution]
+                later.add(ending.execution)
                 continue
             self._leases.settled(ending.execution)
             # (Left to its lease, it is a loss that counts: whoever comes back to it must come to an end.)

@@ -39,6 +39,11 @@ class Outages:
         self._since = 0.0
         self._complaints: dict[tuple[str, str | None], _Complaint] = {}
 
+    @property
+    def is_away(self) -> bool:
+        """Whether any part waits for an answer."""
+        return bool(self._complaints)
+
     def unanswered(self, complaint: str, error: Exception, fields: dict[str, Any] | None = None) -> None:
         """The store did not answer the part that complains so."""
         key, now = _key(complaint, fields), self._clock.monotonic()
