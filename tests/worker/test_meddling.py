@@ -492,4 +492,4 @@ def test_the_command_survives_a_handler_that_cancels_every_task(tmp_path, option
         for job in jobs:
             assert told(job) == [("released", "disturbed"), ("succeeded", None)]
     assert log.count(" started (queues: ") == 1
-    assert log.count(" cancels tasks that are not its own; the worker goes on") == 1
+    assert log.count(" cancels tasks that are not its own, and the worker goes on") == 1

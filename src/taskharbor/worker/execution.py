@@ -285,7 +285,7 @@ class Execution:
         """Its handler cancels tasks that are not its own: those of the worker, or of another handler."""
         if not self.has_meddled:
             self.has_meddled = True
-            sentence = "the handler of job {job} cancels tasks that are not its own; the worker goes on"
+            sentence = "a handler cancels tasks that are not its own, and the worker goes on: job {job}"
             log_line(logger, logging.WARNING, sentence, self.fields())
 
     def lose_lease(self) -> None:
