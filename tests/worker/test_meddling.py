@@ -473,7 +473,9 @@ async def sweeper() -> None:
 """
 
 
-@pytest.mark.parametrize("options", [[], ["--processes=1"]], ids=["plain", "supervised"])
+@pytest.mark.parametrize(
+    "options", [[], ["--health-file=health"], ["--processes=1"]], ids=["plain", "with signs", "supervised"]
+)
 def test_the_command_survives_a_handler_that_cancels_every_task(tmp_path, options):
     (tmp_path / "shop.py").write_text(SHOP)
     url = f"sqlite:///{tmp_path}/harbor.db"

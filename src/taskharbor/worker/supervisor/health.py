@@ -1,4 +1,4 @@
-"""Health for whoever runs a worker or a supervisor: systemd, a container's probe, a load balancer."""
+"""Health of a worker or a supervisor, for what runs it: systemd, a container's probe, a load balancer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from taskharbor.errors import ConfigurationError
+from taskharbor.own_tasks import own_task, result_of
 from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
@@ -64,22 +65,27 @@ async def work_with_signs(
     worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], signs: Signs
 ) -> None:
     """Let a worker work, and tell the outside meanwhile; a sign that cannot be given ends the worker."""
-    working = asyncio.ensure_future(work())
-    giving = [asyncio.ensure_future(sign) for sign in signs.runs()]
+    await result_of(own_task(_work_with_signs(worker, work, signs)))
+
+
+async def _work_with_signs(
+    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], signs: Signs
+) -> None:
+    working = own_task(work())
+    giving = [own_task(sign) for sign in signs.runs()]
     worker._on_stop = signs.stopping
     try:
         await asyncio.wait([working, *giving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             worker.stop()
-            worker.stop()  # nobody has asked for its work yet
+            worker.stop()  # at once: it has hardly begun
         await asyncio.wait([working])
         for ended in (*(sign for sign in giving if sign.done()), working):
             ended.result()
     finally:
-        for sign in giving:
-            sign.cancel()
-        if giving:
-            await asyncio.wait(giving)
+        for each in (working, *giving):
+            each.end()
+        await asyncio.wait([working, *giving])
 
 
 def health_of(worker: Worker) -> Health:
