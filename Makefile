@@ -23,7 +23,7 @@ TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test faults check format bench bench-peers clean venv
+.PHONY: help demo test coverage faults check format bench bench-peers clean venv
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,12 @@ demo: $(VENV)/.ready-run  ## a self-contained show on SQLite
 
 test: $(VENV)/.ready-dev  ## the whole test suite
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+
+coverage: $(VENV)/.ready-dev  ## the test suite, with the share of the code that it runs
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -n $(TEST_PROCESSES) $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort=cover
 
 # The same tests as in `make test`, in their long form: more kills, more runs, more seeds. One at a time, since each
 # keeps the machine busy by itself.
