@@ -114,7 +114,7 @@ def plant(connection: sqlite3.Connection) -> list[str]:
         ("ready", "rank", "0x"),
         ("ready", "run_at", "soon"),
         ("ready", "number", 2**31 - 1),
-        ("ready", "number", 1.5),
+        ("ready", "number", "one"),
         ("ready", "attempts", -1),
         ("ready", "due_at", -(2**62)),
         ("ready", "delivery", ""),

@@ -15,9 +15,11 @@ SELECT json_group_array(json_array(
     id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
     expires_at, delivery, options, version
 )), min(
-    number BETWEEN 0 AND 2000000000 AND attempts BETWEEN 0 AND 2000000000 AND first_number BETWEEN 0 AND 2000000001
-    AND run_at BETWEEN -62135596800000000 AND 253402300799999999 AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999
-    AND coalesce(due_at, 0) BETWEEN -62135596800000000 AND 253402300799999999 AND coalesce(expires_at, 0) BETWEEN -62135596800000000 AND 253402300799999999
+    number BETWEEN 0 AND 2000000000 AND (attempts | first_number) BETWEEN 0 AND 2000000000
+    AND run_at >= -62135596800000000
+    AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999
+    AND (due_at IS NULL OR due_at BETWEEN -62135596800000000 AND 253402300799999999)
+    AND (expires_at IS NULL OR expires_at BETWEEN -62135596800000000 AND 253402300799999999)
 )
 FROM (
     SELECT r.id, j.task, j.payload, r.queue, j.priority, r.number, r.attempts, r.first_number, r.run_at,
