@@ -64,7 +64,7 @@ def _spawn(mark: str, folder: str) -> int:
         sys.executable,
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), mark, folder],
         os.environ,
-        # Whoever reads what pytest prints must not have to wait for the guard.
+        # A program that reads what pytest prints must not have to wait for the guard.
         file_actions=[
             (os.POSIX_SPAWN_DUP2, theirs, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -252,7 +252,7 @@ class _ManualTimer:
     ) -> None:
         self._loop = loop
         self._callback = callback
-        self._context = context  # of whoever asked for it, as with a loop's own timers
+        self._context = context  # of its caller, as with a loop's own timers
         self.cancelled = False
 
     def cancel(self) -> None:

@@ -73,7 +73,7 @@ class Reason(StrEnum):
     INVALID_PAYLOAD = "invalid_payload"
     UNKNOWN_TASK = "unknown_task"
     UNSETTLEABLE = "unsettleable"  # a bug of TaskHarbor's kept it from being settled, again and again
-    UNREADABLE = "unreadable"  # nobody can make sense of what is stored of it
+    UNREADABLE = "unreadable"  # what is stored of it cannot be read
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"

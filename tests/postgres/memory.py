@@ -1,6 +1,6 @@
 """A worker in a process of its own, whose memory is measured.
 
-`memory.py URL JOBS` drains so many jobs, each with a result of a megabyte, and prints by how many mebibytes it grew.
+`memory.py URL JOBS` drains that number of jobs with results of a megabyte, and prints by how many mebibytes it grew.
 """
 
 from __future__ import annotations

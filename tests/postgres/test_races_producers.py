@@ -96,7 +96,7 @@ async def test_open_producer_delays_no_worker(race: Race) -> None:
 
 @race
 async def test_open_producer_delays_no_operator_who_does_not_delete(race: Race) -> None:
-    """Nor what age does: pruning leaves out what somebody is about to depend on."""
+    """Nor what age does: pruning leaves out what new jobs are about to depend on."""
     async with depended_on(race) as m:
         asked: list[tuple[Operation, str, Verdict]] = [
             (Requeue(), m.dead, Verdict.DONE),
@@ -198,7 +198,7 @@ async def until_true(holds: Callable[[], bool]) -> None:
     await until(look)
 
 
-# -- nobody is missed, and nobody is released twice ------------------------------------------------
+# -- no dependant is missed, and none is released twice --------------------------------------------
 
 
 @race
@@ -309,7 +309,7 @@ def test_member_that_ends_unseen_takes_its_dependants_along(ending: str, committ
 
 @race
 async def test_dependant_of_a_dead_job_waits_for_its_retry(race: Race) -> None:
-    """The sweep cancels nobody whose member had ended before; a retry that succeeds meanwhile releases them."""
+    """The sweep cancels no dependant whose member had ended before; a retry that succeeds meanwhile releases them."""
     token, job = await race.running()
     await race.settle(burial(token, job))
     waits = race.new(depends_on=(job.id,), ends_with_members=True)
@@ -341,14 +341,14 @@ async def test_requeued_dependant_is_not_cancelled_by_a_late_sweep(race: Race) -
 
 @race
 async def test_sweep_does_as_many_at_once_as_it_is_asked_to(race: Race) -> None:
-    """Rows about jobs that do not exist, of somebody's hand, do not stand before the others."""
-    nobody = [race.new().id for _ in range(3)]
+    """Rows about jobs that do not exist, written by hand, do not stand before the others."""
+    missing = [race.new().id for _ in range(3)]
     token, job = await race.running()
     dependants = [race.new(depends_on=(job.id,)) for _ in range(5)]
     async with race.transaction() as session:
         await enqueue.enqueue(session, dependants)
         await race.settle(success(token, job))
-        planted = [(each, 0, job.id, False, False, True, False) for each in nobody]
+        planted = [(each, 0, job.id, False, False, True, False) for each in missing]
         await session.do("insert_dependencies", *enqueue.columns(planted))
     swept = [await race.driver.catch_up(2, now=NOW) for _ in range(6)]
     assert sorted(each for some in swept for each in some) == [job.id for job in dependants]
@@ -363,7 +363,7 @@ LEASE_SECONDS = 3.0  # the producer holds its transaction for longer, and a busy
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(60):
-        while not await holds():  # noqa: ASYNC110 - the store tells nobody of what a worker does
+        while not await holds():  # noqa: ASYNC110 - the store has no notification of what a worker does
             await asyncio.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Rows that nobody can read: the schema keeps them out; where a hand has let them in, they stop nobody else."""
+"""Rows that cannot be read: the schema keeps them out; where a hand has let them in, the other jobs go on."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_job_in_no_place_is_shown_and_can_be_brought_back_or_deleted(driver: Pos
 
 
 def test_row_of_a_job_that_does_not_exist_is_dropped(driver: PostgresDriver) -> None:
-    """No lease covers it, so nobody collects it again and again."""
+    """No lease covers it, so it is not collected again and again."""
     with Harbor(driver=driver) as harbor:
         task = harbor.task(name="t")(lambda: None)
         job = task.enqueue()
@@ -285,7 +285,7 @@ def test_row_of_a_job_that_does_not_exist_is_dropped(driver: PostgresDriver) -> 
 
 
 async def test_lease_under_which_nothing_is_left_is_dropped(driver: PostgresDriver) -> None:
-    """A job that had succeeded was put back by hand: nobody collects for ever."""
+    """A job that had succeeded was put back by hand: it is not collected without end."""
     harbor = Harbor(driver=driver)
     job = await harbor.aenqueue("t")
     now = await driver.now()

@@ -190,7 +190,7 @@ def test_a_server_without_tokens_serves_no_proxy(url: str):
         assert client.get(f"{API}/jobs").status_code == 200
         passed_on = client.get(f"{API}/jobs", headers={"X-Forwarded-For": "192.0.2.1"})
         assert (passed_on.status_code, passed_on.json()["error"]["code"]) == (403, "proxy_refused")
-        # nginx does it so, unless it is told otherwise.
+        # nginx does it so by default.
         with socket.create_connection(
             ("127.0.0.1", int(base.rpartition(":")[2])), timeout=LIMIT
         ) as connection:

@@ -1,4 +1,4 @@
-"""Rows that nobody can read: the file keeps them out; where a hand has let them in, they stop nobody else.
+"""Rows that cannot be read: the file keeps them out; where a hand has let them in, the other jobs go on.
 
 On PostgreSQL: `tests/postgres/test_unreadable_rows.py`.
 """
@@ -73,7 +73,7 @@ def insert(
 
 
 def by_hand(file: Path, work: Callable[[sqlite3.Connection], object]) -> None:
-    """In the tables, where nobody checks."""
+    """Write into the tables, past every check."""
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         work(connection)
@@ -184,7 +184,7 @@ def look_at_everything(harbor: Harbor, url: str, ids: list[str]) -> None:
     harbor.jobs.counts()
     harbor.queues.list()
     harbor.workflows.list()
-    found = [job for job in listed if len(job.id) == 36]  # by any other id nobody can ask for a job
+    found = [job for job in listed if len(job.id) == 36]  # a job cannot be asked for by any other id
     for job in found:
         harbor.jobs.history(job.id)
     run = CliRunner().invoke
@@ -250,7 +250,7 @@ def test_dependants_that_end_with_an_unreadable_job_are_cancelled(file: Path) ->
 
 
 def test_lease_under_which_nothing_is_left_is_dropped(file: Path) -> None:
-    """A job that had succeeded was put back by hand: nobody collects for ever."""
+    """A job that had succeeded was put back by hand: it is not collected without end."""
     with Harbor(f"sqlite:///{file}") as harbor:
         driver, job = harbor.driver, harbor.enqueue("t")
         now = step_to_end(driver.now())

@@ -101,7 +101,7 @@ async def test_the_file_is_never_written_through_a_symbolic_link(tmp_path: Path,
     """A folder such as /tmp lets any user put one there before the supervisor starts."""
     path, target = tmp_path / "health", tmp_path / "target"
     if not dangling:
-        target.write_text("somebody's")
+        target.write_text("another's")
         os.utime(target, (1, 1))
     path.symlink_to(target)
     with pytest.raises(

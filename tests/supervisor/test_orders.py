@@ -1,4 +1,4 @@
-"""What a supervisor is told on the command line reaches its children."""
+"""The options of a supervisor reach its children."""
 
 from __future__ import annotations
 

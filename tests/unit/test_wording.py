@@ -78,7 +78,7 @@ FINE = {
 
 
 def test_no_text_counts_things_without_asking_how_many():
-    """A number that may be one is told by `counted`, which knows the singular."""
+    """A number that may be one is written by `counted`, which knows the singular."""
     package = Path(taskharbor.__file__).parent
     found = [
         f"{path.relative_to(package)}: {match[0]}"

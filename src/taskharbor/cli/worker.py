@@ -57,7 +57,7 @@ class GivenUp(click.ClickException):
     default="7",
     show_default=True,
     help="How long running jobs may take to end at a shutdown; the process is gone two seconds later at the "
-    "latest. Let whoever stops it (docker stop: 10 s) wait for longer than both.",
+    "latest. What stops it (docker stop: after 10 s) has to wait for longer than both.",
 )
 @click.option(
     "--retry",

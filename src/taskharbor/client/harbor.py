@@ -290,7 +290,7 @@ class Harbor:
         """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
 
         `with harbor.transaction(connection):` or `async with …`, which do the same. Only enqueueing takes part in it.
-        No `enqueued` event is told of these jobs, because only the caller knows whether they came to be.
+        No `enqueued` event is emitted for these jobs, because only the caller knows whether they came to be.
         """
         return Transaction(self, connection)
 
@@ -304,7 +304,7 @@ class Harbor:
             app.mount("/jobs", harbor.asgi())
 
         Callers show a token that `taskharbor token create` made, unless `authorize` decides: it is given the request,
-        and answers with "read", "write", "admin", or None for nobody. Wrong tokens and streams are counted by the
+        and answers with "read", "write", "admin", or None to refuse. Wrong tokens and streams are counted by the
         address that connects, or by what `X-Forwarded-For` says where one of `trusted_proxies` connects (addresses and
         networks). It needs the extra: `taskharbor[server]`.
         """
@@ -424,7 +424,7 @@ class Declaration:
                 f"{', '.join(sorted(unfit))} {agreeing(len(unfit), 'belongs', 'belong')} to one job, not to a task; "
                 f"give {agreeing(len(unfit), 'it', 'them')} with .using(…)"
             )
-        checked_options(dict(options), declared=True)  # a wrong one is told where it was written
+        checked_options(dict(options), declared=True)  # a wrong one raises where it was written
 
     @overload
     def __call__(

@@ -1,6 +1,6 @@
 """Reading what a store holds, whatever that is.
 
-A newer version may have written a row, or somebody's hand. One value that is not what belongs there must hide neither
+A newer version may have written a row, or a person by hand. One value that is not what belongs there must hide neither
 its job nor the jobs beside it: it is read as a stand-in, and told as it is.
 """
 
@@ -148,7 +148,7 @@ def attempt_of(
 
 
 def unreadable_check(jobs: int) -> Check:
-    """What `taskharbor doctor` says of jobs that were set aside because nobody could read them."""
+    """What `taskharbor doctor` says of jobs that were set aside because they could not be read."""
     if not jobs:
         return Check("unreadable", True, "every job that was to be claimed could be read")
     return Check(

@@ -52,7 +52,7 @@ _SECRET_NAME = re.compile(
 _HUMP = re.compile("(?<=[a-z0-9])(?=[A-Z])")  # where the next word of a name in camelCase begins
 # Each part excludes what ends it, so that a text made to be slow to search is not.
 _USERINFO = re.compile(r"(?P<before>[/\\]{2}|^(?=[^/?#@]*:))[^/?#\\]+(?=@)")
-# A password with a slash that nobody escaped: it goes on to the last @. Only looked for in what ends with an @.
+# A password with a slash that is not escaped: it goes on to the last @. Only looked for in what ends with an @.
 _LONG_USERINFO = re.compile(r"(?<=//)[^/?#@:]*:(?![0-9]*(?:[/?#]|$)).*(?=@$)")
 _SEGMENT, _PART, _PIECE = re.compile("[^/]+"), re.compile("[^?#&]+"), re.compile("[^;]+")
 _QUERY = re.compile("[?#]")

@@ -13,7 +13,7 @@ from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 
 TRUSTED_VARIABLE = "TASKHARBOR_TRUSTED_PROXY"
-NO_ADDRESS = "no address"  # one key for whatever is not an address, so that nobody can make up many
+NO_ADDRESS = "no address"  # one key for whatever is not an address, so that no client can make up many
 ADDRESS_CHARACTERS_MAX = 100
 HOPS_MAX = 32
 HOPS_CHARACTERS_MAX = 4_096

@@ -225,7 +225,7 @@ class Failures:
     def count(self, key: str) -> None:
         """Count one more; too many of them are an error of their own.
 
-        A right token is never refused for the wrong ones of others at the same address: nobody can guess 256 bits, and
+        A right token is never refused for the wrong ones of others at the same address: 256 bits cannot be guessed, and
         a caller who shares an address with a careless or hostile one would be locked out.
         """
         now = time.monotonic()

@@ -76,7 +76,7 @@ def _result(record: JobRecord) -> Any:
 
 
 def _unreadable(record: JobRecord) -> dict[str, Any]:
-    """Only where it is so: a newer version wrote something, or somebody's hand, and stand-ins are shown."""
+    """Show what could not be read (a newer version wrote it, or a person by hand), only where there is such a value."""
     found = {} if record.unreadable_options is None else {"optionsUnreadable": record.unreadable_options}
     unreadable = unreadable_of(record)
     return found if unreadable is None else found | {"unreadable": unreadable}

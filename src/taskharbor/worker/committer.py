@@ -216,7 +216,7 @@ class Committer:
                 later.add(ending.execution)
                 continue
             self._leases.settled(ending.execution)
-            # (Left to its lease, it is a loss that counts: whoever comes back to it must come to an end.)
+            # (Left to its lease, it is a loss that counts: a job that comes back to this must end in time.)
             if answer is None:
                 continue
             answers.append(answer)
@@ -227,11 +227,11 @@ class Committer:
                     proof = (ending.transition.job_id, ending.transition.number)
                     refused.setdefault(ending.transition.token, []).append(proof)
                     self._reporter.refused(ending.execution, ending.transition, answer)
-            except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
+            except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
                 log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
         try:
             await self._reporter.ended_with(answers, self._records_surely)
-        except Exception as error:  # noqa: BLE001 - it is settled, whether anybody is told or not
+        except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
             log_bug(logger, "the jobs that ended with others could not be told of", error)
         for token, jobs in refused.items():
             await self.outlive(token, jobs)
@@ -244,7 +244,7 @@ class Committer:
             if execution.claimed.due_at is None:
                 return _Ending(execution, bare, bare, decision)
             return _Ending(execution, bare, await self._recurring.armed(execution, bare), decision)
-        except Exception as error:  # noqa: BLE001 - a bug of ours must cost nobody else anything
+        except Exception as error:  # noqa: BLE001 - a bug of ours must cost no other job anything
             return await self._released(execution, error)
 
     async def _settle_all(self, endings: Sequence[_Ending]) -> list[tuple[_Ending, Settled | None]]:
@@ -305,7 +305,7 @@ class Committer:
         while settled is not None and settled.answer is Answer.CHANGED:
             try:
                 transition = await self._recurring.by_the_schedule_now(ending.execution, ending.bare)
-            except Exception as error:  # noqa: BLE001 - a bug of ours must cost nobody else anything
+            except Exception as error:  # noqa: BLE001 - a bug of ours must cost no other job anything
                 log_bug(logger, LEFT, error, ending.execution.fields())
                 return ending, None
             if transition is None:

@@ -18,7 +18,7 @@ from taskharbor.worker.report import Reporter
 
 logger = logging.getLogger("taskharbor.worker")
 
-# Rounds of collecting. Nobody begins an expired job anyway, so its end can be written down a little later.
+# Rounds of collecting. An expired job is not begun anyway, so its end can be written down a little later.
 EXPIRE_EVERY = 12
 PRUNE_EVERY = 105  # about a minute
 PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile

@@ -500,7 +500,7 @@ class Shift:
 
 
 def _listed(names: Sequence[str], most: int = NAMES_TOLD) -> list[str]:
-    """At most so many of them, and how many more there are."""
+    """The first `most` of them, and how many more there are."""
     more = len(names) - most
     return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
 

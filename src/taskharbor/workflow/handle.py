@@ -72,7 +72,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, text: str) -> About:
-        """Read it; what cannot be read (a newer version wrote it, or somebody's hand) has a shape that nobody knows."""
+        """Read it; what cannot be read (a newer version wrote it, or a person by hand) has an unknown shape."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (ValueError, RecursionError):

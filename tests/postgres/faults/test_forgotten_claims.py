@@ -17,7 +17,7 @@ from tests.postgres.server import DURABLE, Server, running
 T = TypeVar("T")
 
 LEASE = 60_000_000
-# The server's own process that writes what nobody waits for comes so late that a crash is always before it.
+# The server's own process that writes what no commit waits for comes so late that a crash is always before it.
 LATE = {**DURABLE, "wal_writer_delay": "10s", "autovacuum": "off"}
 JOB = "019b76da-a800-7000-8000-000000000001"
 TRIES = 20
@@ -113,7 +113,7 @@ def test_claim_that_a_crash_forgot_is_made_anew_and_only_the_new_lease_commits()
 
 
 def test_claim_of_an_at_most_once_job_is_never_forgotten() -> None:
-    """It is on disk before anybody begins the job: after a crash nobody else gets it."""
+    """It is on disk before the job begins: after a crash no other worker gets it."""
     with running(LATE) as server:
         on(server, lambda driver: enqueued(driver, Delivery.AT_MOST_ONCE))
         job = on(server, lambda driver: claimed(driver, "worker-a/1"))

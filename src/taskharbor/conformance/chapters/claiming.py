@@ -13,7 +13,7 @@ from taskharbor.job import Delivery, Options, State
 
 
 def payload_of(size: int) -> str:
-    """A payload of so many bytes."""
+    """Make a payload of this size in bytes."""
     return '{"x":"' + "y" * (size - 8) + '"}'
 
 

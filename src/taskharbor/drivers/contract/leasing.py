@@ -34,7 +34,7 @@ class ClaimRequest(Struct, frozen=True):
     once_limit: int = 0
     suspects: bool = False  # claim from the suspects' place instead, to execute alone
     supervised: bool = False  # another process watches over this worker
-    # At most so many bytes of payloads and options, but always one job if there is one. The claim ends before the
+    # The bytes of payloads and options at most, but always one job if there is one. The claim ends before the
     # first job too large, for the same reason.
     bytes_limit: int = CLAIM_BYTES
 

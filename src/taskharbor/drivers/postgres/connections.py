@@ -69,7 +69,7 @@ class Lane(Enum):
 
 
 def seats_of(connections: int, *, listener: bool) -> dict[Lane, int]:
-    """How many connections of a loop may do each kind of work at the same time, of so many in all.
+    """How many connections of a loop may do each kind of work at the same time, of `connections` in all.
 
     The listener has one of its own, claims need one. A second one for settles lets a heartbeat through while a long
     settle is under way; the rest is for everything else.
@@ -120,7 +120,7 @@ class Session:
 
     @asynccontextmanager
     async def carrying(self, size: int) -> AsyncIterator[None]:
-        """Inside a transaction, around statements of so many bytes: the server waits as long as each may take.
+        """Inside a transaction, around statements of at most `size` bytes: the server waits as long as each may take.
 
         To the server, a client whose statement is still on its way is idle. It cannot tell one that sends slowly from
         one that the network has swallowed, so the time is in proportion to the size.

@@ -50,7 +50,7 @@ async def claim(session: Session, request: ClaimRequest, look: Look) -> tuple[Cl
 
 
 async def _strike_nobodys(session: Session, token: str, ids: list[str]) -> None:
-    """Rows in the order without a job, of somebody's hand: the lease would keep them for ever."""
+    """Strike rows of the order that were written by hand and have no job: the lease would never end with them."""
     await session.do("strike", [token], ids)
     await session.do("close_leases", [token], [len(ids)], ids)
     await session.do("delete_closed", [token])

@@ -91,7 +91,7 @@ class _Operating:
                 answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
                 continue
             if self._held is not None and job_id not in self._held:
-                continue  # somebody is about to depend on it, or is changing it
+                continue  # another transaction makes jobs depend on it, or changes it
             place = found[job_id].place
             state = place.state
             verdict: Verdict | None = Verdict.CONFLICT

@@ -192,6 +192,6 @@ def still_running(told: str, unsettled: Sequence[str]) -> dict[str, int]:
     open_ones = set(unsettled)
     try:
         running = _decode_running(told)
-    except (msgspec.DecodeError, UnicodeError):  # somebody's hand: for onlookers, and for weighing a loss
+    except (msgspec.DecodeError, UnicodeError):  # written by hand: for onlookers, and for weighing a loss
         return {}
     return {job_id: started for job_id, started in running.items() if job_id in open_ones}

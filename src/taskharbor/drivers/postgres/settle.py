@@ -28,7 +28,7 @@ from taskharbor.job import AttemptStatus, NewJob, Reason, State
 # -- the fast path -------------------------------------------------------------------------------
 
 LEASES_REMEMBERED = 4096
-KEY_WAIT = "200ms"  # for the key of a child, which somebody else may be storing
+KEY_WAIT = "200ms"  # for the key of a child, which a producer may be storing
 
 
 class Covered:

@@ -69,7 +69,7 @@ class Wire(asyncio.Protocol):
 
 
 class Watch:
-    """Cuts a connection on which nothing has moved for so many seconds while somebody waits for an answer."""
+    """Cuts a connection on which nothing has moved for `seconds` while a caller waits for an answer."""
 
     __slots__ = ("_loop", "_moved_at", "_timer", "_unsent", "_wire", "is_over", "seconds")
 

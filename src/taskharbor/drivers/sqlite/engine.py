@@ -189,7 +189,7 @@ class Engine:
         connection = sqlite3.connect(
             self.path, timeout=5.0, isolation_level=None, check_same_thread=False, cached_statements=256
         )
-        # What is no valid UTF-8, by somebody's hand, is told by its lone surrogates instead of failing the statement.
+        # Bytes that are no valid UTF-8 (written by hand) are read as lone surrogates, and do not fail the statement.
         connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         try:
             # Read something before any pragma writes: a foreign or damaged file is left exactly as it is.

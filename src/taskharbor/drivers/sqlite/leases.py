@@ -549,7 +549,7 @@ def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | 
         lease = find(session, token)
         assert lease is not None, "the lease was renamed in this transaction"
     jobs = _claimed(session, [entry for entry in lease.entries.values() if not lease.is_settled(entry)])
-    if not jobs:  # somebody's hand has put a job back that had been settled, say
+    if not jobs:  # a job that had been settled was put back by hand, say
         session.execute(SETTLE["delete_lease"], (token,))
         session.execute(SETTLE["delete_entries"], (token,))
     return ExpiredLease(

@@ -324,7 +324,7 @@ def expire(session: Session, limit: int) -> list[str]:
     expired = [job_id for _, job_id in overdue[:limit]]
     for job_id in list(expired):
         job = places.stored(session, job_id)
-        if job is None:  # a place without a job, of somebody's hand
+        if job is None:  # a place without a job, written by hand
             session.execute(leases.CLAIM["delete_strays"], (job_id,))
             expired.remove(job_id)
             continue

@@ -51,7 +51,7 @@ class Latest(Struct):
     """The latest attempt's row."""
 
     number: int
-    status: AttemptStatus | None  # None: nobody knows it
+    status: AttemptStatus | None  # None: an unknown one
     attempts: int
     finished_at: int
     next_at: int | None
@@ -216,7 +216,7 @@ def _running(session: Session, job: Stored) -> Place | None:
 
 
 def _nowhere(job: Stored, latest: Latest | None) -> Place:
-    """Somebody's hand, or a damaged file: it is shown all the same, and can be brought back or deleted."""
+    """The place of a job that no row places, after a hand in the tables or damage: it can be requeued or deleted."""
     job.read.told("place", "none: it is neither ready, waiting, leased nor ended")
     number, attempts = (0, 0) if latest is None else (latest.number, latest.attempts)
     return Place(State.DEAD, job.run_at, number, attempts, reason=Reason.UNREADABLE, nowhere=True)

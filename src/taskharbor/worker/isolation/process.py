@@ -238,7 +238,7 @@ class IsolatedProcess(asyncio.Protocol):
             log_line(
                 logger,
                 logging.ERROR,
-                "a handler's process says what nobody understands; it is killed: {error}",
+                "a handler's process sent what cannot be read, and is killed: {error}",
                 {"process": self.group, "error": str(error)},
             )
             self.kill()

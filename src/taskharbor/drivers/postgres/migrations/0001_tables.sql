@@ -4,7 +4,7 @@
 -- {schema} is the only thing ever substituted in these files. Text is compared by its bytes (COLLATE "C"):
 -- the order must be the same on every server, and such comparisons are the cheap ones.
 --
--- Whoever may enqueue may insert rows by hand. The CHECKs keep out what no reader could make sense of. Instants are those
+-- A role that may enqueue may insert rows by hand. The CHECKs keep out what no reader could make sense of. Instants are those
 -- of Python: infinity is none, and no year before 1 or after 9999. A number leaves room to be raised.
 
 -- What was enqueued. The hot path never updates it; operators may.
@@ -127,7 +127,7 @@ CREATE TABLE {schema}.ended (
     number      integer NOT NULL,
     attempts    integer NOT NULL,
     delivery    text COLLATE "C",
-    raw         text                     -- JSON: the row of its place, which nobody could make sense of
+    raw         text                     -- JSON: the row of its place, if it could not be read
 );
 CREATE INDEX ended_state ON {schema}.ended (state, job_id);
 CREATE INDEX ended_age ON {schema}.ended (state, finished_at, job_id);

@@ -165,7 +165,7 @@ BEGIN
 END
 $$;
 
--- Those of these that wait, and for nobody any more, go into the order; the caller has locked their jobs' rows. Gives
+-- Those of these that wait, and for no job any more, go into the order; the caller has locked their jobs' rows. Gives
 -- them.
 CREATE FUNCTION {schema}.release_satisfied(p_ids uuid[]) RETURNS uuid[] LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -289,7 +289,7 @@ $$;
 -- The sweep over late dependencies: what their members have come to meanwhile is done now. Gives the jobs that it released,
 -- and those that it cancelled. Without a late one it is one probe of an index.
 --
--- A late dependency can be seen once its transaction has committed. Whoever ends the member from then on sees it. What is
+-- A late dependency can be seen once its transaction has committed. What ends the member from then on sees it. What is
 -- in doubt is an ending that looked for dependants before that and has not committed yet. Such a one holds the member's
 -- lease (a settle) or its job's row (an operator, its age, a member of its own): where either is locked, the dependency stays late, and the
 -- next sweep looks again. A lease that is claimed in between is settled later than all this. Nothing here waits for
@@ -305,8 +305,8 @@ DECLARE
     v_dependants uuid[];  -- those of them that are locked here
     v_members uuid[];
     v_naming text[];      -- leases that name a member
-    v_quiet text[];       -- those of them that nobody settles at this instant
-    v_known uuid[];       -- members that nobody is ending at this instant
+    v_quiet text[];       -- those of them that are not being settled at this instant
+    v_known uuid[];       -- members that are not being ended at this instant
     v_doomed uuid[];
     v_ids uuid[];
 BEGIN
@@ -355,7 +355,7 @@ BEGIN
         RETURN QUERY SELECT i::text, false FROM unnest(v_ids) AS i;
         RETURN QUERY SELECT c::text, false FROM {schema}.cancel_dependants(v_ids, v_now) AS c;
     END IF;
-    -- Rows about jobs that do not exist are somebody's hand, and must not stand before the others.
+    -- Rows about jobs that do not exist were written by hand, and must not stand before the others.
     UPDATE {schema}.dependencies AS d SET late = false
     WHERE d.late AND d.job_id = ANY (v_seen) AND NOT EXISTS (SELECT FROM {schema}.jobs AS j WHERE j.id = d.job_id);
 END

@@ -1,4 +1,4 @@
--- Whether a claim can hand this row of `ready` out. What the CHECKs of the table let through it can; somebody may have
+-- Whether a claim can hand this row of `ready` out. What the CHECKs of the table let through it can; an owner may have
 -- dropped them.
 CREATE FUNCTION {schema}.is_claimable(
     p_number integer, p_attempts integer, p_first_number integer, p_run_at timestamptz, p_due_at timestamptz,
@@ -64,8 +64,8 @@ $$;
 --           found on the trail
 -- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
 -- The last row is no job. It alone has: the times, trail (NULL after a search that was not far), searched (how many
--- microseconds it all has taken), more (whether the claim ended because of p_bytes), and aside (jobs whose rows nobody
--- can make sense of: they are dead now).
+-- microseconds it all has taken), more (whether the claim ended because of p_bytes), and aside (jobs whose rows
+-- cannot be read: they are dead now).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
@@ -116,7 +116,7 @@ DECLARE
     v_taken integer;
     v_fitting integer;
     v_bytes bigint := 0;      -- of the first …
-    v_measured integer := 0;  -- … so many that were taken: those of the ranks before
+    v_measured integer := 0;  -- … of those that were taken: as many as the ranks before have
     v_more boolean := false;
     v_aside uuid[] := '{}';
     v_next_due timestamptz;

@@ -80,7 +80,7 @@ SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l
 FROM clock CROSS JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l
 
 -- name: drop_lease
--- One that covers nothing any more: somebody's hand has put a job back that had been settled, say.
+-- One that covers nothing any more: a job that had been settled was put back by hand, say.
 WITH dropped AS (DELETE FROM {schema}.leases WHERE token = $1)
 DELETE FROM {schema}.claims WHERE token = $1
 

@@ -9,7 +9,7 @@ DELETE FROM {schema}.ready WHERE suspect = $1 AND queue = $2 AND rank = $3 AND r
 RETURNING true
 
 -- name: take_strays
--- Of a job that stands under another key than its own, by somebody's hand: a scan.
+-- Of a job that was put under another key than its own by hand: a scan.
 DELETE FROM {schema}.ready WHERE id = $1::text::uuid
 
 -- name: take_waiting
@@ -219,11 +219,11 @@ SELECT * FROM (
 ) AS p ORDER BY p.finished_at, p.id::uuid LIMIT $4
 
 -- name: wait_for_jobs
--- Before one that is to be deleted is looked for again: by itself, so that nobody waits for who waits here.
+-- Before one that is to be deleted is looked for again: by itself, so that nothing waits for this wait.
 SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR UPDATE
 
 -- name: try_lock_jobs
--- Deleting and pruning hold leases meanwhile, and so wait for nobody.
+-- Deleting and pruning hold leases meanwhile, and so wait for no lock.
 SELECT id::text FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR UPDATE SKIP LOCKED
 
 -- name: insert_token

@@ -122,7 +122,7 @@ CREATE TABLE taskharbor_ended (
     number      INTEGER NOT NULL,
     attempts    INTEGER NOT NULL,
     delivery    TEXT,
-    raw         TEXT                   -- JSON: the row of its place, which nobody could make sense of
+    raw         TEXT                   -- JSON: the row of its place, if it could not be read
 ) WITHOUT ROWID;
 CREATE INDEX taskharbor_ended_state ON taskharbor_ended (state, job_id);
 CREATE INDEX taskharbor_ended_age ON taskharbor_ended (state, finished_at, job_id);

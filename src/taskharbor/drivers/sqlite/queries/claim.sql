@@ -57,7 +57,7 @@ WHERE hex(suspect) = ? AND hex(queue) = ? AND hex(rank) = ? AND hex(run_at) = ? 
 DELETE FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank = ? AND run_at = ? AND hex(id) = ?
 
 -- name: delete_strays
--- Of a job that stands under another key than its own, by somebody's hand: a scan.
+-- Of a job that was put under another key than its own by hand: a scan.
 DELETE FROM taskharbor_ready WHERE id = ?
 
 -- name: set_aside
