@@ -17,6 +17,7 @@ from taskharbor.clock import ManualClock
 from taskharbor.errors import ConfigurationError
 from taskharbor.job import State
 from taskharbor.worker.live import StoreTime
+from taskharbor.worker.shift import Shift
 from tests.worker.stage import soon, the_job, until, until_state, working
 
 
@@ -133,6 +134,40 @@ def test_an_interrupt_that_a_handler_raises_is_its_failure_where_ctrl_c_is_not_r
         Worker(harbor, concurrency=1).drain_sync()
         assert (odd.refresh().state, odd.refresh().error) == (State.DEAD, "KeyboardInterrupt")
         assert other.result(timeout=1) == "fine"
+
+
+def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, caplog):
+    with Harbor(f"sqlite:///{tmp_path}/h.db") as harbor:
+
+        @harbor.task(max_attempts=1)
+        async def stops(times: int) -> str:
+            for _ in range(times):
+                asyncio.get_running_loop().stop()
+                await asyncio.sleep(0)
+            return "goes on"
+
+        @harbor.task
+        async def neighbour() -> str:
+            await asyncio.sleep(0.01)
+            return "undisturbed"
+
+        jobs = [stops.enqueue(3), neighbour.enqueue(), stops.enqueue(1)]
+        Worker(harbor).drain_sync()
+        assert [job.result(timeout=1) for job in jobs] == ["goes on", "undisturbed", "goes on"]
+        assert [len(job.history()) for job in jobs] == [1, 1, 1]
+    lines = [line for line in caplog.messages if "the event loop was stopped" in line]
+    assert lines
+    assert all(jobs[0].id in line or jobs[2].id in line for line in lines)
+
+
+def test_a_stop_of_a_worker_whose_loop_was_closed_does_nothing():
+    worker = Worker(Harbor("memory://"))
+
+    async def shift() -> Shift:
+        return Shift(worker)
+
+    worker._shift = asyncio.run(shift())  # as a Ctrl-C leaves it that ends the loop in the middle
+    worker.stop()
 
 
 async def test_async_with_works_meanwhile_and_stops_at_the_end(harbor):

@@ -493,6 +493,15 @@ class Shift:
             fields if self._executor.running else {"worker": self._worker.name},
         )
 
+    def tell_loop_stopped(self) -> None:
+        """Say that something stopped the event loop, and which jobs it may have been."""
+        log_line(
+            logger,
+            logging.WARNING,
+            "the event loop was stopped, by a handler or a hook; the worker goes on, with {running}: {jobs}",
+            self._running(),
+        )
+
     def _running(self) -> dict[str, Any]:
         """The jobs that run, for a log line."""
         running = [each.claimed.id for each in self._executor.running]

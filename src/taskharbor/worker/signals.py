@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -40,14 +41,27 @@ def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Work
     loop = fastest_loop()
     try:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(with_signals())
+        _run_to_the_end(loop, with_signals(), worker)
     finally:
         # Not asyncio.Runner: it would wait for ever for a handler that does not let itself be cancelled.
         leftover = asyncio.all_tasks(loop)
         for task in leftover:
             task.cancel()
         if leftover:
-            loop.run_until_complete(asyncio.wait(leftover, timeout=UNWIND_SECONDS))
-        loop.run_until_complete(loop.shutdown_asyncgens())
+            _run_to_the_end(loop, asyncio.wait(leftover, timeout=UNWIND_SECONDS), worker)
+        _run_to_the_end(loop, loop.shutdown_asyncgens(), worker)
         asyncio.set_event_loop(None)
         loop.close()
+
+
+def _run_to_the_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, Any], worker: Worker) -> None:
+    """Run `main` in this loop, also when a handler stops the loop: it is the worker's, and the worker goes on."""
+    task = loop.create_task(main)
+    while True:
+        try:
+            loop.run_until_complete(task)
+            return
+        except RuntimeError:
+            if task.done() or inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
+                raise  # what `main` raises, or that no loop can run here
+            worker._tell_loop_stopped()

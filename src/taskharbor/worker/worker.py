@@ -130,8 +130,15 @@ class Worker:
 
     def stop(self) -> None:
         """Shut down gracefully; called again, end now and leave the rest to the leases. From any thread."""
-        if self._shift is not None:
-            self._shift.loop.call_soon_threadsafe(self._shift.stop)
+        shift = self._shift
+        if shift is None:
+            return
+        try:
+            shift.loop.call_soon_threadsafe(shift.stop)
+        except RuntimeError:
+            if not shift.loop.is_closed():
+                raise
+            # The loop was closed around the worker, so nothing of it runs any more.
 
     @property
     def _phase(self) -> Phase:
@@ -141,6 +148,11 @@ class Worker:
         """Shut down gracefully for a reason of its own; whoever then says `stop` says it for the first time."""
         if self._shift is not None:
             self._shift.leave()
+
+    def _tell_loop_stopped(self) -> None:
+        """Something that runs in the worker's loop has stopped it."""
+        if self._shift is not None:
+            self._shift.tell_loop_stopped()
 
     def _predecessor_is_gone(self) -> None:
         """If it has done enough already, now is the time to retire."""
