@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from taskharbor import Harbor
 from taskharbor.server import application
 from taskharbor.server.clients import trusted_proxies
-from taskharbor.server.connections import Connections, guarded
+from taskharbor.server.connections import LOG_LINES_MAX, Connections, guarded
 from taskharbor.server.events import CLIENT_STREAMS_MAX, STREAMS_MAX
 from taskharbor.server.large_bodies import CLIENT_LARGE_BODIES_MAX, LARGE_BYTES
 from taskharbor.server.limits import CONTAINERS_MAX, VALUES_MAX, parsed_json
@@ -149,6 +149,43 @@ async def test_a_head_that_is_not_sent_to_its_end_is_given_up(serve, monkeypatch
     await peer.send(sent)
     answer = await peer.rest()
     assert answer.startswith(b"HTTP/1.1 408 ") if sent else answer == b""
+
+
+async def test_requests_that_are_no_http_are_errors_like_others_and_do_not_fill_the_log(serve, caplog):
+    connect = await serve()
+    for _ in range(LOG_LINES_MAX + 5):
+        peer = await connect()
+        await peer.send("\x16\x03\x01 no HTTP\r\n\r\n")
+        answer = await peer.rest()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'"code":"malformed"' in answer
+    assert (
+        caplog.messages == ["a request from 127.0.0.1 is no HTTP, and was answered with 400"] * LOG_LINES_MAX
+    )
+
+
+async def test_a_body_that_is_no_http_is_answered_once(serve, caplog):
+    connect = await serve()
+    peer = await connect()
+    await peer.send(
+        f"POST {API}/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n5\r\n{}   \r\nno length\r\n"
+    )
+    answer = await peer.rest()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert caplog.messages == ["a request from 127.0.0.1 is no HTTP, and was answered with 400"]
+
+
+async def test_a_request_for_a_websocket_is_answered_as_any_other_and_logs_nothing(serve, caplog):
+    connect = await serve()
+    peer = await connect()
+    await peer.send(
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Key: eA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert b" 200 " in await peer.until(b"\r\n\r\n")
+    assert caplog.messages == []
 
 
 async def test_a_head_that_drips_is_given_up(serve, monkeypatch):

@@ -11,17 +11,22 @@ It stands on h11, the parser that uvicorn always has, also where httptools is in
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from taskharbor.server.clients import Proxies, is_trusted, key_of, parsed
+from taskharbor.server.clients import Address, Proxies, is_trusted, key_of, parsed
+from taskharbor.server.limits import Throttled
 from taskharbor.server.shares import Shares
 
 HEAD_SECONDS = 10.0  # from the connection, or the end of the answer before, to the end of the head
 STALLED_SECONDS = 30.0  # in which a client reads nothing of what waits for it
 CONNECTIONS_MAX = 500
+LOG_LINES_MAX = 10  # about requests that are no HTTP, in the time of LOG_SECONDS
+LOG_SECONDS = 60.0
 
 
 class Connections:
@@ -29,13 +34,14 @@ class Connections:
 
     def __init__(self, total: int = CONNECTIONS_MAX, proxies: Proxies = ()) -> None:
         self._shares = Shares(total, max(1, total // 2))
+        self._log = Throttled(LOG_LINES_MAX, LOG_SECONDS)
         self._proxies = proxies
         self._keys: dict[GuardedProtocol, str] = {}
         self._idle: dict[GuardedProtocol, None] = {}  # without a request under way, the longest first
 
     def admit(self, connection: GuardedProtocol) -> bool:
         """Give a new connection its place, or say that there is none."""
-        address = parsed(connection.client[0]) if connection.client else None
+        address = connection.address
         key = key_of(address)
         if is_trusted(address, self._proxies):
             key = f"proxy {id(connection)}"  # a client of its own: it serves many
@@ -63,6 +69,11 @@ class Connections:
         elif connection in self._keys:
             self._idle.setdefault(connection)
 
+    def tell_malformed(self, connection: GuardedProtocol) -> None:
+        """Log a request that cannot be read as HTTP. Any client can send as many as it likes."""
+        key = key_of(connection.address)
+        self._log.warning("a request from %s is no HTTP, and was answered with 400", key)
+
     def leave(self, connection: GuardedProtocol) -> None:
         key = self._keys.pop(connection, None)
         self._idle.pop(connection, None)
@@ -80,6 +91,14 @@ class GuardedProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stalled_timer: asyncio.TimerHandle | None = None
     _unread_bytes = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.logger = _LOGGER
+
+    @property
+    def address(self) -> Address | None:
+        return parsed(self.client[0]) if self.client else None
 
     @property
     def is_idle(self) -> bool:
@@ -132,6 +151,12 @@ class GuardedProtocol(H11Protocol):
             self.transport.write(_LATE)
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        self.all.tell_malformed(self)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer is under way
+            self.transport.write(_MALFORMED)
+        self.transport.close()
+
     # -- the answer --
 
     def pause_writing(self) -> None:
@@ -155,15 +180,28 @@ class GuardedProtocol(H11Protocol):
             self._watch_reader()
 
 
+class _WithoutWarnings(logging.Logger):
+    """uvicorn's logger without its warnings: one for each odd request, so any client could fill the log."""
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        pass
+
+
+_LOGGER = _WithoutWarnings("uvicorn.error", logging.INFO)
+_LOGGER.parent = logging.getLogger("uvicorn.error")
+
+
 def _refusal(status: str, code: str, message: str) -> bytes:
     """An answer outside of the application, in the shape of its errors."""
     body = msgspec.json.encode({"error": {"code": code, "message": message, "details": {}}})
+    retry_after = "" if status.startswith("400") else "Retry-After: 5\r\n"
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        "Retry-After: 5\r\nConnection: close\r\n\r\n"
+        f"{retry_after}Connection: close\r\n\r\n"
     )
     return head.encode() + body
 
 
 _BUSY = _refusal("503 Service Unavailable", "busy", "too many connections are open; try again later")
 _LATE = _refusal("408 Request Timeout", "too_slow", "the head of the request did not arrive in time")
+_MALFORMED = _refusal("400 Bad Request", "malformed", "the request cannot be read as HTTP/1.1")
