@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncpg
 
-LOOKS = 4  # that are taken, in the time that is given, at a wire with something to send
+LOOKS = 4  # that are taken at a wire in the time that is given: what is sent between two looks goes unseen
 # What the system keeps to send for us, at most: what it has taken is out of sight, whether it moves or not.
 UNSENT_BYTES = 65_536
 
@@ -80,14 +80,14 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._moved_at = self._loop.time()
         self._unsent = 0
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds / LOOKS, self._look)
 
     def expect(self, seconds: float) -> None:
         """From here on, it may take at least this long before the server has something to say."""
         self.seconds = seconds = max(seconds, self.seconds)
         self._moved_at = self._loop.time()
         self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self._loop.call_later(seconds / LOOKS, self._look)
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -103,6 +103,4 @@ class Watch:
             self.is_over = True
             self._wire.connection.terminate()
             return
-        if unsent:
-            left = min(left, self.seconds / LOOKS)
-        self._timer = self._loop.call_later(left, self._look)
+        self._timer = self._loop.call_later(min(left, self.seconds / LOOKS), self._look)
