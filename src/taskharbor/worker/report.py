@@ -83,8 +83,8 @@ class Reporter:
             self._tell(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", told, transition)
         elif transition.error:
             told = fields | _delay(transition, settled)
-            sentence = "Job {job} was put back for {delay}s (until {at}): {error}"
-            self._tell(logging.WARNING, sentence, told, transition)
+            how = "for {delay}s (until {at})" if transition.delay else "and runs again at once"
+            self._tell(logging.WARNING, f"Job {{job}} was put back {how}: {{error}}", told, transition)
         else:
             self._tell(logging.INFO, "Job {job} was handed back", fields, transition)
 
