@@ -69,8 +69,8 @@ class Maintenance:
                 self._outages.answered(_COMPLAINT)
             except StoreError as error:
                 self._outages.unanswered(_COMPLAINT, error)
-            except Exception:  # a bug of ours, or of a driver: it ends no worker
-                logger.exception("maintenance failed; it goes on with its next round")
+            except Exception as error:  # noqa: BLE001 - a bug of ours, or of a driver: it ends no worker
+                log_bug(logger, "maintenance failed", error)
 
     async def collect(self) -> None:
         """Settle what expired leases held."""
