@@ -495,3 +495,5 @@ def test_the_command_survives_a_handler_that_cancels_every_task(tmp_path, option
             assert told(job) == [("released", "disturbed"), ("succeeded", None)]
     assert log.count(" started (queues: ") == 1
     assert log.count(" cancels tasks that are not its own, and the worker goes on") == 1
+    at_once = " was put back and runs again at once: cancelled by neither its own handler nor the worker "
+    assert log.count(at_once) == 3
