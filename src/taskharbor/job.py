@@ -157,6 +157,7 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
 
 NO_OPTIONS = Options()
 _decode_options = msgspec.json.Decoder(Options).decode
+_encode = msgspec.json.Encoder().encode
 
 
 def read_options(text: str | None) -> tuple[Options, str | None]:
@@ -170,6 +171,11 @@ def read_options(text: str | None) -> tuple[Options, str | None]:
         return _decode_options(text), None
     except (msgspec.DecodeError, UnicodeError):
         return NO_OPTIONS, text
+
+
+def encode_options(options: Options) -> str | None:
+    """The text that a store keeps: None for the defaults."""
+    return None if options is NO_OPTIONS or options == NO_OPTIONS else _encode(options).decode()
 
 
 def repr_without_secrets(job: Any) -> str:
@@ -199,6 +205,11 @@ class NewJob(Struct, frozen=True, gc=False):
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
     due_at: int | None = None  # of the first occurrence, for a recurring job
     ends_with_members: bool = False  # cancelled as soon as one of them is dead or cancelled
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a row and a place are all that it needs: it waits for no job, has no tags and does not recur."""
+        return not self.depends_on and not self.options.tags and self.due_at is None
 
 
 class JobRecord(Struct, frozen=True, gc=False):

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskharbor import Context, Harbor, RetryPolicy, Unrecoverable, Worker
 from taskharbor.client.schedule import schedule_id
@@ -384,7 +385,7 @@ async def test_options_that_only_a_newer_version_can_read_end_nothing(memory: Ha
     declare(memory)
     await work(memory)
     job = memory.driver._store.jobs[schedule_id("default", "tick")]  # type: ignore[attr-defined]
-    job.options_json = '{"recurrence": {"schedule": "@fullmoon", "name": "tick"}}'
+    job.row = replace(job.row, unreadable_options='{"recurrence": {"schedule": "@fullmoon", "name": "tick"}}')
     clock.advance(MINUTE)
     for _ in range(20):
         await work(memory, unfit_grace_seconds=60)

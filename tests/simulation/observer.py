@@ -153,7 +153,9 @@ class Observer:
         """Which jobs an operation is about to change, and where they stand."""
         if verb == "operate":
             jobs = self.world.store._store.jobs
-            self._states = {job_id: jobs[job_id].state_at(self.now) for job_id in about[1] if job_id in jobs}
+            self._states = {
+                job_id: jobs[job_id].standing_at(self.now).state for job_id in about[1] if job_id in jobs
+            }
 
     def after(self, process: Process, verb: str, about: Any, answer: Any, late: bool) -> None:
         self.processes[process.name] = process
@@ -362,16 +364,16 @@ class Observer:
             self.world.store.counts().send(None)
         except StopIteration as stop:
             counts = {state: number for state, number in stop.value.items() if number}
-        recount = Counter(job.state_at(self.now) for job in self.world.store._store.jobs.values())
+        recount = Counter(job.standing_at(self.now).state for job in self.world.store._store.jobs.values())
         if counts != dict(recount):
             self.wrong(f"counts() says {counts}, and there are {dict(recount)}")
 
     def _judge(self, spec: Spec, job: Any, rows: list[AttemptRecord]) -> None:
         def wrong(what: str) -> None:
             shown = [(row.number, str(row.status), row.detail, row.outlived) for row in rows]
-            self.wrong(f"{job.id} {spec.task} {spec.script}: {what}; {job.state} {job.reason} {shown}")
+            self.wrong(f"{job.id} {spec.task} {spec.script}: {what}; {job.state} {job.at.reason} {shown}")
 
-        if [row.number for row in rows] != list(range(1, job.number + 1)):
+        if [row.number for row in rows] != list(range(1, job.at.number + 1)):
             wrong("numbers are missing")
         failures, run = 0, 1
         for index, row in enumerate(rows):
@@ -392,10 +394,10 @@ class Observer:
                 and not row.outlived
             ):
                 wrong(f"attempt {row.number} was outlived, and its row does not say so")
-        if job.first_number > job.number:  # requeued, and ended before it was claimed again
+        if job.at.first_number > job.at.number:  # requeued, and ended before it was claimed again
             failures = 0
-        if job.attempts != failures:
-            wrong(f"attempts is {job.attempts}, and {failures} have failed")
+        if job.at.attempts != failures:
+            wrong(f"attempts is {job.at.attempts}, and {failures} have failed")
         self._judge_ending(spec, job, rows, failures, wrong)
 
     def _judge_row(self, spec: Spec, row: AttemptRecord, failures: int, wrong: Any) -> None:
@@ -419,7 +421,7 @@ class Observer:
         self, spec: Spec, job: Any, rows: list[AttemptRecord], failures: int, wrong: Any
     ) -> None:
         last = rows[-1] if rows else None
-        match job.state, job.reason:
+        match job.state, job.at.reason:
             case State.SUCCEEDED, _ if last is None or last.status is not AttemptStatus.SUCCEEDED:
                 wrong("succeeded without a success")
             case State.DEAD, Reason.EXHAUSTED if failures != spec.max_attempts or spec.is_once:

@@ -18,6 +18,7 @@ from taskharbor.drivers.memory.driver import MemoryDriver
 from taskharbor.errors import StoreError
 from taskharbor.job import State
 from taskharbor.outcome import HandedBack, Succeeded
+from taskharbor.rules import settling
 from taskharbor.worker import committer as committing
 from taskharbor.worker import endings, shift
 from taskharbor.worker.committer import Committer
@@ -59,7 +60,7 @@ def any_token_settles() -> Any:
 
     def lenient(job: Any, token: str, number: int, now: int) -> Answer:
         answer = fence(job, token, number, now)
-        mine = job is not None and job.number == number
+        mine = job is not None and job.at.number == number
         return Answer.DONE if answer is Answer.LEASE_MISMATCH and mine else answer
 
     return mock.patch.object(settle, "fence", lenient)
@@ -92,12 +93,12 @@ def claims_early() -> Any:
 
 @plant("a request to cancel is forgotten when the job is put back")
 def cancel_forgotten() -> Any:
-    turned = settle.turned_into_cancellation
+    wins = settling.cancel_wins
 
-    def forgetful(job: Any, transition: Any) -> bool:
-        return transition.to is not State.READY and turned(job, transition)
+    def forgetful(transition: Any, requested: bool) -> bool:
+        return transition.to is not State.READY and wins(transition, requested)
 
-    return mock.patch.object(settle, "turned_into_cancellation", forgetful)
+    return mock.patch.object(settling, "cancel_wins", forgetful)
 
 
 @plant("a dependant is released by the first of those it waits for")
@@ -109,8 +110,7 @@ def released_early() -> Any:
                 dependant = store.jobs[job_id]
                 dependant.unmet = frozenset()
                 if dependant.state is State.WAITING:
-                    store.leave(dependant)
-                    store.place_again(dependant)
+                    store.move(dependant, replace(dependant.at, state=State.READY))
                     released.append(job_id)
         return tuple(released)
 

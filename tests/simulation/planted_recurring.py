@@ -9,8 +9,10 @@ from unittest import mock
 from msgspec.structs import replace
 
 from taskharbor import recurring
-from taskharbor.drivers.memory import enqueue, operate, settle
+from taskharbor.drivers.memory import enqueue, settle
+from taskharbor.drivers.memory.store import Store
 from taskharbor.job import Misfire, State
+from taskharbor.rules import operating, settling
 from taskharbor.schedule import parse
 from taskharbor.worker import executor
 from taskharbor.worker import recurring as rearming
@@ -30,14 +32,14 @@ def _armed(change: Callable[[Any, Any, Any], Any]) -> Any:
 
 def _rearmed(change: Callable[[Any, Any, Any], None]) -> Any:
     """The store's re-arming, and a change to the job afterwards, which sees it as it was before."""
-    rearm = settle.rearm
+    rearm = Store.rearm
 
-    def changed(store: Any, job: Any, occurrence: Any) -> None:
-        before = {"steps": dict(job.steps), "attempts": job.attempts}
-        rearm(store, job, occurrence)
-        change(job, before, occurrence)
+    def changed(store: Any, job: Any, to: Any) -> None:
+        before = {"steps": dict(job.steps), "attempts": job.at.attempts}
+        rearm(store, job, to)
+        change(job, before, to)
 
-    return mock.patch.object(settle, "rearm", changed)
+    return mock.patch.object(Store, "rearm", changed)
 
 
 @plant("an occurrence that failed for good ends the schedule", RecurringWorld, "re-arming")
@@ -55,7 +57,7 @@ def steps_stay() -> Any:
 
 @plant("the next run has the failures of the last one", RecurringWorld, "re-arming")
 def failures_stay() -> Any:
-    return _rearmed(lambda job, before, _: setattr(job, "attempts", before["attempts"]))
+    return _rearmed(lambda job, before, to: setattr(job, "at", replace(to, attempts=before["attempts"])))
 
 
 @plant("an interval is counted from the end of a run", RecurringWorld, "next due")
@@ -101,7 +103,7 @@ def version_unheeded() -> Any:
     def heedless(store: Any, transition: Any, now: int) -> Any:
         job = store.jobs.get(transition.job_id)
         if job is not None and transition.occurrence is not None:
-            occurrence = replace(transition.occurrence, version=job.version)
+            occurrence = replace(transition.occurrence, version=job.row.version)
             transition = replace(transition, occurrence=occurrence)
         return settle_one(store, transition, now)
 
@@ -139,12 +141,12 @@ def retry_not_parked() -> Any:
 
 @plant("an occurrence that was to be cancelled is retried", HecticWorld, "")
 def cancel_unheeded() -> Any:
-    return mock.patch.object(settle, "turned_into_cancellation", return_value=False)
+    return mock.patch.object(settling, "cancel_wins", return_value=False)
 
 
 @plant("an operator's view of an earlier run is good enough", HecticWorld, "")
 def stale_view() -> Any:
-    return mock.patch.object(operate, "_has_moved_on", return_value=False)
+    return mock.patch.object(operating, "has_moved_on", return_value=False)
 
 
 @plant("a failed occurrence leaves no dead letter", RecurringWorld, "dead letter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -11,9 +10,9 @@ from msgspec.structs import replace
 from taskharbor import collecting
 from taskharbor.drivers.base import Answer, StepNote, Verdict
 from taskharbor.drivers.memory import enqueue, operate, reads, settle
-from taskharbor.drivers.memory import store as storing
 from taskharbor.drivers.memory.store import Store
 from taskharbor.job import State, StepRecord
+from taskharbor.rules import operating
 from taskharbor.worker.steps import LeasedSteps, Steps
 from taskharbor.workflow import failure
 from tests.simulation.planted import _both, released_early
@@ -55,13 +54,13 @@ def stale_step() -> Any:
 
 @plant("a requeue forgets the steps", StepsWorld, "steps")
 def requeue_forgets() -> Any:
-    begin = storing.begin_new_run
+    begin = Store.begin_new_run
 
-    def forgetful(job: Any, *args: Any, **more: Any) -> None:
+    def forgetful(store: Any, job: Any, change: Any) -> None:
         job.steps.clear()
-        begin(job, *args, **more)
+        begin(store, job, change)
 
-    return mock.patch.object(operate, "begin_new_run", forgetful)
+    return mock.patch.object(Store, "begin_new_run", forgetful)
 
 
 @plant("a sleep is over for whoever comes back", StepsWorld, "sleep")
@@ -120,7 +119,7 @@ def results_out_of_order() -> Any:
 
     def by_ending(store: Any, ids: Any, bytes_limit: int | None) -> Any:
         answers = results(store, ids, bytes_limit)
-        return [sorted(each, key=lambda one: store.jobs[one.job_id].finished_at) for each in answers]
+        return [sorted(each, key=lambda one: store.jobs[one.job_id].at.finished_at) for each in answers]
 
     return mock.patch.object(reads, "results", by_ending)
 
@@ -161,13 +160,12 @@ def not_restored() -> Any:
 
 @plant("a retried job does not wait for those before it", WorkflowWorld, "")
 def does_not_wait() -> Any:
-    return mock.patch.object(operate, "_change", _change_and_run)
+    new_run = operating.new_run
 
+    def ready(*args: Any, **more: Any) -> Any:
+        return new_run(*args, **{**more, "waits": False})
 
-def _change_and_run(store: Any, job: Any, change: Callable[[], None]) -> None:
-    store.leave(job)
-    change()
-    store.enter(job, State.READY)
+    return mock.patch.object(operating, "new_run", ready)
 
 
 @plant("nobody is told of a member's death", WorkflowWorld, "failure task")
@@ -192,14 +190,12 @@ def told_too_often() -> Any:
 
 @plant("to cancel a workflow leaves those that wait", WorkflowWorld, "cancel")
 def waiting_not_cancelled() -> Any:
-    cancel = operate._cancel
+    cancel = operating._cancelled
 
-    def lenient(store: Any, job: Any, operation: Any, now: int) -> Any:
-        if job.state is State.WAITING:
-            return Verdict.DONE
-        return cancel(store, job, operation, now)
+    def lenient(operation: Any, job: Any, at: Any, now: int) -> Any:
+        return Verdict.DONE if at.state is State.WAITING else cancel(operation, job, at, now)
 
-    return mock.patch.object(operate, "_cancel", lenient)
+    return mock.patch.object(operating, "_cancelled", lenient)
 
 
 @plant("members of an unfinished workflow can be deleted", WorkflowWorld, "delete")

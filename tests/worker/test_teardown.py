@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskharbor import Worker
 from taskharbor.errors import StoreUnavailable
@@ -115,7 +116,7 @@ async def test_options_that_cannot_be_read_put_only_their_own_job_back(memory, c
 
     bad = await work.aenqueue()
     stored = memory.driver._store.jobs[bad.id]
-    stored.options_json = '{"retry": {"jitter": "unheard of"}}'
+    stored.row = replace(stored.row, unreadable_options='{"retry": {"jitter": "unheard of"}}')
     good = await work.aenqueue()
     async with working(memory):
         assert await soon(good.aresult()) == 1

@@ -57,6 +57,22 @@ class Transition(Struct, frozen=True, gc=False):
         """The version that the job must still have; None, as for most: whatever it is."""
         return self.version if self.occurrence is None else self.occurrence.version
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a success and nothing more: a row of history is all that it leaves."""
+        return (
+            self.status is AttemptStatus.SUCCEEDED
+            and self.to is State.SUCCEEDED
+            and not self.inserts
+            and self.occurrence is None
+            and self.version is None
+            and self.error is None
+            and self.traceback is None
+            and self.detail is None
+            and self.worker is None
+            and not self.outlived
+        )
+
 
 class Settled(Struct, frozen=True, gc=False):
     answer: Answer

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists
 from taskharbor.drivers.memory.store import Attempt, Job, Store, Workflow
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NO_OPTIONS, NewJob, NewWorkflow, Options, Reason, State
+from taskharbor.job import NewJob, NewWorkflow, Reason, State
+from taskharbor.rules.settling import finished
+from taskharbor.rules.standing import Standing, stored_job
 
 
 class _Batch:
@@ -83,45 +84,38 @@ def refuse_unknown_dependencies(store: Store, fresh: Sequence[NewJob], batch: Se
 
 
 def _answer(job: Job, existed: bool, now: int) -> Enqueued:
-    return Enqueued(job.id, existed, job.state_at(now), job.shown_run_at, job.enqueued_at)
+    at = job.standing_at(now)
+    run_at = job.row.run_at if at.is_finished else at.run_at
+    return Enqueued(job.id, existed, at.state, run_at, job.row.enqueued_at)
 
 
 def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
-    run_at = _run_at(new, now)
     # A dependency that turned out to exist already under another id means that one.
     depends_on = tuple(standing.get(dependency, dependency) for dependency in new.depends_on)
     unmet = frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id))
+    row = stored_job(new, now)
     return Job(
-        id=new.id,
-        task=new.task,
-        payload=new.payload,
-        queue=new.queue,
-        priority=new.priority,
-        enqueued_at=now,
-        run_at=run_at,
-        place=run_at,
-        state=State.WAITING if depends_on else State.READY,
-        expires_at=new.expires_at,
-        begin_by=new.expires_at,
-        idempotency_key=new.idempotency_key,
-        delivery=new.delivery,
-        options=new.options,
-        options_json=options_json(new.options),
+        row=row,
+        at=Standing(
+            State.WAITING if unmet else State.READY,
+            row.run_at,
+            due_at=None if unmet else new.due_at,
+            begin_by=new.expires_at,
+            delivery=new.delivery,
+        ),
         depends_on=depends_on,
         ends_with_members=new.ends_with_members,
         unmet=unmet,
-        due_at=None if unmet else new.due_at,
     )
 
 
 def insert_dead(
-    store: Store, new: NewJob, reason: Reason | None, of: Job, first_number: int, now: int
+    store: Store, new: NewJob, reason: Reason | None, of: Job, first_number: int, attempts: int, now: int
 ) -> None:
     """A copy of a run that failed for good: dead from the start, with that run's history."""
     copy = _job(store, new, {}, now)
-    copy.state = State.DEAD
-    copy.reason, copy.finished_at = reason, now
-    copy.attempts, copy.number, copy.first_number = of.attempts, of.number, first_number
+    number = of.at.number
+    copy.at = finished(copy.at, State.DEAD, reason, now, number=number, attempts=attempts)
     copy.history = {
         number: Attempt(row.token, replace(row.record, job_id=new.id))
         for number, row in of.history.items()
@@ -130,16 +124,6 @@ def insert_dead(
     store.add(copy)
 
 
-def _run_at(new: NewJob, now: int) -> int:
-    if new.delay is not None:
-        return now + new.delay
-    return now if new.run_at is None else new.run_at
-
-
 def _has_succeeded(store: Store, job_id: str) -> bool:
     # One that is not stored comes later in this very batch.
     return job_id in store.jobs and store.jobs[job_id].state is State.SUCCEEDED
-
-
-def options_json(options: Options) -> str | None:
-    return None if options == NO_OPTIONS else msgspec.json.encode(options).decode()

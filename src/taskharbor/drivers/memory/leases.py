@@ -65,13 +65,13 @@ def _choose(store: Store, request: ClaimRequest, now: int) -> tuple[list[Job], b
         return chosen, False
     once_left, bytes_left = request.once_limit, request.bytes_limit
     for job in _runnable(store, request, now):
-        if job.delivery is Delivery.AT_MOST_ONCE:
+        if job.at.delivery is Delivery.AT_MOST_ONCE:
             if once_left <= 0:
                 break  # not skipped: whatever comes after it in the order must not overtake it
             once_left -= 1
-        bytes_left -= text_size(job.payload)
-        if job.options_json is not None:
-            bytes_left -= text_size(job.options_json)
+        bytes_left -= text_size(job.row.payload)
+        if (options := job.row.options_text) is not None:
+            bytes_left -= text_size(options)
         if bytes_left < 0 and chosen:
             return chosen, True
         chosen.append(job)
@@ -113,22 +113,23 @@ def after(instant: int) -> Placed:
 
 
 def claimed(job: Job) -> Claimed:
+    row, at = job.row, job.at
     return Claimed(
-        id=job.id,
-        task=job.task,
-        payload=job.payload,
-        queue=job.queue,
-        priority=job.priority,
-        number=job.number,
-        attempts=job.attempts,
-        first_number=job.first_number,
-        run_at=job.place,
-        enqueued_at=job.enqueued_at,
-        due_at=job.due_at,
-        expires_at=job.begin_by,
-        delivery=job.delivery,
-        options=job.options_json,
-        version=job.version,
+        id=row.id,
+        task=row.task,
+        payload=row.payload,
+        queue=row.queue,
+        priority=row.priority,
+        number=at.number,
+        attempts=at.attempts,
+        first_number=at.first_number,
+        run_at=at.run_at,
+        enqueued_at=row.enqueued_at,
+        due_at=at.due_at,
+        expires_at=at.begin_by,
+        delivery=at.delivery,
+        options=row.options_text,
+        version=row.version,
     )
 
 
@@ -149,8 +150,14 @@ def _extend(store: Store, extension: Extension, now: int) -> Extended:
     lease.told_running = dict(extension.running)
     for job_id in extension.at_most_once:
         if job_id in lease.open:
-            lease.open[job_id].delivery = Delivery.AT_MOST_ONCE
+            _mark_at_most_once(lease.open[job_id])
     return Extended(extension.token, Answer.DONE, lease.expires_at, tuple(sorted(lease.cancel_requested)))
+
+
+def _mark_at_most_once(job: Job) -> None:
+    """In its place, for the collector, and in its row, for readers once it has succeeded."""
+    job.at = replace(job.at, delivery=Delivery.AT_MOST_ONCE)
+    job.row = replace(job.row, delivery=Delivery.AT_MOST_ONCE)
 
 
 def cancel_requests(store: Store, tokens: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-
-from msgspec import UNSET
-from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
     NOT_BEGUN,
     OPERATOR,
     Cancel,
     Delete,
-    Discard,
     Operated,
     Operation,
     Requeue,
-    RunNow,
-    Seen,
-    Update,
     Verdict,
     with_dependants,
     worker_of,
 )
-from taskharbor.drivers.memory.enqueue import options_json
-from taskharbor.drivers.memory.settle import rearm
-from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, begin_new_run, must_begin
+from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, must_begin
 from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
-from taskharbor.lifecycle import TERMINAL, allows, check_prunable
+from taskharbor.lifecycle import TERMINAL, check_prunable
+from taskharbor.rules import operating as rules
+from taskharbor.rules.settling import finished
 
 # -- operators -----------------------------------------------------------------------------------
 
@@ -50,80 +43,41 @@ def _operate(store: Store, operation: Operation, job_id: str, now: int) -> Opera
     job = store.jobs.get(job_id)
     if job is None:
         return Operated(job_id, Verdict.NOT_FOUND)
-    state = job.state_at(now)
-    if not allows(state, operation):
-        return Operated(job_id, Verdict.CONFLICT, state)
-    return Operated(job_id, _do(store, operation, job, now), state)
-
-
-def _do(store: Store, operation: Operation, job: Job, now: int) -> Verdict:
-    match operation:
-        case Cancel():
-            return _cancel(store, job, operation, now)
-        case Delete():
-            return _delete(store, job)
-        case Discard():
-            store.finish(job, State.CANCELLED, Reason.DISCARDED, now)
-        case RunNow():
-            _change(store, job, lambda: _set_run_at(job, now))
-        case Requeue():
-            _change(store, job, lambda: _begin_new_run(job, operation, now))
-        case Update():
-            if operation.version not in (None, job.version) or _has_moved_on(job, operation.seen):
-                return Verdict.CHANGED
-            if operation.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
-                return Verdict.CONFLICT
-            if job.lease is None:
-                _change(store, job, lambda: _update(job, operation))
-            else:
-                _change_running(store, job, operation)
-    return Verdict.DONE
-
-
-def _has_moved_on(job: Job, seen: Seen | None) -> bool:
-    return seen is not None and seen != Seen(job.number, job.lease is not None)
-
-
-def _change(store: Store, job: Job, change: Callable[[], None]) -> None:
-    store.leave(job)
-    change()
-    store.place_again(job)
-
-
-def _change_running(store: Store, job: Job, update: Update) -> None:
-    """It stays where it is, under its lease; only what its next run takes from the job itself changes."""
-    store.tally[job.queue][State.RUNNING] -= 1
-    _update(job, replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False))
-    store.tally[job.queue][State.RUNNING] += 1
-
-
-def _cancel(store: Store, job: Job, cancel: Cancel, now: int) -> Verdict:
-    if job.lease is not None:
-        # Kept in the lease: the heartbeat tells the worker, and whoever settles next obeys.
-        job.lease.cancel_requested.add(job.id)
+    at = job.standing_at(now)
+    answer = rules.change(operation, job.row, at, now, has_begun=job.begun, waits=bool(job.unmet))
+    if isinstance(answer, rules.Change):
+        _apply(store, job, answer, now)
+        answer = Verdict.DONE
+    elif answer is Verdict.REQUESTED and job.lease is not None:
+        # The heartbeat brings it to the worker, and the next settle obeys.
+        job.lease.cancel_requested.add(job_id)
         store.cancel_requests += 1
-        return Verdict.REQUESTED
-    if cancel.occurrence is not None and job.state is State.WAITING:
-        return Verdict.CONFLICT
-    if cancel.occurrence is None:
-        store.finish(job, State.CANCELLED, Reason.CANCELLED, now)
-        return Verdict.DONE
-    if cancel.occurrence.version != job.version or _has_moved_on(job, cancel.seen):
-        return Verdict.CHANGED
-    job.number += 1
-    record = AttemptRecord(
-        job.id,
-        job.number,
-        AttemptStatus.CANCELLED,
-        job.attempts,
-        worker_of(OPERATOR),
-        None,
-        now,
-        detail=NOT_BEGUN,
-    )
-    job.history[job.number] = Attempt(OPERATOR, record)
-    rearm(store, job, cancel.occurrence)
-    return Verdict.DONE
+    elif isinstance(operation, Delete) and answer is Verdict.DONE:
+        answer = _delete(store, job)
+    return Operated(job_id, answer, at.state)
+
+
+def _apply(store: Store, job: Job, change: rules.Change, now: int) -> None:
+    if job.lease is not None:
+        store.change_running(job, change.job)
+    elif change.is_rearmed:
+        number = change.to.number
+        record = AttemptRecord(
+            job.id,
+            number,
+            AttemptStatus.CANCELLED,
+            job.at.attempts,
+            worker_of(OPERATOR),
+            None,
+            now,
+            detail=NOT_BEGUN,
+        )
+        job.history[number] = Attempt(OPERATOR, record)
+        store.rearm(job, change.to)
+    elif change.is_new_run:
+        store.begin_new_run(job, change)
+    else:
+        store.move(job, change.to, change.job)
 
 
 def _delete(store: Store, job: Job) -> Verdict:
@@ -138,52 +92,6 @@ def _is_of_unfinished_workflow(store: Store, job: Job) -> bool:
     return workflow is not None and any(each.state not in TERMINAL for each in store.members(workflow))
 
 
-def _begin_new_run(job: Job, requeue: Requeue, now: int) -> None:
-    run_at = now if requeue.run_at is None else requeue.run_at
-    begin_new_run(job, run_at, now, reset_attempts=requeue.reset_attempts)
-
-
-def _update(job: Job, update: Update) -> None:
-    if update.task is not UNSET:
-        job.task = update.task
-    if update.queue is not UNSET:
-        job.queue = update.queue
-    if update.delivery is not UNSET:
-        job.delivery = update.delivery
-    if update.priority is not UNSET:
-        job.priority = update.priority
-    if update.due_at is not UNSET and not job.unmet:
-        job.due_at = update.due_at
-    if update.run_at is not UNSET:
-        _set_run_at(job, update.run_at)
-    if update.at_due and job.due_at is not None:
-        _set_run_at(job, job.due_at)
-    if update.payload is not UNSET:
-        job.payload = update.payload
-    if update.expires_at is not UNSET:
-        job.expires_at = update.expires_at
-        if not job.begun:
-            job.begin_by = update.expires_at
-    _update_options(job, update)
-    job.version += 1
-
-
-def _update_options(job: Job, update: Update) -> None:
-    if update.options is not UNSET:
-        job.options = update.options
-    if update.max_attempts is not UNSET:
-        job.options = replace(job.options, max_attempts=update.max_attempts)
-    if update.timeout is not UNSET:
-        job.options = replace(job.options, timeout=update.timeout)
-    if update.tags is not UNSET:
-        job.options = replace(job.options, tags=update.tags)
-    job.options_json = options_json(job.options)
-
-
-def _set_run_at(job: Job, run_at: int) -> None:
-    job.run_at = job.place = run_at
-
-
 # -- maintenance ---------------------------------------------------------------------------------
 
 
@@ -192,9 +100,9 @@ def expire(store: Store, limit: int, now: int) -> list[str]:
     while len(expired) < limit and store.deadlines and store.deadlines[0][0] <= now:
         begin_by, job_id = heapq.heappop(store.deadlines)
         job = store.jobs.get(job_id)
-        if job is None or job.begin_by != begin_by or not must_begin(job):
+        if job is None or job.at.begin_by != begin_by or not must_begin(job):
             continue  # it has begun, ended or been changed meanwhile; where it still counts, it stands anew
-        store.finish(job, State.CANCELLED, Reason.EXPIRED, now)
+        store.move(job, finished(job.at, State.CANCELLED, Reason.EXPIRED, now))
         expired.append(job_id)
     return [*expired, *store.cancel_dependants(expired, now)]
 
@@ -218,7 +126,7 @@ def prune_history(store: Store, ids: Sequence[str], keep: int, before: int) -> i
             number
             for position, number in enumerate(reversed(numbers))
             if position > 0
-            and number < job.first_number
+            and number < job.at.first_number
             and (position >= keep or job.history[number].record.finished_at < before)
         ]
         for number in doomed:
@@ -244,7 +152,8 @@ def _forget_workflows(store: Store, before: dict[State, int]) -> None:
 
 
 def _is_over(job: Job, before: dict[State, int]) -> bool:
-    return job.state in before and job.finished_at is not None and job.finished_at < before[job.state]
+    at = job.at
+    return at.state in before and at.finished_at is not None and at.finished_at < before[at.state]
 
 
 def _prunable(store: Store, before: dict[State, int]) -> Iterator[Job]:

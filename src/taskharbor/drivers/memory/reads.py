@@ -20,47 +20,33 @@ from taskharbor.job import (
     WorkflowRecord,
 )
 from taskharbor.lifecycle import TERMINAL
+from taskharbor.rules.standing import Holder, LatestAttempt, job_record
 
 # -- jobs ----------------------------------------------------------------------------------------
 
 
 def record(job: Job, now: int) -> JobRecord:
-    lease, latest = job.lease, _latest(job)
-    return JobRecord(
-        id=job.id,
-        task=job.task,
-        payload=job.payload,
-        queue=job.queue,
-        priority=job.priority,
-        state=job.state_at(now),
-        enqueued_at=job.enqueued_at,
-        run_at=job.shown_run_at,
-        attempts=job.attempts,
-        number=job.number,
-        due_at=job.due_at,
-        expires_at=job.expires_at,
-        idempotency_key=job.idempotency_key,
-        delivery=job.delivery,
-        options=job.options,
+    lease = job.lease
+    holder = None
+    if lease is not None:
+        requested = job.id in lease.cancel_requested
+        holder = Holder(lease.worker, lease.expires_at, lease.expired(now), requested)
+    return job_record(
+        job.row,
+        job.standing_at(now),
+        latest=_latest(job),
+        holder=holder,
         depends_on=job.depends_on,
-        version=job.version,
-        suspect=job.suspect and job.state is State.READY,
-        worker=lease.worker if lease else None,
-        lease_expires_at=lease.expires_at if lease else None,
-        lease_expired=lease is not None and lease.expired(now),
-        cancel_requested=lease is not None and job.id in lease.cancel_requested,
-        reason=job.reason,
-        finished_at=job.finished_at,
-        error=None if latest is None else latest.error,
-        last_status=None if latest is None else latest.status,
-        last_finished_at=None if latest is None else latest.finished_at,
-        result=job.result,
         progress=job.progress,
     )
 
 
-def _latest(job: Job) -> AttemptRecord | None:
-    return next(reversed(job.history.values())).record if job.history else None
+def _latest(job: Job) -> LatestAttempt | None:
+    if not job.history:
+        return None
+    attempt = next(reversed(job.history.values()))
+    row = attempt.record
+    return LatestAttempt(row.status, row.finished_at, row.error, attempt.result)
 
 
 def history(job: Job, limit: int) -> list[AttemptRecord]:
@@ -77,10 +63,10 @@ def page(store: Store, where: JobFilter, cursor: str | None, limit: int, now: in
 
 def _matches(job: Job, where: JobFilter, now: int) -> bool:
     return (
-        (where.state is None or job.state_at(now) is where.state)
-        and (where.queue is None or job.queue == where.queue)
-        and (where.task is None or job.task == where.task)
-        and (where.tag is None or where.tag in job.options.tags)
+        (where.state is None or job.standing_at(now).state is where.state)
+        and (where.queue is None or job.row.queue == where.queue)
+        and (where.task is None or job.row.task == where.task)
+        and (where.tag is None or where.tag in job.row.options.tags)
         and (where.workflow is None or (job.workflow is not None and job.workflow.id == where.workflow))
     )
 
@@ -126,8 +112,10 @@ def results(store: Store, ids: Sequence[str], bytes_limit: int | None) -> list[l
 
 def _member_result(store: Store, member: str) -> MemberResult:
     job = store.jobs.get(member)
-    succeeded = job is not None and job.state is State.SUCCEEDED
-    return MemberResult(member, succeeded, job.result if job is not None and succeeded else None)
+    if job is None or job.state is not State.SUCCEEDED:
+        return MemberResult(member, False)
+    latest = _latest(job)
+    return MemberResult(member, True, latest.result if latest else None)
 
 
 # -- numbers -------------------------------------------------------------------------------------

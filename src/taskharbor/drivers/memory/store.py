@@ -1,8 +1,8 @@
 """What the memory driver keeps: jobs, their places in the order, and the leases over them.
 
-A job always stands in exactly one spot: among those that wait, in a place of the order, under a lease, or
-among the endings of its state. Every change of spot is the same three steps: it leaves where it stands, is
-changed, and enters where it goes. Nothing else touches the indexes, so they cannot disagree with the jobs.
+A job always stands in exactly one spot: among those that wait, in a place of the order, under a lease, or among the
+endings of its state. The rules say where it goes; `Store.move` is the one way it gets there: it leaves its spot, is
+changed, and enters the next one. Nothing else touches the indexes, so they cannot disagree with the jobs.
 """
 
 from __future__ import annotations
@@ -12,31 +12,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from taskharbor.drivers.base import WorkerRecord
 from taskharbor.drivers.memory.order import Order
-from taskharbor.job import (
-    NO_OPTIONS,
-    AttemptRecord,
-    Delivery,
-    Options,
-    Progress,
-    Reason,
-    State,
-    StepRecord,
-    TokenRecord,
-)
+from taskharbor.job import AttemptRecord, Progress, Reason, State, StepRecord, TokenRecord
 from taskharbor.lifecycle import LEGAL, TERMINAL
+from taskharbor.rules.operating import Change, new_run
+from taskharbor.rules.settling import finished
+from taskharbor.rules.standing import Standing, StoredJob
 
 DEADLINES_SLACK = 64  # stale ones that are not worth a sweep
 Placed = tuple[int, str]  # (run_at, id), or (finished_at, id) among the endings
 
 
 class Attempt(Struct, gc=False):
-    """A row of history, and the token that wrote it: a repeated settle proves itself by it."""
+    """A row of history, the token that wrote it (a repeated settle proves itself by it), and the result."""
 
     token: str
     record: AttemptRecord
+    result: str | None = None
 
 
 class Lease(Struct, eq=False):
@@ -61,52 +56,35 @@ class Lease(Struct, eq=False):
 
 
 class Job(Struct, eq=False):
-    id: str
-    task: str
-    payload: str
-    queue: str
-    priority: int
-    enqueued_at: int
-    run_at: int  # as an enqueue or an operator said; where it goes when it stops waiting
-    place: int  # its place in the order now: run_at, or a retry time, or the next occurrence
-    # READY stands for scheduled as well: which of them it is depends on the time; see `state_at`.
-    state: State = State.READY
-    expires_at: int | None = None  # as an enqueue or an operator said
-    begin_by: int | None = None  # expires_at for as long as the current run has not begun
-    idempotency_key: str | None = None
-    delivery: Delivery | None = None
-    options: Options = NO_OPTIONS
-    options_json: str | None = None
+    row: StoredJob
+    # READY stands for scheduled as well: which of them it is depends on the time; see `standing_at`.
+    at: Standing
     depends_on: tuple[str, ...] = ()
     unmet: frozenset[str] = frozenset()  # the dependencies that have not succeeded
     ends_with_members: bool = False
     workflow: Workflow | None = None
-    version: int = 1
-    attempts: int = 0
-    number: int = 0
-    first_number: int = 1  # of the current run
     begun: bool = False  # has an attempt of the current run begun, or may it have?
-    suspect: bool = False
-    due_at: int | None = None
     lease: Lease | None = None
-    reason: Reason | None = None
-    finished_at: int | None = None
-    result: str | None = None
     progress: Progress | None = None
     steps: dict[str, StepRecord] = field(default_factory=dict)
     history: dict[int, Attempt] = field(default_factory=dict)  # by number, ascending
 
-    def state_at(self, now: int) -> State:
-        return State.SCHEDULED if self.state is State.READY and self.place > now else self.state
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def state(self) -> State:
+        return self.at.state
+
+    def standing_at(self, now: int) -> Standing:
+        if self.at.state is State.READY and self.at.run_at > now:
+            return replace(self.at, state=State.SCHEDULED)
+        return self.at
 
     @property
     def spot(self) -> Placed:
-        return (self.place, self.id)
-
-    @property
-    def shown_run_at(self) -> int:
-        """When it is next to run; of a terminal one, when it was to."""
-        return self.run_at if self.state in TERMINAL else self.place
+        return (self.at.run_at, self.row.id)
 
 
 class Workflow(Struct, eq=False):
@@ -124,16 +102,16 @@ class Places:
         self._orders: dict[str, dict[int, Order[Placed]]] = defaultdict(dict)
 
     def add(self, job: Job) -> None:
-        self._orders[job.queue].setdefault(job.priority, Order()).add(job.spot)
+        self._orders[job.row.queue].setdefault(job.row.priority, Order()).add(job.spot)
 
     def remove(self, job: Job) -> None:
-        by_priority = self._orders[job.queue]
-        order = by_priority[job.priority]
+        by_priority = self._orders[job.row.queue]
+        order = by_priority[job.row.priority]
         order.remove(job.spot)
         if not order:  # empty ones go, so that a claim looks only where there is something
-            del by_priority[job.priority]
+            del by_priority[job.row.priority]
             if not by_priority:
-                del self._orders[job.queue]
+                del self._orders[job.row.queue]
 
     def queues(self) -> Iterable[str]:
         return self._orders.keys()
@@ -176,18 +154,18 @@ class Store:
     def add(self, job: Job) -> None:
         self.jobs[job.id] = job
         self.ids.add(job.id)
-        if job.idempotency_key is not None:
-            self.keys[job.queue, job.idempotency_key] = job.id
+        if job.row.idempotency_key is not None:
+            self.keys[job.row.queue, job.row.idempotency_key] = job.id
         for dependency in job.depends_on:
             self.dependants[dependency].add(job.id)
-        self.enter(job, job.state if job.state in TERMINAL else runnable_or_waiting(job))
+        self._enter(job)
 
     def delete(self, job: Job) -> None:
-        self.leave(job)
+        self._leave(job)
         del self.jobs[job.id]
         self.ids.remove(job.id)
-        if job.idempotency_key is not None:
-            del self.keys[job.queue, job.idempotency_key]
+        if job.row.idempotency_key is not None:
+            del self.keys[job.row.queue, job.row.idempotency_key]
         for dependency in set(job.depends_on):
             self._forget_dependant(dependency, job.id)
         # Those that depended on it are terminal. Should one of them be requeued, it cannot wait for a
@@ -216,7 +194,7 @@ class Store:
                 dependant = self.jobs[job_id]
                 waits = dependant.state is State.WAITING and member in dependant.unmet
                 if waits and dependant.ends_with_members:
-                    self.finish(dependant, State.CANCELLED, Reason.DEPENDENCY, now)
+                    self.move(dependant, finished(dependant.at, State.CANCELLED, Reason.DEPENDENCY, now))
                     ends.append(job_id)
                     cancelled.append(job_id)
         return tuple(sorted(cancelled))
@@ -227,12 +205,11 @@ class Store:
         while again:
             for job_id in self.dependants.get(again.pop(), ()):
                 dependant = self.jobs[job_id]
-                if dependant.reason is Reason.DEPENDENCY and not any(
+                if dependant.at.reason is Reason.DEPENDENCY and not any(
                     self.jobs[member].state in (State.DEAD, State.CANCELLED) for member in dependant.unmet
                 ):
-                    self.leave(dependant)
-                    begin_new_run(dependant, dependant.run_at, now)
-                    self.place_again(dependant)
+                    row, waits = dependant.row, bool(dependant.unmet)
+                    self.begin_new_run(dependant, new_run(row, dependant.at, row.run_at, now, waits=waits))
                     again.append(job_id)
 
     def _forget_dependant(self, dependency: str, dependant: str) -> None:
@@ -244,32 +221,63 @@ class Store:
 
     # -- changing spots --
 
-    def leave(self, job: Job) -> None:
-        self.tally[job.queue][job.state] -= 1
+    def move(self, job: Job, to: Standing, row: StoredJob | None = None) -> None:
+        """Put a job where it stands from now on, with its row as it is from now on."""
+        assert _kind(to) is job.state or to.state in LEGAL[job.state], f"{job.state} → {to.state}"
+        self._leave(job)
+        job.at = to
+        job.row = row or job.row
+        self._enter(job)
+
+    def begin_new_run(self, job: Job, change: Change) -> None:
+        self.move(job, change.to, change.job)
+        job.begun = False
+        job.progress = None
+
+    def rearm(self, job: Job, to: Standing) -> None:
+        """Nothing of the run before is left but its history."""
+        self.move(job, to)
+        job.begun = False
+        job.progress = None
+        job.steps.clear()
+
+    def change_running(self, job: Job, row: StoredJob) -> None:
+        """The job stays under its lease; its next run takes the changes."""
+        self.tally[job.row.queue][State.RUNNING] -= 1
+        job.row = row
+        self.tally[row.queue][State.RUNNING] += 1
+
+    def lease_out(self, job: Job, lease: Lease) -> None:
+        self.move(job, replace(job.at, state=State.RUNNING, number=job.at.number + 1))
+        job.lease = lease
+        lease.open[job.id] = job
+
+    def _leave(self, job: Job) -> None:
+        at = job.at
+        self.tally[job.row.queue][at.state] -= 1
         if must_begin(job):
             self._awaited -= 1
             self._sweep_deadlines()
-        if job.state is State.READY:
-            self.places(job.suspect).remove(job)
-        elif job.state is State.RUNNING:
+        if at.state is State.READY:
+            self.places(at.suspect).remove(job)
+        elif at.state is State.RUNNING:
             self._close(job)
-        elif job.state in TERMINAL:
-            assert job.finished_at is not None
-            self.endings[job.state].remove((job.finished_at, job.id))
+        elif at.finished_at is not None:
+            self.endings[at.state].remove((at.finished_at, job.id))
 
-    def enter(self, job: Job, state: State) -> None:
-        assert state is job.state or state in LEGAL[job.state], f"{job.state} → {state}"
-        job.state = state
-        self.tally[job.queue][state] += 1
-        if state is State.READY:
-            self.places(job.suspect).add(job)
-        elif state in TERMINAL:
-            assert job.finished_at is not None
-            self.endings[state].add((job.finished_at, job.id))
+    def _enter(self, job: Job) -> None:
+        if job.at.state is State.SCHEDULED:
+            job.at = replace(job.at, state=State.READY)
+        at = job.at
+        self.tally[job.row.queue][at.state] += 1
+        if at.state is State.READY:
+            self.places(at.suspect).add(job)
+        elif at.finished_at is not None:
+            self.endings[at.state].add((at.finished_at, job.id))
         if must_begin(job):
-            assert job.begin_by is not None
+            assert at.begin_by is not None
             self._awaited += 1
-            heapq.heappush(self.deadlines, (job.begin_by, job.id))
+            heapq.heappush(self.deadlines, (at.begin_by, job.id))
             self._sweep_deadlines()
 
     def _sweep_deadlines(self) -> None:
@@ -278,28 +286,9 @@ class Store:
         self.deadlines = [
             (begin_by, job_id)
             for begin_by, job_id in set(self.deadlines)
-            if (job := self.jobs.get(job_id)) is not None and job.begin_by == begin_by and must_begin(job)
+            if (job := self.jobs.get(job_id)) is not None and job.at.begin_by == begin_by and must_begin(job)
         ]
         heapq.heapify(self.deadlines)
-
-    def place_again(self, job: Job) -> None:
-        """After a change to a job that is not running: into its place, or among those that wait."""
-        self.enter(job, runnable_or_waiting(job))
-
-    def finish(self, job: Job, state: State, reason: Reason | None, now: int) -> None:
-        self.leave(job)
-        job.reason = reason
-        job.finished_at = now
-        job.due_at = None
-        job.suspect = False
-        self.enter(job, state)
-
-    def lease_out(self, job: Job, lease: Lease) -> None:
-        self.leave(job)
-        job.number += 1
-        job.lease = lease
-        lease.open[job.id] = job
-        self.enter(job, State.RUNNING)
 
     def _close(self, job: Job) -> None:
         """Strike a job out of its lease; a lease disappears with the last of its jobs."""
@@ -312,25 +301,10 @@ class Store:
             del self.leases[lease.token]
 
 
-def begin_new_run(job: Job, run_at: int, now: int, *, reset_attempts: bool = True) -> None:
-    """History, steps and the attempt number go on; everything else of the old run is over."""
-    job.run_at = job.place = run_at
-    job.first_number = job.number + 1
-    if reset_attempts:
-        job.attempts = 0
-    if job.expires_at is not None and job.expires_at <= now:
-        job.expires_at = None
-    job.begun = False
-    job.begin_by = job.expires_at
-    job.reason = None
-    job.finished_at = None
-    job.progress = None
+def _kind(at: Standing) -> State:
+    return State.READY if at.state is State.SCHEDULED else at.state
 
 
 def must_begin(job: Job) -> bool:
-    """Whether it is to be cancelled if nobody begins it in time."""
-    return job.begin_by is not None and job.state in (State.READY, State.WAITING)
-
-
-def runnable_or_waiting(job: Job) -> State:
-    return State.WAITING if job.unmet else State.READY
+    """Whether the job is cancelled if no worker begins it in time."""
+    return job.at.begin_by is not None and job.state in (State.READY, State.WAITING)

@@ -209,7 +209,7 @@ class PostgresDriver(Driver):
             callers.refuse_synchronous()
             return await callers.enqueue(jobs, await self._own_identity(), self._time(now))
         try:
-            if all(map(enqueue.is_plain, jobs)):
+            if all(job.is_plain for job in jobs):
                 answers = await self._gathering.store(jobs, now)
             else:
                 answers = await self._store_each(jobs, now)

@@ -13,17 +13,14 @@ from msgspec import Struct
 from taskharbor.drivers.base import Enqueued, pieces, text_size
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
-from taskharbor.drivers.postgres.places import Found, encoded_options
+from taskharbor.drivers.postgres.places import Found
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import NewJob, State
+from taskharbor.job import NewJob, State, encode_options
+from taskharbor.rules.standing import first_run_at, runnable_state
 
 T = TypeVar("T")
 
 RACES_MAX = 50  # how often others may be quicker before the caller has to try again
-
-
-def is_plain(job: NewJob) -> bool:
-    return not job.depends_on and not job.options.tags and job.due_at is None
 
 
 # -- the fast path -------------------------------------------------------------------------------
@@ -46,7 +43,7 @@ async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueu
 async def _insert_one(session: Session, job: NewJob) -> int:
     now: int = await session.value(
         "enqueue_one", job.id, job.queue, job.task, job.payload, job.priority, job.run_at, job.delay,
-        job.expires_at, job.idempotency_key, job.delivery, encoded_options(job.options), session.given_now,
+        job.expires_at, job.idempotency_key, job.delivery, encode_options(job.options), session.given_now,
     )  # fmt: skip
     return now
 
@@ -73,7 +70,7 @@ def alike_arguments(jobs: Sequence[NewJob], now: int | None) -> tuple[object, ..
     one = jobs[0]
     return (
         [job.id for job in jobs], one.queue, one.task, [job.payload for job in jobs], one.priority, one.run_at,
-        one.delay, one.expires_at, one.delivery, encoded_options(one.options), now,
+        one.delay, one.expires_at, one.delivery, encode_options(one.options), now,
     )  # fmt: skip
 
 
@@ -92,7 +89,7 @@ async def _insert_all(session: Session, jobs: Sequence[NewJob]) -> int:
         [job.expires_at for job in ordered],
         [job.idempotency_key for job in ordered],
         [job.delivery for job in ordered],
-        [encoded_options(job.options) for job in ordered],
+        [encode_options(job.options) for job in ordered],
         session.given_now,
     )
     return now
@@ -106,14 +103,8 @@ def _in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
 
 
 def fresh_answer(job: NewJob, now: int) -> Enqueued:
-    run_at = _run_at(job, now)
-    return Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
-
-
-def _run_at(job: NewJob, now: int) -> int:
-    if job.delay is not None:
-        return now + job.delay
-    return now if job.run_at is None else job.run_at
+    run_at = first_run_at(job, now)
+    return Enqueued(job.id, False, runnable_state(run_at, now), run_at, now)
 
 
 # -- one by one ----------------------------------------------------------------------------------
@@ -168,7 +159,7 @@ def outrun() -> StoreUnavailable:
 
 
 def existing_answer(found: Found) -> Enqueued:
-    return Enqueued(found.id, True, found.place.state, found.place.run_at, found.row["enqueued_at"])
+    return Enqueued(found.id, True, found.at.state, found.at.run_at, found.job.enqueued_at)
 
 
 async def _resolve(session: Session, jobs: Sequence[NewJob]) -> _Batch:
@@ -202,7 +193,7 @@ async def _insert_jobs(session: Session, fresh: Sequence[NewJob], now: int) -> b
     """Whether all of them were new."""
     if not fresh:
         return True
-    stored = await _store_jobs(session, [(job, _run_at(job, now)) for job in _in_lock_order(fresh)], now)
+    stored = await _store_jobs(session, [(job, first_run_at(job, now)) for job in _in_lock_order(fresh)], now)
     return len(stored) == len(fresh)
 
 
@@ -210,7 +201,7 @@ async def _store_jobs(session: Session, jobs: Sequence[tuple[NewJob, int]], now:
     """The jobs rows of those that are new, each with its place; their ids."""
     rows = [
         (j.id, j.queue, j.task, j.payload, j.priority, run_at, j.expires_at, j.idempotency_key, j.delivery,
-         encoded_options(j.options))
+         encode_options(j.options))
         for j, run_at in jobs
     ]  # fmt: skip
     return {row["id"] for row in await store_rows(session, "insert_jobs", rows, _payload_size, now)}
@@ -229,7 +220,7 @@ async def _place(session: Session, batch: _Batch, members: dict[str, Found], now
         satisfied = True
         for position, given in enumerate(job.depends_on):
             member = batch.standing.get(given, given)
-            state = members[member].place.state if member in members else None  # None: stored just now
+            state = members[member].at.state if member in members else None  # None: stored just now
             done = state is State.SUCCEEDED
             late = state is not None and not done  # it may end before anybody can see who waits for it
             was_ended = state in (State.DEAD, State.CANCELLED)
@@ -243,7 +234,7 @@ async def _place(session: Session, batch: _Batch, members: dict[str, Found], now
         await session.do("insert_waiting", *columns(rows))
     if ready:
         placed = [
-            (job.id, _run_at(job, now), 0, 0, 1, job.due_at, job.expires_at, job.delivery, False)
+            (job.id, first_run_at(job, now), 0, 0, 1, job.due_at, job.expires_at, job.delivery, False)
             for job in ready
         ]
         await session.do("insert_ready", *columns(placed))

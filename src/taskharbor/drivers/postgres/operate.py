@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from taskharbor.drivers.base import (
     NOT_BEGUN,
@@ -17,23 +17,20 @@ from taskharbor.drivers.base import (
     Cancel,
     Delete,
     Discard,
-    Occurrence,
     Operated,
     Operation,
     Requeue,
-    RunNow,
-    Seen,
     Update,
     Verdict,
     with_dependants,
 )
-from taskharbor.drivers.postgres import places, workflows
+from taskharbor.drivers.postgres import moving, places, workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
-from taskharbor.drivers.postgres.places import Found, Place, encoded_options
-from taskharbor.drivers.postgres.settle import add_tallies
+from taskharbor.drivers.postgres.moving import add_tallies
+from taskharbor.drivers.postgres.places import Found
 from taskharbor.job import State
-from taskharbor.lifecycle import TERMINAL, allows
+from taskharbor.rules import operating as rules
 
 
 def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int]]:
@@ -85,29 +82,63 @@ class _Operating:
         found = await places.find(Session(session.connection, session.sql, self._now), ids)
         if isinstance(self._operation, Delete):
             await self._look_who_stays(found)
+        begun, waits = await self._begun(found), await self._waiting(found)
         answers: dict[str, Operated] = {}
+        changes: dict[str, tuple[Found, rules.Change]] = {}
         for job_id in ids:
             if job_id not in found:
                 answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
                 continue
             if self._held is not None and job_id not in self._held:
-                continue  # another transaction makes jobs depend on it, or changes it
-            place = found[job_id].place
-            state = place.state
-            verdict: Verdict | None = Verdict.CONFLICT
-            # One that is nowhere can be brought back, or deleted; there is nothing to discard.
-            if allows(state, self._operation) and not (
-                place.nowhere and isinstance(self._operation, Discard)
-            ):
-                verdict = await self._do(found[job_id])
-            if verdict is not None:
-                answers[job_id] = Operated(job_id, verdict, state)
+                continue  # another transaction is about to depend on it, or is changing it
+            job, at = found[job_id].job, found[job_id].at
+            answer: rules.Change | Verdict | None = rules.change(
+                self._operation, job, at, self._now, has_begun=job_id in begun, waits=job_id in waits
+            )
+            # One that is nowhere can be brought back or deleted; there is nothing to discard.
+            if found[job_id].is_nowhere and isinstance(self._operation, Discard):
+                answer = Verdict.CONFLICT
+            if isinstance(answer, rules.Change):
+                changes[job_id] = (found[job_id], answer)
+                continue
+            if answer is Verdict.REQUESTED:
+                answer = await self._request_cancel(found[job_id])
+            elif isinstance(self._operation, Delete) and answer is Verdict.DONE:
+                answer = await self._delete(found[job_id])
+            if answer is not None:
+                answers[job_id] = Operated(job_id, answer, at.state)
+        for job_id in await self._move(changes):
+            answers[job_id] = Operated(job_id, Verdict.DONE, found[job_id].at.state)
         await self._erase_doomed()
         await add_tallies(session, self._tally)
         if isinstance(self._operation, Requeue):
             # When all that was asked for has been done: what is named has what was asked, not what follows.
             await workflows.restore_dependants(session, _done(answers), self._now)
         return answers
+
+    async def _move(self, changes: dict[str, tuple[Found, rules.Change]]) -> set[str]:
+        moved = await moving.move(self._session, changes, self._now)
+        rows = [
+            (job_id, change.to.number, found.at.attempts, change.to.run_at)
+            for job_id, (found, change) in changes.items()
+            if change.is_rearmed and job_id in moved
+        ]
+        if rows:
+            await self._session.do("cancelled_occurrences", *columns(rows), OPERATOR, self._now, NOT_BEGUN)
+        return moved
+
+    async def _begun(self, found: dict[str, Found]) -> set[str]:
+        """Those whose run has begun, where an expiry is to be set."""
+        if not isinstance(self._operation, Update) or self._operation.expires_at is UNSET or not found:
+            return set()
+        runs = [(job.id, job.at.first_number) for job in found.values()]
+        return {row["id"] for row in await self._session.rows("runs_begun", *columns(runs))}
+
+    async def _waiting(self, found: dict[str, Found]) -> set[str]:
+        """Those that have to wait again. A settle of their members needs the locks that are held here."""
+        if not isinstance(self._operation, Requeue) or not found:
+            return set()
+        return {row["id"] for row in await self._session.rows("unfinished_members", sorted(found))}
 
     async def _cancel(self, ids: Sequence[str]) -> dict[str, Operated]:
         """All at once: there may be thousands."""
@@ -120,8 +151,8 @@ class _Operating:
             answers[row["id"]] = Operated(row["id"], Verdict(row["verdict"]), state)
         missed = [job_id for job_id in known if job_id not in answers]
         for job_id, job in (await places.find(session, missed)).items():
-            if job.place.nowhere:  # the others have moved, and are looked for again
-                answers[job_id] = Operated(job_id, Verdict.CONFLICT, job.place.state)
+            if job.is_nowhere:  # the others have moved, and are looked for again
+                answers[job_id] = Operated(job_id, Verdict.CONFLICT, job.at.state)
         cancelled = await workflows.cancel_dependants_of(session, _done(answers), self._now)
         return {answer.job_id: answer for answer in with_dependants(answers.values(), cancelled)}
 
@@ -140,63 +171,17 @@ class _Operating:
         else:
             await session.rows("lock_jobs", known)
 
-    async def _do(self, job: Found) -> Verdict | None:
-        """None, with nothing done, if the job is no longer where it was found."""
-        match self._operation:
-            case Cancel() as cancel:
-                return await self._cancel_one(job, cancel)
-            case Discard():
-                return await self._discard(job)
-            case Delete():
-                return await self._delete(job)
-            case RunNow():
-                return await self._run_now(job)
-            case Requeue() as requeue:
-                return await self._requeue(job, requeue)
-            case Update() as update:
-                return await self._update(job, update)
-
-    async def _cancel_one(self, job: Found, cancel: Cancel) -> Verdict | None:
-        """An occurrence: the next one takes its place."""
-        place = job.place
-        if place.token is not None:
-            if place.token not in self._locked:
-                return None  # claimed between our locking and our looking
-            await self._session.do("request_cancel", place.token, job.id)
-            return Verdict.REQUESTED
-        assert cancel.occurrence is not None, "the others are cancelled all at once"
-        if place.state is State.WAITING:
-            return Verdict.CONFLICT
-        if cancel.occurrence.version != job.row["version"] or _has_moved_on(place, cancel.seen):
-            return Verdict.CHANGED
-        if not await self._leave_place(job):
+    async def _request_cancel(self, job: Found) -> Verdict | None:
+        """None if a worker claimed it between the locking and the looking."""
+        if job.token not in self._locked:
             return None
-        await self._cancel_occurrence(job, cancel.occurrence)
-        return Verdict.DONE
-
-    async def _cancel_occurrence(self, job: Found, next_one: Occurrence) -> None:
-        session, place = self._session, job.place
-        number = place.number + 1
-        run_at = next_one.due_at if next_one.run_at is None else next_one.run_at
-        row = (job.id, number, place.attempts, OPERATOR, self._now, run_at, NOT_BEGUN)
-        await session.do("cancelled_occurrence", *row)
-        await session.do("delete_steps", [job.id])
-        await session.do("delete_progress", [job.id])
-        delivery = job.row["delivery"]
-        ready = (job.id, run_at, number, 0, number + 1, next_one.due_at, None, delivery, False)
-        await session.do("insert_ready", *columns([ready]))
-
-    async def _discard(self, job: Found) -> Verdict | None:
-        if not await self._session.value("discard", job.id, self._now):
-            return None
-        self._tally[job.row["queue"], State.DEAD] -= 1
-        self._tally[job.row["queue"], State.CANCELLED] += 1
-        return Verdict.DONE
+        await self._session.do("request_cancel", job.token, job.id)
+        return Verdict.REQUESTED
 
     async def _look_who_stays(self, found: dict[str, Found]) -> None:
         """Once for all of them: which ones somebody depends on, and which leases still name one that has ended."""
         session, ids = self._session, sorted(found)
-        ended = [job_id for job_id in ids if found[job_id].place.state in TERMINAL]
+        ended = [job_id for job_id in ids if found[job_id].at.is_finished]
         await self._kept.look(ids)
         self._needed = {row["id"] for row in await session.rows("needed", ids)}
         named = {row["token"] for row in await session.rows("leases_naming", ended)}
@@ -211,17 +196,17 @@ class _Operating:
                 return Verdict.CONFLICT
         if await self._kept.holds(job.id):
             return Verdict.CONFLICT
-        if job.place.nowhere:
-            await session.do("take_strays", job.id)
-        if job.place.state in TERMINAL and self._named is not None:
+        if job.is_nowhere:
+            await session.do("take_strays", [job.id])
+        if job.at.is_finished and self._named is not None:
             self._doomed.append(job)  # it can wait: under the lock of its row nobody takes it from there
         else:
             naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
-            if not naming <= self._locked or not await self._leave_place(job):
+            if not naming <= self._locked or not await moving.leave(session, job):
                 return None
             await erase(session, [job], naming)
-        if job.place.state in TERMINAL and not job.place.nowhere:
-            self._tally[job.row["queue"], job.place.state] -= 1
+        if job.at.is_finished and not job.is_nowhere:
+            self._tally[job.job.queue, job.at.state] -= 1
         return Verdict.DONE
 
     async def _erase_doomed(self) -> None:
@@ -230,139 +215,9 @@ class _Operating:
             assert self._named is not None, "nobody is doomed otherwise"
             await erase(self._session, doomed, self._named)
 
-    async def _run_now(self, job: Found) -> Verdict | None:
-        if not await self._leave_place(job):
-            return None
-        await self._session.do("set_run_at", job.id, self._now, job.row["expires_at"])
-        await self._enter(job, structs.replace(job.place, run_at=self._now))
-        return Verdict.DONE
-
-    async def _requeue(self, job: Found, requeue: Requeue) -> Verdict | None:
-        """A new run: the attempt number goes on, the failures begin anew."""
-        session, place, now = self._session, job.place, self._now
-        if place.nowhere:
-            await session.do("take_strays", job.id)
-        elif not await session.value("take_ended", job.id):
-            return None
-        run_at = now if requeue.run_at is None else requeue.run_at
-        stored = job.row["expires_at"]
-        expires_at = stored if stored is None or stored > now else None
-        await session.do("set_run_at", job.id, run_at, expires_at)
-        await session.do("delete_progress", [job.id])
-        if not place.nowhere:
-            self._tally[job.row["queue"], place.state] -= 1
-        new = structs.replace(
-            place,
-            run_at=run_at,
-            attempts=0 if requeue.reset_attempts else place.attempts,
-            first_number=place.number + 1,
-            expires_at=expires_at,
-        )
-        # Under the lock of its row, which a settle of its members needs as well: it cannot miss the last one.
-        if await session.value("waits_for_somebody", job.id):
-            await session.do("move_latest_attempt", job.id, run_at)
-            row = (job.id, new.number, new.attempts, new.first_number, new.expires_at, new.delivery)
-            await session.do("insert_waiting", *columns([row]))
-        else:
-            await self._enter(job, new)
-        return Verdict.DONE
-
-    async def _update(self, job: Found, update: Update) -> Verdict | None:
-        session, row = self._session, job.row
-        if update.version not in (None, row["version"]) or _has_moved_on(job.place, update.seen):
-            return Verdict.CHANGED
-        if update.queue not in (UNSET, row["queue"]) and row["idempotency_key"] is not None:
-            return Verdict.CONFLICT
-        running = job.place.state is State.RUNNING
-        if running:  # it stays where it is
-            update = structs.replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False)
-        elif update.at_due and (due_at := _updated_due_at(job, update)) is not None:
-            update = structs.replace(update, run_at=due_at)
-        new_place = await self._updated_place(job, update)
-        if running:
-            pass
-        elif job.place.state is State.WAITING:
-            if not await session.value("update_waiting", job.id, new_place.expires_at, new_place.delivery):
-                return None
-        elif not await self._leave_place(job):
-            return None
-        changed_options = _given(update, "max_attempts", "timeout", "tags")
-        new_options = job.options if update.options is UNSET else update.options
-        new_options = structs.replace(new_options, **changed_options)
-        options = encoded_options(new_options)
-        # What cannot be read stays as it is, unless it is said what shall stand there.
-        if not changed_options and update.options is UNSET and job.unreadable_options is not None:
-            options = job.unreadable_options
-        names = ("queue", "task", "delivery", "priority", "run_at", "payload", "expires_at")
-        changed = {name: row[name] for name in names}
-        changed |= _given(update, *changed)
-        await session.do("update_job", job.id, *changed.values(), options)
-        if new_options.tags != job.options.tags:
-            await delete_tags(session, [job])
-            tags = [(tag, job.id) for tag in sorted(set(new_options.tags))]
-            if tags:
-                await session.do("insert_tags", *columns(tags))
-        if running:
-            pass
-        elif job.place.state is State.WAITING:
-            await session.do("move_latest_attempt", job.id, new_place.run_at)
-        else:
-            await self._enter(job, new_place)
-        return Verdict.DONE
-
-    async def _updated_place(self, job: Found, update: Update) -> Place:
-        place = job.place
-        if update.run_at is not UNSET:
-            place = structs.replace(place, run_at=update.run_at)
-        if update.due_at is not UNSET:
-            place = structs.replace(place, due_at=update.due_at)
-        if update.delivery is not UNSET:
-            place = structs.replace(place, delivery=update.delivery)
-        # An expiry concerns only the first begin of a run.
-        if update.expires_at is not UNSET and not await self._session.value(
-            "run_has_begun", job.id, place.first_number
-        ):
-            place = structs.replace(place, expires_at=update.expires_at)
-        return place
-
-    # -- moving --
-
-    async def _leave_place(self, job: Found) -> bool:
-        """Take a job that is not running out of wherever it is; whether it was still there."""
-        place = job.place
-        if place.state is State.WAITING:
-            return bool(await self._session.value("take_waiting", job.id))
-        if place.state in (State.READY, State.SCHEDULED):
-            key = (place.suspect, job.row["queue"], -job.row["priority"], place.run_at, job.id)
-            return bool(await self._session.value("take_ready", *key))
-        return True  # ended: nobody but an operator, who would hold the lock we hold, takes it from there
-
-    async def _enter(self, job: Found, to: Place) -> None:
-        """Into the order, under the key that can be computed again."""
-        await self._session.do("move_latest_attempt", job.id, to.run_at)
-        row = (
-            job.id, to.run_at, to.number, to.attempts, to.first_number, to.due_at, to.expires_at, to.delivery,
-            to.suspect,
-        )  # fmt: skip
-        await self._session.do("insert_ready", *columns([row]))
-
-
-def _has_moved_on(place: Place, seen: Seen | None) -> bool:
-    return seen is not None and seen != Seen(place.number, place.state is State.RUNNING)
-
-
-def _updated_due_at(job: Found, update: Update) -> int | None:
-    if update.due_at is UNSET or job.place.state is State.WAITING:
-        return job.place.due_at
-    return update.due_at
-
 
 def _done(answers: dict[str, Operated]) -> list[str]:
     return sorted(job_id for job_id, answer in answers.items() if answer.verdict is Verdict.DONE)
-
-
-def _given(update: Update, *names: str) -> dict[str, object]:
-    return {name: value for name in names if (value := getattr(update, name)) is not UNSET}
 
 
 # -- erasing ---------------------------------------------------------------------------------------
@@ -379,7 +234,7 @@ async def erase(session: Session, jobs: Sequence[Found], naming: set[str]) -> No
 
 
 async def delete_tags(session: Session, jobs: Sequence[Found]) -> None:
-    tags = sorted({(tag, job.id) for job in jobs for tag in job.options.tags})
+    tags = sorted({(tag, job.id) for job in jobs for tag in job.job.options.tags})
     if tags:
         await session.do("delete_tags", *columns(tags))
 
@@ -417,9 +272,8 @@ async def prune(session: Session, before: dict[State, int], limit: int) -> int:
         job
         for job in found.values()
         if job.id not in needed
-        and job.place.state in before
-        and job.place.finished_at is not None
-        and job.place.finished_at < before[job.place.state]
+        and job.at.finished_at is not None
+        and job.at.finished_at < before.get(job.at.state, 0)
     ]
     named_by = {row["token"] for row in await session.rows("leases_naming", [job.id for job in doomed])}
     if not named_by <= locked:
@@ -432,7 +286,7 @@ async def prune(session: Session, before: dict[State, int], limit: int) -> int:
 
 async def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) -> int:
     found = await places.find(session, ids)
-    runs = [(job.id, job.place.first_number) for job in found.values() if job.place.state not in TERMINAL]
+    runs = [(job.id, job.at.first_number) for job in found.values() if not job.at.is_finished]
     if not runs:
         return 0
     return int(await session.value("prune_history", *columns(sorted(runs)), max(keep, 0), before))
@@ -441,5 +295,5 @@ async def prune_history(session: Session, ids: Sequence[str], keep: int, before:
 def _less(doomed: Sequence[Found]) -> dict[tuple[str, str], int]:
     tally: Counter[tuple[str, str]] = Counter()
     for job in doomed:
-        tally[job.row["queue"], str(job.place.state)] -= 1
+        tally[job.job.queue, job.at.state] -= 1
     return dict(tally)

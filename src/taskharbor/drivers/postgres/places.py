@@ -6,64 +6,37 @@ import re
 from collections.abc import Sequence
 
 import asyncpg
-import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading
-from taskharbor.job import (
-    NO_OPTIONS,
-    AttemptStatus,
-    Delivery,
-    JobRecord,
-    Options,
-    Progress,
-    Reason,
-    State,
-    read_options,
+from taskharbor.job import AttemptStatus, JobRecord, Progress, Reason, State, read_options
+from taskharbor.rules.standing import (
+    Holder,
+    LatestAttempt,
+    Standing,
+    StoredJob,
+    job_record,
+    runnable_state,
 )
 
-_encode = msgspec.json.Encoder().encode
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class Place(Struct):
-    """Where the job is, and what that place knows of it."""
-
-    state: State
-    run_at: int
-    number: int
-    attempts: int
-    first_number: int = 1
-    due_at: int | None = None
-    expires_at: int | None = None  # by when its run has to begin; None once it has
-    delivery: Delivery | None = None
-    suspect: bool = False
-    reason: Reason | None = None
-    finished_at: int | None = None
-    token: str | None = None  # of the lease it is under
-    nowhere: bool = False  # no row says where it is
-
-
 class Found(Struct):
-    """A job as it was found: its row, its place, and the store's time then."""
+    """A job as it was found: its row, where it stands, and the store's time then."""
 
+    job: StoredJob
+    at: Standing
+    token: str | None  # of the lease that it is under
     row: asyncpg.Record
-    place: Place
     now: int
-    read: Reading
+    read: Reading  # what of it could not be read
+    is_nowhere: bool = False  # no row says where it is
 
     @property
     def id(self) -> str:
-        return str(self.row["id"])
-
-    @property
-    def options(self) -> Options:
-        return read_options(self.row["options"])[0]
-
-    @property
-    def unreadable_options(self) -> str | None:
-        return read_options(self.row["options"])[1]
+        return self.job.id
 
 
 async def find(session: Session, ids: Sequence[str]) -> dict[str, Found]:
@@ -73,14 +46,50 @@ async def find(session: Session, ids: Sequence[str]) -> dict[str, Found]:
         return {}
     found = {}
     for row in await session.rows("places", possible, session.given_now):
-        reading = Reading()
-        found[row["id"]] = Found(row, _place(row, reading), row["now"], reading)
+        read = Reading()
+        at = _standing(row, read)
+        found[row["id"]] = Found(
+            _stored(row, read),
+            at or _nowhere(row, read),
+            row["lease_token"],
+            row,
+            row["now"],
+            read,
+            at is None,
+        )
     return found
 
 
-def _place(row: asyncpg.Record, read: Reading) -> Place:
+def _stored(row: asyncpg.Record, read: Reading) -> StoredJob:
+    options, unreadable = read_options(row["options"])
+    return StoredJob(
+        row["id"],
+        row["queue"],
+        row["task"],
+        row["payload"],
+        row["priority"],
+        read.instant("run_at", row["run_at"]),
+        read.instant("enqueued_at", row["enqueued_at"]),
+        read.optional_instant("expires_at", row["expires_at"]),
+        row["idempotency_key"],
+        read.one_of("delivery", row["delivery"], DELIVERIES),
+        options,
+        row["version"],
+        unreadable,
+    )
+
+
+def _nowhere(row: asyncpg.Record, read: Reading) -> Standing:
+    """A hand in the tables: the job is shown all the same, and can be brought back or deleted."""
+    read.told("place", "none: it is neither ready, waiting, leased nor ended")
+    number, attempts = row["latest_number"] or 0, row["latest_attempts"] or 0
+    run_at = read.instant("run_at", row["run_at"])
+    return Standing(State.DEAD, run_at, number, attempts, reason=Reason.UNREADABLE)
+
+
+def _standing(row: asyncpg.Record, read: Reading) -> Standing | None:
     if row["ended_state"] is not None:
-        return Place(
+        return Standing(
             read.one_of("ended.state", row["ended_state"], STATES) or State.DEAD,
             read.instant("run_at", row["run_at"]),
             row["ended_number"],
@@ -90,7 +99,7 @@ def _place(row: asyncpg.Record, read: Reading) -> Place:
             finished_at=read.instant("ended.finished_at", row["ended_finished_at"]),
         )
     if row["latest_status"] == AttemptStatus.SUCCEEDED and row["next_at"] is None:
-        return Place(
+        return Standing(
             State.SUCCEEDED,
             read.instant("run_at", row["run_at"]),
             row["latest_number"],
@@ -99,8 +108,8 @@ def _place(row: asyncpg.Record, read: Reading) -> Place:
             finished_at=read.instant("finished_at", row["latest_finished_at"]),
         )
     if row["ready_run_at"] is not None:
-        return Place(
-            State.READY if row["ready_run_at"] <= row["now"] else State.SCHEDULED,
+        return Standing(
+            runnable_state(row["ready_run_at"], row["now"]),
             read.instant("ready.run_at", row["ready_run_at"]),
             read.integer("ready.number", row["ready_number"]),
             read.integer("ready.attempts", row["ready_attempts"]),
@@ -111,21 +120,18 @@ def _place(row: asyncpg.Record, read: Reading) -> Place:
             row["suspect"],
         )
     if row["waiting_number"] is not None:
-        return Place(
+        return Standing(
             State.WAITING,
             read.instant("run_at", row["run_at"]),
             read.integer("waiting.number", row["waiting_number"]),
             read.integer("waiting.attempts", row["waiting_attempts"]),
             read.integer("waiting.first_number", row["waiting_first_number"], most=NUMBER_MAX + 1),
-            expires_at=read.optional_instant("waiting.expires_at", row["waiting_expires_at"]),
+            begin_by=read.optional_instant("waiting.expires_at", row["waiting_expires_at"]),
             delivery=read.one_of("waiting.delivery", row["waiting_delivery"], DELIVERIES),
         )
     if row["lease_token"] is None:
-        read.told("place", "none: it is neither ready, waiting, leased nor ended")
-        run_at = read.instant("run_at", row["run_at"])
-        number, attempts = row["latest_number"] or 0, row["latest_attempts"] or 0
-        return Place(State.DEAD, run_at, number, attempts, reason=Reason.UNREADABLE, nowhere=True)
-    return Place(
+        return None
+    return Standing(
         State.RUNNING,
         row["lease_run_at"],
         row["lease_number"],
@@ -134,46 +140,30 @@ def _place(row: asyncpg.Record, read: Reading) -> Place:
         row["lease_due_at"],
         row["lease_begin_by"],
         read.one_of("claims.delivery", row["lease_delivery"], DELIVERIES),
-        token=row["lease_token"],
     )
 
 
 def record(found: Found) -> JobRecord:
-    """Everything a reader may see of a job."""
-    row, place, read = found.row, found.place, found.read
-    running = place.state is State.RUNNING
-    options, unreadable_options = read_options(row["options"])
-    return JobRecord(
-        id=row["id"],
-        task=row["task"],
-        payload=row["payload"],
-        queue=row["queue"],
-        priority=row["priority"],
-        state=place.state,
-        enqueued_at=read.instant("enqueued_at", row["enqueued_at"]),
-        run_at=place.run_at,
-        attempts=place.attempts,
-        number=place.number,
-        due_at=place.due_at,
-        expires_at=read.optional_instant("expires_at", row["expires_at"]),
-        idempotency_key=row["idempotency_key"],
-        delivery=place.delivery,
-        options=options,
+    """Everything that a reader may see of a job."""
+    row, read = found.row, found.read
+    latest = holder = None
+    if row["latest_status"] is not None:
+        latest = LatestAttempt(
+            read.one_of("attempts.status", row["latest_status"], STATUSES),
+            read.instant("attempts.finished_at", row["latest_finished_at"]),
+            row["error"],
+            row["result"],
+        )
+    if found.token is not None:
+        expires_at = row["lease_expires_at"]
+        holder = Holder(row["lease_worker"], expires_at, found.now >= expires_at, row["cancel_requested"])
+    return job_record(
+        found.job,
+        found.at,
+        latest=latest,
+        holder=holder,
         depends_on=tuple(row["depends_on"] or ()),
-        version=row["version"],
-        suspect=place.suspect,
-        worker=row["lease_worker"] if running else None,
-        lease_expires_at=row["lease_expires_at"] if running else None,
-        lease_expired=running and found.now >= row["lease_expires_at"],
-        cancel_requested=running and row["cancel_requested"],
-        reason=place.reason,
-        finished_at=place.finished_at,
-        error=row["error"],
-        last_status=read.one_of("attempts.status", row["latest_status"], STATUSES),
-        last_finished_at=read.optional_instant("attempts.finished_at", row["latest_finished_at"]),
-        result=row["result"] if place.state is State.SUCCEEDED else None,
         progress=None if row["fraction"] is None else Progress(row["fraction"], row["message"]),
-        unreadable_options=unreadable_options,
         unreadable=read.unreadable(row["ended_raw"]),
     )
 
@@ -181,7 +171,3 @@ def record(found: Found) -> JobRecord:
 def is_id(text: str) -> bool:
     """Whether a job can have this id: anything else is unknown, and no error."""
     return _ID.fullmatch(text) is not None
-
-
-def encoded_options(options: Options) -> str | None:
-    return None if options is NO_OPTIONS or options == NO_OPTIONS else _encode(options).decode()

@@ -9,21 +9,16 @@ import asyncpg
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import (
-    Answer,
-    Claim,
-    Note,
-    Occurrence,
-    ProgressNote,
-    Settled,
-    Transition,
-    text_size,
-)
+from taskharbor.drivers.base import Answer, Claim, Note, ProgressNote, Settled, Transition, text_size
 from taskharbor.drivers.postgres import workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead, store_rows
+from taskharbor.drivers.postgres.moving import add_tallies, ended_row, ready_row
 from taskharbor.drivers.postgres.places import is_id
-from taskharbor.job import AttemptStatus, NewJob, Reason, State
+from taskharbor.job import AttemptStatus, Delivery, NewJob, State
+from taskharbor.rules import settling as rules
+from taskharbor.rules.settling import Move
+from taskharbor.rules.standing import Standing
 
 # -- the fast path -------------------------------------------------------------------------------
 
@@ -86,7 +81,7 @@ def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Succ
     for t in transitions:
         token = t.token
         entry = covered.forget(token, t.job_id)
-        if not plain or entry is None or entry[0] != t.number or not _is_plain(t):
+        if not plain or entry is None or entry[0] != t.number or not t.is_plain:
             plain = False
             continue
         position = positions.get(token)
@@ -105,16 +100,6 @@ def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Succ
         retry_counts, [t.attempts for t in transitions], [t.started_at for t in transitions],
         [t.result for t in transitions] if any_result else None, list(queues), list(queues.values()),
     )  # fmt: skip
-
-
-def _is_plain(t: Transition) -> bool:
-    if t.to is not State.SUCCEEDED or t.inserts or t.status is not AttemptStatus.SUCCEEDED:
-        return False
-    if t.occurrence or t.version is not None:
-        return False
-    return (
-        t.error is None and t.traceback is None and t.detail is None and t.worker is None and not t.outlived
-    )
 
 
 async def settle_plainly(session: Session, s: Successes) -> list[Settled] | None:
@@ -165,6 +150,19 @@ class Entry(Struct):
     expires_at: int | None
     delivery: str | None
 
+    @property
+    def standing(self) -> Standing:
+        return Standing(
+            State.RUNNING,
+            self.run_at,
+            self.number,
+            self.attempts,
+            self.first_number,
+            self.due_at,
+            self.expires_at,
+            None if self.delivery is None else Delivery(self.delivery),
+        )
+
 
 Proof = Transition | Note
 
@@ -206,14 +204,19 @@ class Fence:
         return entry is not None and entry.number == proof.number
 
     def admit(self, proof: Proof) -> Entry | Answer:
-        """The entry that proves this attempt, or the refusal, in their order of precedence."""
-        if (proof.job_id, proof.number) in self.recorded:
-            return Answer.NOT_RUNNING
+        """The entry that proves this attempt, or the refusal."""
         entry = self._entries.get((proof.token, proof.job_id))
-        if entry is None or entry.number != proof.number:
-            return Answer.LEASE_MISMATCH if proof.job_id in self._covered else Answer.NOT_RUNNING
-        if self.now >= self._expires_at[proof.token]:
-            return Answer.LEASE_EXPIRED
+        answer = rules.fence(
+            proof.number,
+            self.now,
+            is_recorded=(proof.job_id, proof.number) in self.recorded,
+            held_number=entry.number if entry else None,
+            expires_at=self._expires_at.get(proof.token, 0),
+            is_covered=proof.job_id in self._covered,
+        )
+        if answer is not Answer.DONE:
+            return answer
+        assert entry is not None, "the fence says so"
         return entry
 
     def record(self, t: Transition) -> None:
@@ -272,84 +275,47 @@ class _Settling:
         self._index += 1
         recorded = self._fence.recorded.get((t.job_id, t.number))
         if recorded is not None:
-            answer = Answer.DONE if recorded == (t.token, t.status) else Answer.NOT_RUNNING
-            return Settled(answer, recorded=recorded[1], at=self._now)
+            return rules.repeated(t, *recorded, self._now)
         entry = self._fence.admit(t)
         if isinstance(entry, Answer):
             return Settled(entry, at=self._now)
-        version, delivery = versions.get(t.job_id, (0, None))
+        version, declared = versions.get(t.job_id, (0, None))
         if t.relies_on not in (None, version):
             return Settled(Answer.CHANGED, at=self._now)
-        settled = self._apply(t, entry, delivery)
+        move = rules.settle_move(
+            entry.standing,
+            t,
+            self._now,
+            cancel_requested=t.job_id in self._fence.cancels[t.token],
+            declared=None if declared is None else Delivery(declared),
+        )
+        self._gather(t, entry, move)
         self._fence.record(t)
         self._closed[t.token] += 1
-        return settled
+        return move.answer(self._now)
 
-    def _apply(self, t: Transition, entry: Entry, delivery: str | None) -> Settled:
-        cancelled = t.to is not State.SUCCEEDED and t.job_id in self._fence.cancels[t.token]
-        target = State.CANCELLED if cancelled else t.to
-        if not cancelled:
-            self._inserts += t.inserts
-        if target is State.READY:
-            return self._go_on(t, entry)
-        if t.occurrence is not None:
-            if t.dead_letter is not None and target is State.DEAD:
-                self._dead_letters.append((t, entry.first_number, t.dead_letter))
-            return self._rearm(t, entry, t.occurrence, delivery)
-        return self._end(t, entry, target, Reason.CANCELLED if cancelled else t.reason)
-
-    def _go_on(self, t: Transition, entry: Entry) -> Settled:
-        """Runnable again: after a delay, or in the place it had."""
-        run_at = entry.run_at if t.delay is None else self._now + t.delay
-        began = t.started_at is not None or t.status is AttemptStatus.LOST
-        self._record(t, entry, run_at)
-        begin_by = None if began else entry.expires_at
-        self._ready.append(
-            (
-                t.job_id,
-                run_at,
-                t.number,
-                t.attempts,
-                entry.first_number,
-                entry.due_at,
-                begin_by,
-                entry.delivery,
-                t.suspect,
-            )
-        )
-        return self._runnable_at(run_at)
-
-    def _rearm(self, t: Transition, entry: Entry, next_one: Occurrence, delivery: str | None) -> Settled:
-        """The run is over and the next occurrence is set, in one transaction."""
-        run_at = next_one.due_at if next_one.run_at is None else next_one.run_at
-        self._record(t, entry, run_at)
-        self._rearmed.append(t.job_id)
-        self._ready.append(
-            (t.job_id, run_at, t.number, 0, t.number + 1, next_one.due_at, None, delivery, False)
-        )
-        return self._runnable_at(run_at)
-
-    def _end(self, t: Transition, entry: Entry, state: State, reason: Reason | None) -> Settled:
-        self._record(t, entry, None)
-        if state is State.SUCCEEDED:
-            self._succeeded[t.job_id] = self._index
-        else:
-            self._failed[t.job_id] = self._index
-            self._ended.append((t.job_id, state, reason, t.number, t.attempts, entry.delivery))
-        self._tally[entry.queue, state] += 1
-        return Settled(Answer.DONE, state, at=self._now)
-
-    def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
+    def _gather(self, t: Transition, entry: Entry, move: Move) -> None:
+        to = move.to
         self._attempts.append(
             (
-                t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at, next_at,
+                t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at, to.next_at,
                 t.result, t.error, t.traceback, t.detail, t.outlived,
             )
         )  # fmt: skip
-
-    def _runnable_at(self, run_at: int) -> Settled:
-        state = State.READY if run_at <= self._now else State.SCHEDULED
-        return Settled(Answer.DONE, state, run_at, at=self._now)
+        self._inserts += move.inserts
+        if move.dead_letter is not None:
+            self._dead_letters.append((t, entry.first_number, move.dead_letter))
+        if move.is_rearmed:
+            self._rearmed.append(t.job_id)
+        if not to.is_finished:
+            self._ready.append(ready_row(t.job_id, to))
+            return
+        self._tally[entry.queue, to.state] += 1
+        if to.state is State.SUCCEEDED:
+            self._succeeded[t.job_id] = self._index
+        else:
+            self._failed[t.job_id] = self._index
+            self._ended.append(ended_row(t.job_id, to))
 
     # -- writing --
 
@@ -407,12 +373,6 @@ class _Settling:
 def _attempt_size(row: tuple[object, ...]) -> int:
     """Of its result, error, traceback and detail."""
     return sum(text_size(text) for text in row[9:13] if isinstance(text, str))
-
-
-async def add_tallies(session: Session, tally: Counter[tuple[str, str]]) -> None:
-    rows = [(queue, state, count) for (queue, state), count in sorted(tally.items()) if count]
-    if rows:
-        await session.do("add_tallies", *columns(rows))
 
 
 # -- progress and steps --------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from taskharbor.drivers.postgres.enqueue import (
     outrun,
 )
 from taskharbor.drivers.postgres.explain import is_conflict
-from taskharbor.drivers.postgres.places import encoded_options, is_id
+from taskharbor.drivers.postgres.places import is_id
 from taskharbor.drivers.stored import Reading
-from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord
+from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord, encode_options
 
 FORGOTTEN_AT_ONCE = 500
 MANY = 100  # alike: worth a statement of their own
@@ -151,7 +151,7 @@ def _encoded(jobs: Sequence[NewJob]) -> list[str | None]:
     for job in jobs:
         key = id(job.options)
         if key not in known:
-            known[key] = encoded_options(job.options)
+            known[key] = encode_options(job.options)
         encoded.append(known[key])
     return encoded
 

@@ -7,7 +7,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Enqueued
@@ -15,10 +14,10 @@ from taskharbor.drivers.sqlite import places
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NO_OPTIONS, NewJob, Options, State
+from taskharbor.job import NewJob, State, encode_options
+from taskharbor.rules.standing import first_run_at, runnable_state
 
 ENQUEUE = statements("enqueue")
-_encode = msgspec.json.Encoder().encode
 
 
 def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -45,9 +44,7 @@ def _enqueue_mixed(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] |
 
 
 def _is_plain(job: NewJob) -> bool:
-    if job.idempotency_key is not None or job.due_at is not None:
-        return False
-    return not job.depends_on and not job.options.tags
+    return job.is_plain and job.idempotency_key is None
 
 
 # What jobs of one call usually have in common.
@@ -72,12 +69,12 @@ def _enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] |
 def _enqueue_alike(session: Session, jobs: list[NewJob]) -> list[Enqueued] | None:
     """Jobs that differ in nothing but ids and payloads; None if an id existed."""
     first, now = jobs[0], session.now
-    run_at = _run_at(first, now)
+    run_at = first_run_at(first, now)
     ids = [job.id for job in jobs]
     inserted = session.insert_alike(
         ENQUEUE["insert_alike_jobs"],
         (first.queue, first.task, first.priority, run_at, now, first.expires_at, first.delivery,
-         encoded_options(first.options)),
+         encode_options(first.options)),
         list(zip(ids, [job.payload for job in jobs], strict=True)),
     )  # fmt: skip
     if inserted != len(jobs):
@@ -87,7 +84,7 @@ def _enqueue_alike(session: Session, jobs: list[NewJob]) -> list[Enqueued] | Non
         (first.queue, -first.priority, run_at, first.expires_at, first.delivery),
         list(zip(ids, strict=True)),
     )
-    state = State.READY if run_at <= now else State.SCHEDULED
+    state = runnable_state(run_at, now)
     return [Enqueued(job_id, False, state, run_at, now) for job_id in ids]
 
 
@@ -115,12 +112,12 @@ def _enqueue_each(
 def _store_job(session: Session, job: NewJob) -> Enqueued | None:
     """None, with nothing done, if a job of this id or key is kept already."""
     now = session.now
-    run_at = _run_at(job, now)
+    run_at = first_run_at(job, now)
     if session.execute(ENQUEUE["insert_job"], _job_row(job, run_at, now)).rowcount == 0:
         return None
     if job.options.tags:
         session.executemany(ENQUEUE["insert_tag"], [(tag, job.id) for tag in job.options.tags])
-    return Enqueued(job.id, False, State.READY if run_at <= now else State.SCHEDULED, run_at, now)
+    return Enqueued(job.id, False, runnable_state(run_at, now), run_at, now)
 
 
 def _place(
@@ -171,18 +168,8 @@ def _existing(session: Session, job_id: str) -> Enqueued:
     return Enqueued(record.id, True, record.state, record.run_at, record.enqueued_at)
 
 
-def _run_at(job: NewJob, now: int) -> int:
-    if job.delay is not None:
-        return now + job.delay
-    return now if job.run_at is None else job.run_at
-
-
 def _job_row(job: NewJob, run_at: int, now: int) -> tuple[Any, ...]:
     return (
         job.id, job.queue, job.task, job.payload, job.priority, run_at, now, job.expires_at,
-        job.idempotency_key, job.delivery, encoded_options(job.options),
+        job.idempotency_key, job.delivery, encode_options(job.options),
     )  # fmt: skip
-
-
-def encoded_options(options: Options) -> str | None:
-    return None if options is NO_OPTIONS or options == NO_OPTIONS else _encode(options).decode()

@@ -29,6 +29,7 @@ from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, as_told, is_text
 from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
+from taskharbor.rules.standing import Standing
 
 CLAIM = statements("claim")
 SETTLE = statements("settle")
@@ -58,6 +59,19 @@ class Entry(Struct, array_like=True):
     due_at: int | None = None
     expires_at: int | None = None
     delivery: Delivery | None = None
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(
+            State.RUNNING,
+            self.run_at,
+            self.number,
+            self.attempts,
+            self.first_number,
+            self.due_at,
+            self.expires_at,
+            self.delivery,
+        )
 
 
 _encode = msgspec.json.Encoder().encode

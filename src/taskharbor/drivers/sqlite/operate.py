@@ -14,27 +14,24 @@ from taskharbor.drivers.base import (
     Cancel,
     Delete,
     Discard,
-    Occurrence,
     Operated,
     Operation,
     Requeue,
-    RunNow,
-    Seen,
     Update,
     Verdict,
     with_dependants,
 )
-from taskharbor.drivers.sqlite import leases, places, workflows
-from taskharbor.drivers.sqlite.enqueue import ENQUEUE, encoded_options
+from taskharbor.drivers.sqlite import leases, moving, places, workflows
 from taskharbor.drivers.sqlite.leases import SETTLE
-from taskharbor.drivers.sqlite.places import Place, Stored
+from taskharbor.drivers.sqlite.moving import OPERATE
+from taskharbor.drivers.sqlite.places import Found
 from taskharbor.drivers.sqlite.session import Session
-from taskharbor.drivers.sqlite.settle import add_to_tally, insert_ready, rearm
-from taskharbor.drivers.sqlite.sql import statements
+from taskharbor.drivers.stored import Reading
 from taskharbor.job import Reason, State, TokenRecord
-from taskharbor.lifecycle import TERMINAL, allows, check_prunable
-
-OPERATE = statements("operate")
+from taskharbor.lifecycle import TERMINAL, check_prunable
+from taskharbor.rules import operating as rules
+from taskharbor.rules.settling import finished
+from taskharbor.rules.standing import Standing
 
 
 def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[Operated]:
@@ -50,219 +47,62 @@ def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[
 
 
 def _operate_one(session: Session, operation: Operation, job_id: str) -> Operated:
-    job = places.stored(session, job_id)
-    if job is None:
+    found = places.find(session, job_id)
+    if found is None:
         return Operated(job_id, Verdict.NOT_FOUND)
-    place = places.find(session, job, places.latest_attempt(session, job_id))
-    if not allows(place.state, operation):
-        return Operated(job_id, Verdict.CONFLICT, place.state)
-    return Operated(job_id, _do(session, operation, job, place), place.state)
+    job, at = found.job, found.at
+    answer = rules.change(
+        operation,
+        job,
+        at,
+        session.now,
+        has_begun=_sets_expiry(operation) and _has_begun(session, job_id, at),
+        waits=isinstance(operation, Requeue) and _waits(session, job_id),
+    )
+    if found.is_nowhere and isinstance(operation, Discard):
+        answer = Verdict.CONFLICT  # it can be brought back or deleted; there is nothing to discard
+    if isinstance(answer, rules.Change):
+        _apply(session, found, answer)
+        answer = Verdict.DONE
+    elif answer is Verdict.REQUESTED and found.lease is not None:
+        leases.request_cancel(session, found.lease, job_id)
+    elif isinstance(operation, Delete) and answer is Verdict.DONE:
+        answer = _delete(session, found)
+    return Operated(job_id, answer, at.state)
 
 
-def _do(session: Session, operation: Operation, job: Stored, place: Place) -> Verdict:
-    match operation:
-        case Cancel():
-            return _cancel(session, job, place, operation)
-        case Discard():
-            return _discard(session, job, place)
-        case Delete():
-            return _delete(session, job, place)
-        case RunNow():
-            return _run_now(session, job, place)
-        case Requeue():
-            return _requeue(session, job, place, operation)
-        case Update():
-            return _update(session, job, place, operation)
+def _apply(session: Session, found: Found, change: rules.Change) -> None:
+    if found.lease is not None:  # it stays where it is
+        moving.store_row(session, found.job, change.job)
+        return
+    if change.is_rearmed:
+        attempts, to = found.at.attempts, change.to
+        row = (found.job.id, to.number, attempts, attempts, OPERATOR, session.now, to.run_at, NOT_BEGUN)
+        session.execute(OPERATE["cancelled_occurrence"], row)
+    moving.move(session, found, change)
 
 
-def _cancel(session: Session, job: Stored, place: Place, cancel: Cancel) -> Verdict:
-    if place.lease is not None:
-        leases.request_cancel(session, place.lease, job.id)
-        return Verdict.REQUESTED
-    if cancel.occurrence is not None:
-        return _cancel_occurrence(session, job, place, cancel.occurrence, cancel.seen)
-    _leave_place(session, job, place)
-    _end(session, job, place, Reason.CANCELLED)
-    return Verdict.DONE
+def _sets_expiry(operation: Operation) -> bool:
+    return isinstance(operation, Update) and operation.expires_at is not UNSET
 
 
-def _cancel_occurrence(
-    session: Session, job: Stored, place: Place, occurrence: Occurrence, seen: Seen | None
-) -> Verdict:
-    if place.state is State.WAITING:
+def _has_begun(session: Session, job_id: str, at: Standing) -> bool:
+    return bool(session.one(OPERATE["run_has_begun"], (job_id, at.first_number))[0])
+
+
+def _waits(session: Session, job_id: str) -> bool:
+    return bool(session.one(OPERATE["unfinished_members"], (job_id,))[0])
+
+
+def _delete(session: Session, found: Found) -> Verdict:
+    job_id = found.job.id
+    if _somebody_needs(session, job_id):
         return Verdict.CONFLICT
-    if occurrence.version != job.version or _has_moved_on(place, seen):
-        return Verdict.CHANGED
-    _leave_place(session, job, place)
-    number = place.number + 1
-    run_at = rearm(session, job.id, number, occurrence)
-    row = (job.id, number, place.attempts, place.attempts, OPERATOR, session.now, run_at, NOT_BEGUN)
-    session.execute(OPERATE["cancelled_occurrence"], row)
-    return Verdict.DONE
-
-
-def _discard(session: Session, job: Stored, place: Place) -> Verdict:
-    if place.nowhere:
-        return Verdict.CONFLICT  # it can be brought back, or deleted
-    session.execute(OPERATE["discard"], (session.now, job.id))
-    add_to_tally(session, job.queue, State.DEAD, -1)
-    add_to_tally(session, job.queue, State.CANCELLED, 1)
-    return Verdict.DONE
-
-
-def _delete(session: Session, job: Stored, place: Place) -> Verdict:
-    if _somebody_needs(session, job.id):
-        return Verdict.CONFLICT
-    workflow = workflows.around(session, job.id)
+    workflow = workflows.around(session, job_id)
     if workflow is not None and workflows.is_unfinished(session, workflow):
         return Verdict.CONFLICT
-    _leave_place(session, job, place)
-    _erase(session, [job], {} if place.nowhere else {job.id: place.state})
+    _erase(session, [found])
     return Verdict.DONE
-
-
-def _run_now(session: Session, job: Stored, place: Place) -> Verdict:
-    session.execute(OPERATE["set_run_at"], (session.now, job.expires_at, job.id))
-    _move(session, job, place, structs.replace(place, run_at=session.now))
-    return Verdict.DONE
-
-
-def _requeue(session: Session, job: Stored, place: Place, requeue: Requeue) -> Verdict:
-    """A new run: the attempt number goes on, the failures begin anew."""
-    run_at = session.now if requeue.run_at is None else requeue.run_at
-    expires_at = job.expires_at if job.expires_at is None or job.expires_at > session.now else None
-    session.execute(OPERATE["set_run_at"], (run_at, expires_at, job.id))
-    _leave_place(session, job, place)
-    session.execute(OPERATE["delete_ended"], (job.id,))
-    session.execute(SETTLE["delete_progress"], (job.id,))
-    if not place.nowhere:
-        add_to_tally(session, job.queue, place.state, -1)
-    session.execute(OPERATE["move_latest_attempt"], (job.id, run_at))
-    attempts = 0 if requeue.reset_attempts else place.attempts
-    if session.one(OPERATE["unfinished_members"], (job.id,))[0]:
-        row = (job.id, place.number, attempts, place.number + 1, expires_at, place.delivery)
-        session.execute(ENQUEUE["insert_waiting"], row)
-        return Verdict.DONE
-    insert_ready(
-        session,
-        job.id,
-        run_at=run_at,
-        number=place.number,
-        attempts=attempts,
-        first_number=place.number + 1,
-        expires_at=expires_at,
-        delivery=place.delivery,
-    )
-    return Verdict.DONE
-
-
-def _update(session: Session, job: Stored, place: Place, update: Update) -> Verdict:
-    if update.version not in (None, job.version) or _has_moved_on(place, update.seen):
-        return Verdict.CHANGED
-    if update.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
-        return Verdict.CONFLICT
-    if place.lease is not None:
-        update = structs.replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False)
-    due_at = place.due_at if update.due_at is UNSET or place.state is State.WAITING else update.due_at
-    if update.at_due and due_at is not None:
-        update = structs.replace(update, run_at=due_at)
-    changed_options = {
-        name: value
-        for name in ("max_attempts", "timeout", "tags")
-        if (value := getattr(update, name)) is not UNSET
-    }
-    new_options = job.options if update.options is UNSET else update.options
-    new_options = structs.replace(new_options, **changed_options)
-    options = encoded_options(new_options)
-    # What cannot be read stays as it is, unless it is said what shall stand there.
-    if not changed_options and update.options is UNSET and job.unreadable_options is not None:
-        options = job.unreadable_options
-    changed = structs.replace(
-        job,
-        **{
-            name: value
-            for name in ("queue", "task", "delivery", "priority", "run_at", "payload", "expires_at")
-            if (value := getattr(update, name)) is not UNSET
-        },
-    )
-    row = (
-        changed.queue,
-        changed.task,
-        changed.delivery,
-        changed.priority,
-        changed.run_at,
-        changed.payload,
-        changed.expires_at,
-        options,
-        job.id,
-    )
-    session.execute(OPERATE["update_job"], row)
-    if new_options.tags != job.options.tags:
-        session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
-        session.executemany(ENQUEUE["insert_tag"], [(tag, job.id) for tag in new_options.tags])
-    if place.lease is not None:
-        return Verdict.DONE  # it stays where it is
-    new_place = structs.replace(
-        place,
-        run_at=place.run_at if update.run_at is UNSET else update.run_at,
-        due_at=due_at,
-        delivery=place.delivery if update.delivery is UNSET else update.delivery,
-        expires_at=place.expires_at
-        if update.expires_at is UNSET or _has_begun(session, job, place)
-        else update.expires_at,
-    )
-    _move(session, job, place, new_place)
-    return Verdict.DONE
-
-
-def _has_moved_on(place: Place, seen: Seen | None) -> bool:
-    return seen is not None and seen != Seen(place.number, place.lease is not None)
-
-
-def _has_begun(session: Session, job: Stored, place: Place) -> bool:
-    """Whether the current run has been begun: an expiry concerns only the first begin."""
-    return bool(session.one(OPERATE["run_has_begun"], (job.id, place.first_number))[0])
-
-
-# -- moving ----------------------------------------------------------------------------------------
-
-
-def _move(session: Session, job: Stored, place: Place, to: Place) -> None:
-    """Rewrite the ready row under its new key; the jobs row has been changed already."""
-    session.execute(OPERATE["move_latest_attempt"], (job.id, to.run_at))
-    if place.state is State.WAITING:
-        session.execute(OPERATE["update_waiting"], (to.expires_at, to.delivery, job.id))
-        return
-    _leave_place(session, job, place)
-    insert_ready(
-        session,
-        job.id,
-        run_at=to.run_at,
-        number=to.number,
-        attempts=to.attempts,
-        first_number=to.first_number,
-        due_at=to.due_at,
-        expires_at=to.expires_at,
-        delivery=to.delivery,
-        suspect=to.suspect,
-    )
-
-
-def _leave_place(session: Session, job: Stored, place: Place) -> None:
-    """Take a job that is not running out of wherever it is."""
-    if place.state is State.WAITING:
-        session.execute(SETTLE["delete_waiting"], (job.id,))
-    elif place.state in (State.READY, State.SCHEDULED):
-        key = (int(place.suspect), job.queue, -job.priority, place.run_at, job.id)
-        session.execute(OPERATE["delete_ready"], key)
-    elif place.nowhere:  # perhaps under another key than its own
-        session.execute(leases.CLAIM["delete_strays"], (job.id,))
-
-
-def _end(session: Session, job: Stored, place: Place, reason: Reason) -> None:
-    row = (job.id, State.CANCELLED, reason, session.now, place.number, place.attempts, place.delivery)
-    session.execute(SETTLE["insert_ended"], row)
-    add_to_tally(session, job.queue, State.CANCELLED, 1)
 
 
 def _somebody_needs(session: Session, job_id: str) -> bool:
@@ -274,23 +114,23 @@ def _somebody_needs(session: Session, job_id: str) -> bool:
     return False
 
 
-def _erase(session: Session, jobs: Sequence[Stored], states: dict[str, State]) -> None:
-    leases.strike(session, {job.id for job in jobs})
-    keys = [(job.id,) for job in jobs]
+def _erase(session: Session, doomed: Sequence[Found]) -> None:
+    leases.strike(session, {found.job.id for found in doomed})
+    for found in doomed:
+        moving.leave(session, found)
+    keys = [(found.job.id,) for found in doomed]
     for statement in (
         SETTLE["mark_member_done"],  # nobody unfinished depends on it: a later requeue must not wait for ever
         OPERATE["delete_job"],
         OPERATE["delete_attempts"],
-        OPERATE["delete_ended"],
         OPERATE["delete_dependencies"],
         SETTLE["delete_steps"],
         SETTLE["delete_progress"],
     ):
         session.executemany(statement, keys)
-    for job in jobs:
+    for found in doomed:
+        job = found.job
         session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
-        if states.get(job.id) in TERMINAL:
-            add_to_tally(session, job.queue, states[job.id], -1)
 
 
 # -- queues and age --------------------------------------------------------------------------------
@@ -323,14 +163,13 @@ def expire(session: Session, limit: int) -> list[str]:
     overdue.sort()
     expired = [job_id for _, job_id in overdue[:limit]]
     for job_id in list(expired):
-        job = places.stored(session, job_id)
-        if job is None:  # a place without a job, written by hand
+        found = places.find(session, job_id)
+        if found is None:  # a place without a job, from a hand in the tables
             session.execute(leases.CLAIM["delete_strays"], (job_id,))
             expired.remove(job_id)
             continue
-        place = places.find(session, job, places.latest_attempt(session, job_id))
-        _leave_place(session, job, place)
-        _end(session, job, place, Reason.EXPIRED)
+        ended = finished(found.at, State.CANCELLED, Reason.EXPIRED, session.now)
+        moving.move(session, found, rules.Change(found.job, ended))
     return [*expired, *workflows.cancel_dependants(session, expired)]
 
 
@@ -338,7 +177,7 @@ def prune(session: Session, before: dict[State, int], limit: int) -> int:
     check_prunable(before)
     workflows.forget(session, before)
     doomed = list(islice(_prunable(session, before), max(limit, 0)))
-    _erase(session, [job for job, _ in doomed], {job.id: state for job, state in doomed})
+    _erase(session, doomed)
     return len(doomed)
 
 
@@ -346,25 +185,23 @@ def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) 
     pruned = 0
     named = leases.first_named(session, set(ids))
     for job_id in ids:
-        job = places.stored(session, job_id)
-        if job is None:
-            continue
-        place = places.find(session, job, places.latest_attempt(session, job_id))
-        if place.state not in TERMINAL:
-            bound = min(place.first_number, named.get(job_id, place.first_number))
+        found = places.find(session, job_id)
+        if found is not None and not found.at.is_finished:
+            first_number = found.at.first_number
+            bound = min(first_number, named.get(job_id, first_number))
             row = (job_id, bound, max(keep, 0), before)
             pruned += session.execute(OPERATE["prune_history"], row).rowcount
     return pruned
 
 
-def _prunable(session: Session, before: dict[State, int]) -> Iterator[tuple[Stored, State]]:
+def _prunable(session: Session, before: dict[State, int]) -> Iterator[Found]:
     """Oldest ending first, without members of workflows and jobs that an unfinished one still depends on."""
     endings = [_endings(session, state, instant) for state, instant in before.items()]
-    for _, job_id, state in heapq.merge(*endings):
+    for finished_at, job_id, state in heapq.merge(*endings):
         if workflows.around(session, job_id) is None and not _somebody_needs(session, job_id):
-            job = places.stored(session, job_id)
+            job = places.stored(session, job_id, Reading())
             assert job is not None, "its ending is in the same transaction"
-            yield job, state
+            yield Found(job, Standing(state, job.run_at, finished_at=finished_at))
 
 
 def _endings(session: Session, state: State, before: int) -> Iterator[tuple[int, str, State]]:

@@ -6,7 +6,7 @@ attempt's `next_at`, one that has not is at its own `run_at`. Three key probes f
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.session import Session
@@ -16,35 +16,22 @@ from taskharbor.job import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     AttemptStatus,
-    Delivery,
     JobRecord,
-    Options,
     Progress,
     Reason,
     State,
     read_options,
 )
+from taskharbor.rules.standing import (
+    Holder,
+    LatestAttempt,
+    Standing,
+    StoredJob,
+    job_record,
+    runnable_state,
+)
 
 READS = statements("reads")
-
-
-class Stored(Struct):
-    """The jobs row: what was enqueued."""
-
-    id: str
-    queue: str
-    task: str
-    payload: str
-    priority: int
-    run_at: int
-    enqueued_at: int
-    expires_at: int | None
-    idempotency_key: str | None
-    delivery: Delivery | None
-    options: Options
-    version: int
-    unreadable_options: str | None
-    read: Reading  # what of it could not be read
 
 
 class Latest(Struct):
@@ -57,38 +44,29 @@ class Latest(Struct):
     next_at: int | None
     result: str | None
     error: str | None
-    read: Reading
 
 
-class Place(Struct):
-    """Where the job is, and what that place knows of it."""
+class Found(Struct):
+    """A job, and where it was found."""
 
-    state: State
-    run_at: int
-    number: int
-    attempts: int
-    first_number: int = 1
-    due_at: int | None = None
-    expires_at: int | None = None
-    delivery: Delivery | None = None
-    suspect: bool = False
-    reason: Reason | None = None
-    finished_at: int | None = None
-    lease: leases.Lease | None = None
-    raw: str | None = None  # JSON of the row it was set aside with
-    nowhere: bool = False  # no row says where it is
+    job: StoredJob
+    at: Standing
+    latest: Latest | None = None
+    lease: leases.Lease | None = None  # of a running one
+    read: Reading = field(default_factory=Reading)  # what of it could not be read
+    raw: str | None = None  # JSON of the row that it was set aside with
+    is_nowhere: bool = False  # no row says where it is
 
 
-def stored(session: Session, job_id: str) -> Stored | None:
+def stored(session: Session, job_id: str, read: Reading) -> StoredJob | None:
     row = session.one(READS["job"], (job_id,)) if is_text(job_id) else None
     if row is None:
         return None
     (
         _id, queue, task, payload, priority, run_at, enqueued_at, expires_at, key, delivery, options, version,
     ) = row  # fmt: skip
-    read = Reading()
     known, unreadable_options = read_options(read.optional_text("options", options))
-    return Stored(
+    return StoredJob(
         job_id,
         read.text("queue", queue),
         read.text("task", task),
@@ -102,16 +80,14 @@ def stored(session: Session, job_id: str) -> Stored | None:
         known,
         read.integer("version", version),
         unreadable_options,
-        read,
     )
 
 
-def latest_attempt(session: Session, job_id: str) -> Latest | None:
+def _latest_attempt(session: Session, job_id: str, read: Reading) -> Latest | None:
     row = session.one(READS["latest_attempt"], (job_id,))
     if row is None:
         return None
     number, status, attempts, finished_at, next_at, result, error = row
-    read = Reading()
     return Latest(
         read.integer("attempts.number", number),
         read.one_of("attempts.status", status, STATUSES),
@@ -120,54 +96,75 @@ def latest_attempt(session: Session, job_id: str) -> Latest | None:
         read.optional_instant("attempts.next_at", next_at),
         read.optional_text("attempts.result", result),
         read.optional_text("attempts.error", error),
-        read,
     )
 
 
-def find(session: Session, job: Stored, latest: Latest | None) -> Place:
-    ended = session.one(READS["ended"], (job.id,))
-    read = job.read
-    if latest is not None:
-        read.odd |= latest.read.odd
+def find(session: Session, job_id: str) -> Found | None:
+    read = Reading()
+    job = stored(session, job_id, read)
+    if job is None:
+        return None
+    latest = _latest_attempt(session, job_id, read)
+    ended = session.one(READS["ended"], (job_id,))
     if ended is not None:
-        state, reason, finished_at, number, attempts, delivery, raw = ended
-        return Place(
-            read.one_of("ended.state", state, STATES) or State.DEAD,
-            job.run_at,
-            read.integer("ended.number", number),
-            read.integer("ended.attempts", attempts),
-            delivery=read.one_of("ended.delivery", delivery, DELIVERIES),
-            reason=read.one_of("ended.reason", reason, REASONS),
-            finished_at=read.instant("ended.finished_at", finished_at),
-            raw=read.optional_text("ended.raw", raw),
-        )
-    if latest is not None and latest.status is AttemptStatus.SUCCEEDED and latest.next_at is None:
-        return Place(
-            State.SUCCEEDED,
-            job.run_at,
-            latest.number,
-            latest.attempts,
-            delivery=job.delivery,
-            finished_at=latest.finished_at,
-        )
-    return (
-        _ready(session, job, latest)
-        or _waiting(session, job)
-        or _running(session, job)
-        or _nowhere(job, latest)
+        *columns, raw = ended
+        at = _ended(job, columns, read)
+        return Found(job, at, latest, read=read, raw=read.optional_text("ended.raw", raw))
+    at_rest = _succeeded(job, latest) or _ready(session, job, latest, read) or _waiting(session, job, read)
+    if at_rest is not None:
+        return Found(job, at_rest, latest, read=read)
+    covered = leases.covering(session, job_id)
+    if covered is not None:
+        lease, entry = covered
+        return Found(job, entry.standing, latest, lease, read)
+    # A hand in the tables, or a damaged file: the job is shown all the same, and can be brought back or deleted.
+    read.told("place", "none: it is neither ready, waiting, leased nor ended")
+    number, attempts = (0, 0) if latest is None else (latest.number, latest.attempts)
+    lost = Standing(State.DEAD, job.run_at, number, attempts, reason=Reason.UNREADABLE)
+    return Found(job, lost, latest, read=read, is_nowhere=True)
+
+
+def surely(session: Session, job_id: str) -> Found:
+    """A job that another row of the same transaction names."""
+    found = find(session, job_id)
+    assert found is not None, "its place is in the same transaction"
+    return found
+
+
+def _ended(job: StoredJob, columns: list[object], read: Reading) -> Standing:
+    state, reason, finished_at, number, attempts, delivery = columns
+    return Standing(
+        read.one_of("ended.state", state, STATES) or State.DEAD,
+        job.run_at,
+        read.integer("ended.number", number),
+        read.integer("ended.attempts", attempts),
+        delivery=read.one_of("ended.delivery", delivery, DELIVERIES),
+        reason=read.one_of("ended.reason", reason, REASONS),
+        finished_at=read.instant("ended.finished_at", finished_at),
     )
 
 
-def _ready(session: Session, job: Stored, latest: Latest | None) -> Place | None:
+def _succeeded(job: StoredJob, latest: Latest | None) -> Standing | None:
+    if latest is None or latest.status is not AttemptStatus.SUCCEEDED or latest.next_at is not None:
+        return None
+    return Standing(
+        State.SUCCEEDED,
+        job.run_at,
+        latest.number,
+        latest.attempts,
+        delivery=job.delivery,
+        finished_at=latest.finished_at,
+    )
+
+
+def _ready(session: Session, job: StoredJob, latest: Latest | None, read: Reading) -> Standing | None:
     run_at = job.run_at if latest is None or latest.next_at is None else latest.next_at
     for suspect in (0, 1):
         row = session.one(READS["ready"], (suspect, job.queue, -job.priority, run_at, job.id))
         if row is not None:
             number, attempts, first_number, due_at, expires_at, delivery = row
-            state = State.READY if run_at <= session.now else State.SCHEDULED
-            read = job.read
-            return Place(
-                state,
+            return Standing(
+                runnable_state(run_at, session.now),
                 run_at,
                 read.integer("ready.number", number),
                 read.integer("ready.attempts", attempts),
@@ -180,96 +177,51 @@ def _ready(session: Session, job: Stored, latest: Latest | None) -> Place | None
     return None
 
 
-def _waiting(session: Session, job: Stored) -> Place | None:
+def _waiting(session: Session, job: StoredJob, read: Reading) -> Standing | None:
     row = session.one(READS["waiting"], (job.id,))
-    if row is None:
-        return None
+    return None if row is None else waiting_standing(job.run_at, row, read)
+
+
+def waiting_standing(run_at: int, row: tuple[object, ...], read: Reading) -> Standing:
+    """Of one that waits, from its row; it has no occurrence."""
     number, attempts, first_number, expires_at, delivery = row
-    read = job.read
-    return Place(
+    return Standing(
         State.WAITING,
-        job.run_at,
+        run_at,
         read.integer("waiting.number", number),
         read.integer("waiting.attempts", attempts),
         read.integer("waiting.first_number", first_number, most=NUMBER_MAX + 1),
-        expires_at=read.optional_instant("waiting.expires_at", expires_at),
+        begin_by=read.optional_instant("waiting.expires_at", expires_at),
         delivery=read.one_of("waiting.delivery", delivery, DELIVERIES),
     )
 
 
-def _running(session: Session, job: Stored) -> Place | None:
-    covered = leases.covering(session, job.id)
-    if covered is None:
-        return None
-    lease, entry = covered
-    return Place(
-        State.RUNNING,
-        entry.run_at,
-        entry.number,
-        entry.attempts,
-        entry.first_number,
-        entry.due_at,
-        entry.expires_at,
-        entry.delivery,
-        lease=lease,
-    )
-
-
-def _nowhere(job: Stored, latest: Latest | None) -> Place:
-    """The place of a job that no row places, after a hand in the tables or damage: it can be requeued or deleted."""
-    job.read.told("place", "none: it is neither ready, waiting, leased nor ended")
-    number, attempts = (0, 0) if latest is None else (latest.number, latest.attempts)
-    return Place(State.DEAD, job.run_at, number, attempts, reason=Reason.UNREADABLE, nowhere=True)
-
-
 def record(session: Session, job_id: str) -> JobRecord | None:
-    """Everything a reader may see of a job."""
-    job = stored(session, job_id)
-    if job is None:
+    """Everything that a reader may see of a job."""
+    found = find(session, job_id)
+    if found is None:
         return None
-    latest = latest_attempt(session, job_id)
-    return record_at(session, job, latest, find(session, job, latest))
-
-
-def record_at(session: Session, job: Stored, latest: Latest | None, place: Place) -> JobRecord:
-    progress = session.one(READS["progress"], (job.id,))
-    lease = place.lease
-    return JobRecord(
-        id=job.id,
-        task=job.task,
-        payload=job.payload,
-        queue=job.queue,
-        priority=job.priority,
-        state=place.state,
-        enqueued_at=job.enqueued_at,
-        run_at=place.run_at,
-        attempts=place.attempts,
-        number=place.number,
-        due_at=place.due_at,
-        expires_at=job.expires_at,
-        idempotency_key=job.idempotency_key,
-        delivery=place.delivery,
-        options=job.options,
-        depends_on=tuple(
-            job.read.text("depends_on", row[0])
-            for row in session.execute(READS["dependencies"], (job.id,)).fetchall()
-        ),
-        version=job.version,
-        suspect=place.suspect,
-        worker=lease.worker if lease else None,
-        lease_expires_at=lease.expires_at if lease else None,
-        lease_expired=lease.is_expired() if lease else False,
-        cancel_requested=job.id in lease.cancels if lease else False,
-        reason=place.reason,
-        finished_at=place.finished_at,
-        error=latest.error if latest else None,
-        last_status=latest.status if latest else None,
-        last_finished_at=latest.finished_at if latest else None,
-        result=latest.result if latest and place.state is State.SUCCEEDED else None,
-        progress=_progress(job.read, *progress) if progress else None,
-        unreadable_options=job.unreadable_options,
-        unreadable=job.read.unreadable(place.raw),
+    read, lease, latest = found.read, found.lease, found.latest
+    progress = session.one(READS["progress"], (job_id,))
+    members = session.execute(READS["dependencies"], (job_id,)).fetchall()
+    # In this order: `unreadable` says what could not be read of all the others.
+    return job_record(
+        found.job,
+        found.at,
+        latest=None if latest is None else _shown(latest),
+        holder=None if lease is None else _holder(lease, job_id),
+        depends_on=tuple(read.text("depends_on", row[0]) for row in members),
+        progress=_progress(read, *progress) if progress else None,
+        unreadable=read.unreadable(found.raw),
     )
+
+
+def _shown(latest: Latest) -> LatestAttempt:
+    return LatestAttempt(latest.status, latest.finished_at, latest.error, latest.result)
+
+
+def _holder(lease: leases.Lease, job_id: str) -> Holder:
+    return Holder(lease.worker, lease.expires_at, lease.is_expired(), job_id in lease.cancels)
 
 
 def _progress(read: Reading, fraction: object, message: object) -> Progress:

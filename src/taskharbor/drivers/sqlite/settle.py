@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from taskharbor.drivers.base import Answer, Note, Occurrence, ProgressNote, Settled, Transition
+from msgspec.structs import replace
+
+from taskharbor.drivers.base import Answer, Note, ProgressNote, Settled, Transition
 from taskharbor.drivers.sqlite import leases, workflows
-from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue, store_dead
+from taskharbor.drivers.sqlite.enqueue import enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
+from taskharbor.drivers.sqlite.moving import add_to_tally, insert_ended, insert_ready
+from taskharbor.drivers.sqlite.places import waiting_standing
 from taskharbor.drivers.sqlite.session import Session
-from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, is_text
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, AttemptStatus, NewJob, Reason, State
+from taskharbor.drivers.stored import DELIVERIES, Reading, is_text
+from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, AttemptStatus, Delivery, NewJob, State
+from taskharbor.rules import settling as rules
+from taskharbor.rules.settling import Move
+from taskharbor.rules.standing import Standing
 
 
 def settle(session: Session, transitions: Sequence[Transition]) -> list[Settled]:
@@ -32,7 +39,7 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
         if token not in open_leases:
             open_leases[token] = leases.find(session, token)
         lease = open_leases[token]
-        if lease is None or not _is_plain(t) or lease.is_expired():
+        if lease is None or not t.is_plain or lease.is_expired():
             return None
         entry = lease.entries.get(t.job_id)
         if entry is None or entry.number != t.number:
@@ -69,12 +76,6 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
     return [done] * len(rows)
 
 
-def _is_plain(t: Transition) -> bool:
-    if t.to is not State.SUCCEEDED or t.inserts or t.occurrence or t.version is not None:
-        return False
-    return t.error is None and t.traceback is None and t.detail is None and not t.outlived
-
-
 class _Settling:
     """One settle call; leases are read once and kept as the batch changes them."""
 
@@ -85,116 +86,89 @@ class _Settling:
     def settle(self, transitions: Sequence[Transition]) -> list[Settled]:
         return [self._settle_one(t) for t in transitions]
 
-    def fence(self, token: str, job_id: str, number: int) -> tuple[Lease, Entry] | Settled:
+    def fence(
+        self, token: str, job_id: str, number: int, *, is_recorded: bool
+    ) -> tuple[Lease, Entry] | Answer:
         """The lease and its entry if they prove this attempt; else the refusal."""
         session = self._session
-        recorded = session.one(SETTLE["recorded"], (job_id, number))
-        if recorded is not None:
-            return Settled(Answer.NOT_RUNNING, recorded=AttemptStatus(recorded[1]), at=session.now)
         lease = self._lease(token)
         entry = lease.entries.get(job_id) if lease else None
-        if lease is None or entry is None or entry.number != number:
-            covered = leases.covering(session, job_id)
-            return Settled(Answer.LEASE_MISMATCH if covered else Answer.NOT_RUNNING, at=session.now)
-        if lease.is_expired():
-            return Settled(Answer.LEASE_EXPIRED, at=session.now)
+        proves = entry is not None and entry.number == number
+        answer = rules.fence(
+            number,
+            session.now,
+            is_recorded=is_recorded,
+            held_number=entry.number if entry else None,
+            expires_at=lease.expires_at if lease else 0,
+            is_covered=proves or leases.covering(session, job_id) is not None,
+        )
+        if answer is not Answer.DONE:
+            return answer
+        assert lease is not None, "the fence says so"
+        assert entry is not None, "the fence says so"
         return lease, entry
 
     def _settle_one(self, t: Transition) -> Settled:
         session = self._session
         recorded = session.one(SETTLE["recorded"], (t.job_id, t.number))
-        if recorded is not None and recorded == (t.token, t.status):
-            return Settled(Answer.DONE, recorded=t.status, at=session.now)
-        proof = self.fence(t.token, t.job_id, t.number)
-        if isinstance(proof, Settled):
-            return proof
+        if recorded is not None:
+            return rules.repeated(t, recorded[0], AttemptStatus(recorded[1]), session.now)
+        proof = self.fence(t.token, t.job_id, t.number, is_recorded=False)
+        if isinstance(proof, Answer):
+            return Settled(proof, at=session.now)
         lease, entry = proof
-        relied = t.relies_on
-        if relied is not None and relied != session.one(SETTLE["job_place"], (t.job_id,))[3]:
+        # Its queue or its priority may have been changed while it ran.
+        queue, priority, _, version, delivery = _job_place(session, t.job_id)
+        if t.relies_on not in (None, version):
             return Settled(Answer.CHANGED, at=session.now)
-        settled = self._apply(t, lease, entry)
+        move = rules.settle_move(
+            entry.standing,
+            t,
+            session.now,
+            cancel_requested=t.job_id in lease.cancels,
+            declared=delivery,
+        )
+        self._record(t, entry, move.to.next_at, rules.was_outlived(t, bool(lease.outlived)))
+        settled = self._move(t, entry, move, queue, priority)
+        if move.inserts:
+            enqueue(session, move.inserts)
         if _close(session, lease, 1):
             self._leases[lease.token] = None
         return settled
 
-    def _apply(self, t: Transition, lease: Lease, entry: Entry) -> Settled:
-        session = self._session
-        cancelled = t.to is not State.SUCCEEDED and t.job_id in lease.cancels
-        target = State.CANCELLED if cancelled else t.to
-        if target is State.READY:
-            settled = self._go_on(t, entry)
-        elif t.occurrence is not None:
-            self._record(
-                t, entry, t.occurrence.due_at if t.occurrence.run_at is None else t.occurrence.run_at
-            )
-            if t.dead_letter is not None and target is State.DEAD:
-                self._leave_dead_letter(t, entry, t.dead_letter)
-            settled = self._runnable_at(rearm(session, t.job_id, t.number, t.occurrence))
-        else:
-            settled = self._end(t, entry, target, Reason.CANCELLED if cancelled else t.reason)
-        if t.inserts and not cancelled:
-            enqueue(session, t.inserts)
-        return settled
-
-    def _go_on(self, t: Transition, entry: Entry) -> Settled:
-        """Runnable again: after a delay, or in the place it had."""
-        run_at = entry.run_at if t.delay is None else self._session.now + t.delay
-        began = t.started_at is not None or t.status is AttemptStatus.LOST
-        self._record(t, entry, run_at)
-        insert_ready(
-            self._session,
-            t.job_id,
-            run_at=run_at,
-            number=t.number,
-            attempts=t.attempts,
-            first_number=entry.first_number,
-            due_at=entry.due_at,
-            expires_at=None if began else entry.expires_at,
-            delivery=entry.delivery,
-            suspect=t.suspect,
-        )
-        return self._runnable_at(run_at)
+    def _move(self, t: Transition, entry: Entry, move: Move, queue: str, priority: int) -> Settled:
+        session, to = self._session, move.to
+        answer = move.answer(session.now)
+        if to.state is State.SUCCEEDED:
+            add_to_tally(session, queue, to.state, 1)
+            return replace(answer, released=tuple(release_dependants(session, t.job_id)))
+        if to.is_finished:
+            insert_ended(session, t.job_id, queue, to)
+            return replace(answer, cancelled=workflows.cancel_dependants(session, [t.job_id]))
+        if move.dead_letter is not None:
+            self._leave_dead_letter(t, entry, move.dead_letter)
+        if move.is_rearmed:
+            session.execute(SETTLE["delete_steps"], (t.job_id,))
+            session.execute(SETTLE["delete_progress"], (t.job_id,))
+        insert_ready(session, t.job_id, queue, priority, to)
+        return answer
 
     def _leave_dead_letter(self, t: Transition, entry: Entry, copy: NewJob) -> None:
         """A copy of the run that has just ended, dead from the start."""
         session = self._session
-        if not store_dead(session, copy):
-            return
-        session.execute(SETTLE["copy_attempts"], (t.job_id, copy.id, entry.first_number))
-        row = (copy.id, State.DEAD, t.reason, session.now, t.number, t.attempts, copy.delivery)
-        session.execute(SETTLE["insert_ended"], row)
-        add_to_tally(session, copy.queue, State.DEAD, 1)
+        if store_dead(session, copy):
+            session.execute(SETTLE["copy_attempts"], (t.job_id, copy.id, entry.first_number))
+            ended = Standing(State.READY, 0, t.number, t.attempts, delivery=copy.delivery)
+            insert_ended(
+                session, copy.id, copy.queue, rules.finished(ended, State.DEAD, t.reason, session.now)
+            )
 
-    def _end(self, t: Transition, entry: Entry, state: State, reason: Reason | None) -> Settled:
-        session = self._session
-        self._record(t, entry, None)
-        released: list[str] = []
-        cancelled: tuple[str, ...] = ()
-        if state is State.SUCCEEDED:
-            released = release_dependants(session, t.job_id)
-        else:
-            row = (t.job_id, state, reason, session.now, t.number, t.attempts, entry.delivery)
-            session.execute(SETTLE["insert_ended"], row)
-            cancelled = workflows.cancel_dependants(session, [t.job_id])
-        queue = session.one(SETTLE["job_place"], (t.job_id,))[0]  # it may have been moved while it ran
-        add_to_tally(session, Reading().text("queue", queue), state, 1)
-        return Settled(Answer.DONE, state, released=tuple(released), at=session.now, cancelled=cancelled)
-
-    def _record(self, t: Transition, entry: Entry, next_at: int | None) -> None:
-        lease = self._lease(t.token)
-        # Its worker may have shown itself alive while the collector was deciding.
-        outlived = t.outlived or (
-            t.status is AttemptStatus.LOST and lease is not None and bool(lease.outlived)
-        )
+    def _record(self, t: Transition, entry: Entry, next_at: int | None, outlived: bool) -> None:
         self._session.execute(
             SETTLE["insert_attempt"],
             (t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at,
              self._session.now, next_at, t.result, t.error, t.traceback, t.detail, int(outlived)),
         )  # fmt: skip
-
-    def _runnable_at(self, run_at: int) -> Settled:
-        now = self._session.now
-        return Settled(Answer.DONE, State.READY if run_at <= now else State.SCHEDULED, run_at, at=now)
 
     def _lease(self, token: str) -> Lease | None:
         if token not in self._leases:
@@ -206,9 +180,10 @@ def note(session: Session, notes: Sequence[Note]) -> list[Answer]:
     settling = _Settling(session)
     answers = []
     for n in notes:
-        proof = settling.fence(n.token, n.job_id, n.number)
-        if isinstance(proof, Settled):
-            answers.append(proof.answer)
+        is_recorded = session.one(SETTLE["recorded"], (n.job_id, n.number)) is not None
+        proof = settling.fence(n.token, n.job_id, n.number, is_recorded=is_recorded)
+        if isinstance(proof, Answer):
+            answers.append(proof)
             continue
         if isinstance(n, ProgressNote):
             session.execute(SETTLE["put_progress"], (n.job_id, n.progress.fraction, n.progress.message))
@@ -224,78 +199,24 @@ def release_dependants(session: Session, member_id: str) -> list[str]:
     satisfied = session.execute(SETTLE["satisfied_dependants"], (member_id,)).fetchall()
     dependants = [row[0] for row in satisfied if type(row[0]) is str and is_text(row[0])]
     for job_id in dependants:
-        number, attempts, first_number, expires_at, delivery = session.one(SETTLE["waiting"], (job_id,))
+        waiting = session.one(SETTLE["waiting"], (job_id,))
+        queue, priority, run_at, *_ = _job_place(session, job_id)
         session.execute(SETTLE["delete_waiting"], (job_id,))
-        read = Reading()  # whatever a hand wrote there is no fault of the job that has succeeded
-        insert_ready(
-            session,
-            job_id,
-            number=read.integer("number", number),
-            attempts=read.integer("attempts", attempts),
-            first_number=read.integer("first_number", first_number, most=NUMBER_MAX + 1),
-            expires_at=read.optional_instant("expires_at", expires_at),
-            delivery=read.one_of("delivery", delivery, DELIVERIES),
-        )
+        insert_ready(session, job_id, queue, priority, waiting_standing(run_at, waiting, Reading()))
     return dependants
 
 
-def rearm(session: Session, job_id: str, number: int, occurrence: Occurrence) -> int:
-    """The run is over and the next occurrence is set, in one transaction; the place it has."""
-    run_at = occurrence.due_at if occurrence.run_at is None else occurrence.run_at
-    session.execute(SETTLE["delete_steps"], (job_id,))
-    session.execute(SETTLE["delete_progress"], (job_id,))
-    insert_ready(
-        session,
-        job_id,
-        run_at=run_at,
-        number=number,
-        attempts=0,
-        first_number=number + 1,
-        due_at=occurrence.due_at,
-        delivery=DELIVERIES.get(session.one(SETTLE["job_place"], (job_id,))[4]),
-    )
-    return run_at
-
-
-def insert_ready(
-    session: Session,
-    job_id: str,
-    *,
-    number: int,
-    attempts: int,
-    first_number: int,
-    run_at: int | None = None,
-    due_at: int | None = None,
-    expires_at: int | None = None,
-    delivery: str | None = None,
-    suspect: bool = False,
-) -> None:
-    """Put a job into the order; without `run_at`, at its own."""
-    found = session.one(SETTLE["job_place"], (job_id,))
+def _job_place(session: Session, job_id: str) -> tuple[str, int, int, int, Delivery | None]:
+    """What of the job's row its place is made of. What a hand wrote there is no fault of the job that is settled."""
+    queue, priority, run_at, version, delivery = session.one(SETTLE["job_place"], (job_id,))
     read = Reading()
-    queue = read.text("queue", found[0])
-    priority = read.integer("priority", found[1], PRIORITY_MIN, PRIORITY_MAX)
-    place = read.instant("run_at", found[2]) if run_at is None else run_at
-    session.execute(
-        ENQUEUE["insert_ready"],
-        (
-            int(suspect),
-            queue,
-            -priority,
-            place,
-            job_id,
-            number,
-            attempts,
-            first_number,
-            due_at,
-            expires_at,
-            delivery,
-        ),
+    return (
+        read.text("queue", queue),
+        read.integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
+        read.instant("run_at", run_at),
+        version,
+        read.one_of("delivery", delivery, DELIVERIES),
     )
-
-
-def add_to_tally(session: Session, queue: str, state: State, count: int) -> None:
-    session.execute(SETTLE["add_to_tally"], (queue, state, count))
 
 
 def _close(session: Session, lease: Lease | None, count: int) -> bool:

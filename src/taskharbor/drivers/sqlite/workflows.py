@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from taskharbor.drivers.base import WorkflowEnqueued, WorkflowPage, member_exists, text_size
-from taskharbor.drivers.sqlite import places
-from taskharbor.drivers.sqlite.enqueue import ENQUEUE, enqueue
+from taskharbor.drivers.sqlite import moving, places
+from taskharbor.drivers.sqlite.enqueue import enqueue
 from taskharbor.drivers.sqlite.leases import SETTLE
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, Reading, is_text
 from taskharbor.job import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
+from taskharbor.rules.operating import new_run
 
 WORKFLOWS = statements("workflows")
 OPERATE = statements("operate")
@@ -118,17 +119,10 @@ def restore_dependants(session: Session, requeued: Iterable[str]) -> None:
     while again:
         restorable = session.execute(WORKFLOWS["restorable_dependants"], (again.pop(),)).fetchall()
         for (job_id,) in restorable:
-            job = places.stored(session, job_id)
-            assert job is not None, "its ending is in the same transaction"
-            place = places.find(session, job, places.latest_attempt(session, job_id))
-            expires_at = job.expires_at if job.expires_at is None or job.expires_at > session.now else None
-            session.execute(OPERATE["set_run_at"], (job.run_at, expires_at, job_id))
-            session.execute(OPERATE["delete_ended"], (job_id,))
-            session.execute(SETTLE["delete_progress"], (job_id,))
-            session.execute(SETTLE["add_to_tally"], (job.queue, State.CANCELLED, -1))
-            session.execute(OPERATE["move_latest_attempt"], (job_id, job.run_at))
-            row = (job_id, place.number, 0, place.number + 1, expires_at, place.delivery)
-            session.execute(ENQUEUE["insert_waiting"], row)
+            found = places.surely(session, job_id)
+            waits = bool(session.one(OPERATE["unfinished_members"], (job_id,))[0])
+            change = new_run(found.job, found.at, found.job.run_at, session.now, waits=waits)
+            moving.move(session, found, change)
             again.append(job_id)
 
 

@@ -17,7 +17,7 @@ from taskharbor.drivers.postgres.callers.texts import decoded, encoded, instant,
 from taskharbor.drivers.postgres.connections import ALONE_BYTES, Session
 from taskharbor.drivers.postgres.explain import state_of
 from taskharbor.errors import ConfigurationError, SchemaError, StoreError
-from taskharbor.job import JobRecord, NewJob, NewWorkflow, WorkflowRecord
+from taskharbor.job import JobRecord, NewJob, NewWorkflow, WorkflowRecord, encode_options
 
 # An unknown table, schema or function.
 _MISSING = ("42P01", "3F000", "42883")
@@ -248,7 +248,7 @@ def _columns(job: NewJob) -> dict[str, Any]:
         "expires_at": encoded(job.expires_at, "timestamptz"),
         "idempotency_key": job.idempotency_key,
         "delivery": job.delivery,
-        "options": places.encoded_options(job.options),
+        "options": encode_options(job.options),
         "tags": job.options.tags or None,
     }
     return {name: value for name, value in columns.items() if value is not None}

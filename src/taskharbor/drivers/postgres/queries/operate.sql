@@ -4,45 +4,51 @@ UPDATE {schema}.leases SET cancels = array_append(cancels, $2::text::uuid)
 WHERE token = $1 AND NOT $2::text::uuid = ANY (cancels)
 
 -- name: take_ready
--- The row goes, or it has gone already: somebody claimed it, and the job must be looked for again.
-DELETE FROM {schema}.ready WHERE suspect = $1 AND queue = $2 AND rank = $3 AND run_at = $4 AND id = $5::text::uuid
-RETURNING true
+-- The rows go, or they have gone already: a worker claimed one, and its job must be looked for again.
+DELETE FROM {schema}.ready AS r
+USING unnest($1::boolean[], $2::text[], $3::smallint[], $4::timestamptz[], $5::text[]::uuid[])
+    AS t (suspect, queue, rank, run_at, id)
+WHERE r.suspect = t.suspect AND r.queue = t.queue AND r.rank = t.rank AND r.run_at = t.run_at AND r.id = t.id
+RETURNING r.id::text AS id
 
 -- name: take_strays
--- Of a job that was put under another key than its own by hand: a scan.
-DELETE FROM {schema}.ready WHERE id = $1::text::uuid
+-- Of jobs that stand under another key than their own, put there by hand: a scan.
+DELETE FROM {schema}.ready WHERE id = ANY ($1::text[]::uuid[])
 
 -- name: take_waiting
-DELETE FROM {schema}.waiting WHERE job_id = $1::text::uuid RETURNING true
-
--- name: take_ended
-DELETE FROM {schema}.ended WHERE job_id = $1::text::uuid RETURNING true
+DELETE FROM {schema}.waiting WHERE job_id = ANY ($1::text[]::uuid[]) RETURNING job_id::text AS id
 
 -- name: update_waiting
-UPDATE {schema}.waiting SET expires_at = $2, delivery = $3 WHERE job_id = $1::text::uuid RETURNING true
+UPDATE {schema}.waiting AS w SET expires_at = t.expires_at, delivery = t.delivery
+FROM unnest($1::text[]::uuid[], $2::timestamptz[], $3::text[]) AS t (id, expires_at, delivery)
+WHERE w.job_id = t.id RETURNING w.job_id::text AS id
 
--- name: discard
-UPDATE {schema}.ended SET state = 'cancelled', reason = 'discarded', finished_at = $2
-WHERE job_id = $1::text::uuid AND state = 'dead' RETURNING true
+-- name: take_ended
+-- Of one that succeeded there is nothing to take: operators do not move it.
+DELETE FROM {schema}.ended WHERE job_id = ANY ($1::text[]::uuid[]) RETURNING job_id::text AS id
 
--- name: move_latest_attempt
--- The key of the ready row is computed from here; whoever moves the job says so.
-UPDATE {schema}.attempts SET next_at = $2
-WHERE job_id = $1::text::uuid
-  AND number = (SELECT max(a.number) FROM {schema}.attempts AS a WHERE a.job_id = $1::text::uuid)
+-- name: move_latest_attempts
+-- The key of a ready row is computed from here.
+UPDATE {schema}.attempts AS a SET next_at = m.run_at
+FROM unnest($1::text[]::uuid[], $2::timestamptz[]) AS m (id, run_at)
+CROSS JOIN LATERAL (
+    SELECT l.number FROM {schema}.attempts AS l WHERE l.job_id = m.id ORDER BY l.number DESC LIMIT 1
+) AS latest
+WHERE a.job_id = m.id AND a.number = latest.number
 
--- name: set_run_at
-UPDATE {schema}.jobs SET run_at = $2, expires_at = $3 WHERE id = $1::text::uuid
+-- name: update_jobs
+UPDATE {schema}.jobs AS j SET queue = u.queue, task = u.task, delivery = u.delivery, priority = u.priority,
+    run_at = u.run_at, payload = u.payload, expires_at = u.expires_at, options = u.options, version = u.version
+FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::text[],
+            $8::timestamptz[], $9::text[], $10::integer[])
+    AS u (id, queue, task, delivery, priority, run_at, payload, expires_at, options, version)
+WHERE j.id = u.id
 
--- name: update_job
-UPDATE {schema}.jobs SET queue = $2, task = $3, delivery = $4, priority = $5, run_at = $6, payload = $7,
-    expires_at = $8, options = $9, version = version + 1
-WHERE id = $1::text::uuid
-
--- name: cancelled_occurrence
--- Nobody had claimed it: its row of history is an operator's.
+-- name: cancelled_occurrences
+-- No worker had claimed them: their rows of history are an operator's.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, finished_at, next_at, detail)
-VALUES ($1::text::uuid, $2, 'cancelled', $3, $3, $4, $5, $6, $7)
+SELECT c.id, c.number, 'cancelled', c.attempts, c.attempts, $5, $6, c.run_at, $7
+FROM unnest($1::text[]::uuid[], $2::integer[], $3::integer[], $4::timestamptz[]) AS c (id, number, attempts, run_at)
 
 -- name: prune_history
 -- What is beyond the newest ones or too old, of the runs before each job's present one; never the latest, and
@@ -72,14 +78,16 @@ WITH bounds AS MATERIALIZED (
 )
 SELECT count(*) FROM deleted
 
--- name: run_has_begun
-SELECT EXISTS (
-    SELECT FROM {schema}.attempts
-    WHERE job_id = $1::text::uuid AND number >= $2 AND (started_at IS NOT NULL OR status = 'lost')
+-- name: runs_begun
+SELECT b.id::text AS id FROM unnest($1::text[]::uuid[], $2::integer[]) AS b (id, first_number)
+WHERE EXISTS (
+    SELECT FROM {schema}.attempts AS a
+    WHERE a.job_id = b.id AND a.number >= b.first_number AND (a.started_at IS NOT NULL OR a.status = 'lost')
 )
 
--- name: waits_for_somebody
-SELECT EXISTS (SELECT FROM {schema}.dependencies WHERE job_id = $1::text::uuid AND NOT done)
+-- name: unfinished_members
+-- Which of these jobs depend on one that has not succeeded.
+SELECT DISTINCT job_id::text AS id FROM {schema}.dependencies WHERE job_id = ANY ($1::text[]::uuid[]) AND NOT done
 
 -- name: needed
 -- Which of these jobs an unfinished one depends on. A finished one is among the ended, or has succeeded for good.

@@ -9,13 +9,10 @@ DELETE FROM taskharbor_ended WHERE job_id = ?
 UPDATE taskharbor_attempts SET next_at = ?2
 WHERE job_id = ?1 AND number = (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
 
--- name: set_run_at
-UPDATE taskharbor_jobs SET run_at = ?, expires_at = ? WHERE id = ?
-
 -- name: update_job
 UPDATE taskharbor_jobs
 SET queue = ?, task = ?, delivery = ?, priority = ?, run_at = ?, payload = ?, expires_at = ?, options = ?,
-    version = version + 1
+    version = ?
 WHERE id = ?
 
 -- name: cancelled_occurrence
@@ -38,17 +35,11 @@ SELECT EXISTS (
     WHERE job_id = ? AND number >= ? AND (started_at IS NOT NULL OR status = 'lost')
 )
 
--- name: discard
-UPDATE taskharbor_ended SET state = 'cancelled', reason = 'discarded', finished_at = ? WHERE job_id = ?
-
 -- name: dependants
 SELECT job_id FROM taskharbor_dependencies WHERE member_id = ?
 
 -- name: unfinished_members
 SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies WHERE job_id = ? AND done = 0)
-
--- name: update_waiting
-UPDATE taskharbor_waiting SET expires_at = ?, delivery = ? WHERE job_id = ?
 
 -- name: delete_job
 DELETE FROM taskharbor_jobs WHERE id = ?

@@ -1,0 +1,137 @@
+"""Settling: which writes a lease proves, and where a transition takes the job."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from taskharbor.drivers.contract.leasing import Answer
+from taskharbor.drivers.contract.settling import Occurrence, Settled, Transition
+from taskharbor.job import AttemptStatus, Delivery, NewJob, Reason, State
+from taskharbor.rules.standing import Standing, runnable_state
+
+# -- the fence -------------------------------------------------------------------------------------
+
+
+def fence(
+    number: int,
+    now: int,
+    *,
+    is_recorded: bool,
+    held_number: int | None,
+    expires_at: int,
+    is_covered: bool,
+) -> Answer:
+    """Decide whether an attempt may write: DONE, or the refusal. The order of the refusals is part of the contract.
+
+    `is_recorded`: the attempt has its row of history. `held_number`: the attempt of this job that the lease given
+    covers, None if none, and `expires_at` is that lease's. `is_covered`: any lease covers the job.
+    """
+    if is_recorded:
+        return Answer.NOT_RUNNING
+    if held_number != number:
+        return Answer.LEASE_MISMATCH if is_covered else Answer.NOT_RUNNING
+    if now >= expires_at:
+        return Answer.LEASE_EXPIRED
+    return Answer.DONE
+
+
+def repeated(t: Transition, token: str, status: AttemptStatus, now: int) -> Settled:
+    """Answer a settle whose attempt has its row already: it may be the one that wrote it, asked again."""
+    same = token == t.token and status is t.status
+    return Settled(Answer.DONE if same else Answer.NOT_RUNNING, recorded=status, at=now)
+
+
+def was_outlived(t: Transition, lease_outlived: bool) -> bool:
+    """A worker may show itself alive while a collector decides about what it lost."""
+    return t.outlived or (t.status is AttemptStatus.LOST and lease_outlived)
+
+
+# -- the move --------------------------------------------------------------------------------------
+
+
+class Move(Struct, frozen=True, gc=False):
+    """Where a settle takes a job, and what goes with it."""
+
+    to: Standing
+    is_rearmed: bool = False  # a new occurrence begins: steps and progress of the last one go
+    inserts: tuple[NewJob, ...] = ()
+    dead_letter: NewJob | None = None
+
+    def answer(self, now: int) -> Settled:
+        return Settled(Answer.DONE, self.to.state, self.to.next_at, at=now)
+
+
+def settle_move(
+    at: Standing,
+    t: Transition,
+    now: int,
+    *,
+    cancel_requested: bool,
+    declared: Delivery | None = None,
+) -> Move:
+    """Where this transition takes the job. `declared` is the delivery in the job's row, which a next occurrence has."""
+    cancelled = cancel_wins(t, cancel_requested)
+    target = State.CANCELLED if cancelled else t.to
+    inserts = () if cancelled else t.inserts
+    if target is State.READY:
+        return Move(put_back(at, t, now), inserts=inserts)
+    if t.occurrence is not None:
+        to = rearmed(t.number, t.occurrence, declared, now)
+        return Move(to, True, inserts, t.dead_letter if target is State.DEAD else None)
+    reason = Reason.CANCELLED if cancelled else t.reason
+    return Move(finished(at, target, reason, now, number=t.number, attempts=t.attempts), inserts=inserts)
+
+
+def cancel_wins(t: Transition, cancel_requested: bool) -> bool:
+    """Only a success wins over a request to cancel; any other end of the attempt makes the job cancelled."""
+    return cancel_requested and t.to is not State.SUCCEEDED
+
+
+def put_back(at: Standing, t: Transition, now: int) -> Standing:
+    """Runnable again: after a delay, or in the place that the job had."""
+    run_at = at.run_at if t.delay is None else now + t.delay
+    return Standing(
+        runnable_state(run_at, now),
+        run_at,
+        t.number,
+        t.attempts,
+        at.first_number,
+        at.due_at,
+        None if has_begun(t.status, t.started_at) else at.begin_by,
+        at.delivery,
+        t.suspect,
+    )
+
+
+def has_begun(status: AttemptStatus, started_at: int | None) -> bool:
+    """A run that has begun no longer expires. A lost attempt may have begun."""
+    return started_at is not None or status is AttemptStatus.LOST
+
+
+def rearmed(number: int, occurrence: Occurrence, declared: Delivery | None, now: int) -> Standing:
+    """The next run of a recurring job: nothing of the one before is left but its history."""
+    run_at = occurrence.due_at if occurrence.run_at is None else occurrence.run_at
+    return Standing(
+        runnable_state(run_at, now), run_at, number, 0, number + 1, occurrence.due_at, delivery=declared
+    )
+
+
+def finished(
+    at: Standing,
+    state: State,
+    reason: Reason | None,
+    now: int,
+    *,
+    number: int | None = None,
+    attempts: int | None = None,
+) -> Standing:
+    return Standing(
+        state,
+        at.run_at,
+        at.number if number is None else number,
+        at.attempts if attempts is None else attempts,
+        at.first_number,
+        delivery=at.delivery,
+        reason=reason,
+        finished_at=now,
+    )
