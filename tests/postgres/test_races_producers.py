@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
+from unittest import mock
 
 import asyncpg
 import pytest
@@ -32,6 +34,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.postgres import PostgresDriver, enqueue, operate, settle
 from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.settle import KEY_WAIT, KEY_WAIT_ALONE
 from taskharbor.job import AttemptStatus, NewJob, Progress, Reason, State
 from tests.postgres.races import LEASE, NOW, SECOND, Race, begun, failure, race, success
 
@@ -154,6 +157,31 @@ async def test_settle_whose_child_has_a_key_that_a_producer_is_storing_is_put_of
         assert await race.state(second.id) is State.RUNNING
     assert await race.settle(mine) == [Answer.DONE]
     assert await race.driver.get([child.id], now=NOW) == [None]  # the producer's job stands for it
+
+
+@race
+async def test_many_contended_keys_cost_a_settle_one_long_wait(race: Race) -> None:
+    """A batch waits once; then each parent of a keyed child is tried alone, and the others are settled together."""
+    tried: list[tuple[int, str]] = []
+    together = race.driver._settle_together
+
+    async def counted(transitions: Any, now: int | None, key_wait: str) -> Any:
+        tried.append((len(transitions), key_wait))
+        return await together(transitions, now, key_wait)
+
+    for _ in range(6):
+        await race.ready()
+    token, claim = await race.claim()
+    keys = [f"k{n}" for n in range(4)]
+    async with race.transaction() as session:
+        await enqueue.enqueue(session, [race.new(idempotency_key=key) for key in keys])
+        batch = [success(token, job) for job in claim.jobs[:2]] + [
+            success(token, job, inserts=(race.new(idempotency_key=key),))
+            for job, key in zip(claim.jobs[2:], keys, strict=True)
+        ]
+        with mock.patch.object(race.driver, "_settle_together", counted):
+            assert await race.settle(*batch) == [Answer.DONE] * 2 + [Answer.LATER] * 4
+    assert tried == [(6, KEY_WAIT), (2, KEY_WAIT), *[(1, KEY_WAIT_ALONE)] * 4]
 
 
 async def test_worker_settles_again_what_was_put_off(dsn: str) -> None:

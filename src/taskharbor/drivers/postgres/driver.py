@@ -291,19 +291,29 @@ class PostgresDriver(Driver):
     async def _settle_beside_producers(
         self, transitions: Sequence[Transition], now: int | None
     ) -> builtins.list[Settled]:
-        """One whose child has a key that a producer is storing, and has not committed, waits alone."""
+        """Settle a batch. A child with a key that an open transaction of a producer stores delays only its parent."""
         try:
-            return await self._transact(
-                Lane.SETTLE, partial(settle.settle, transitions=transitions), now, prompt=True
-            )
+            return await self._settle_together(transitions, now, settle.KEY_WAIT)
         except Contended:
-            if len(transitions) == 1:
-                return [Settled(Answer.LATER)]
-        middle = len(transitions) // 2
-        return [
-            *await self._settle_beside_producers(transitions[:middle], now),
-            *await self._settle_beside_producers(transitions[middle:], now),
-        ]
+            pass
+        keyed = [i for i, t in enumerate(transitions) if settle.has_keyed_children(t)]
+        others = sorted(set(range(len(transitions))) - set(keyed))
+        settled = await self._settle_together([transitions[i] for i in others], now, settle.KEY_WAIT)
+        answers = dict(zip(others, settled, strict=True))
+        for i in keyed:
+            try:
+                [answers[i]] = await self._settle_together([transitions[i]], now, settle.KEY_WAIT_ALONE)
+            except Contended:
+                answers[i] = Settled(Answer.LATER)
+        return [answers[i] for i in range(len(transitions))]
+
+    async def _settle_together(
+        self, transitions: Sequence[Transition], now: int | None, key_wait: str
+    ) -> builtins.list[Settled]:
+        if not transitions:
+            return []
+        work = partial(settle.settle, transitions=transitions, key_wait=key_wait)
+        return await self._transact(Lane.SETTLE, work, now, prompt=True)
 
     async def _fold_now_and_then(self) -> None:
         self._settles += 1

@@ -24,6 +24,7 @@ from taskharbor.rules.standing import Standing
 
 LEASES_REMEMBERED = 4096
 KEY_WAIT = "200ms"  # for the key of a child, which a producer may be storing
+KEY_WAIT_ALONE = "10ms"  # … once the batch has waited, for each that has such children
 
 
 class Covered:
@@ -228,11 +229,17 @@ class Fence:
 # -- one by one ----------------------------------------------------------------------------------
 
 
-async def settle(session: Session, transitions: Sequence[Transition]) -> list[Settled]:
+def has_keyed_children(t: Transition) -> bool:
+    return any(job.idempotency_key is not None for job in t.inserts)
+
+
+async def settle(
+    session: Session, transitions: Sequence[Transition], key_wait: str = KEY_WAIT
+) -> list[Settled]:
     """Inside a transaction: decide in the order given, then write everything at once."""
     fence = await Fence.around(session, transitions, lock="lock_leases")
     versions = await _versions(session, transitions)
-    settling = _Settling(session, fence)
+    settling = _Settling(session, fence, key_wait)
     answers = [settling.settle(t, versions) for t in transitions]
     await settling.write()
     for index, released in settling.released.items():
@@ -253,9 +260,10 @@ async def _versions(session: Session, transitions: Sequence[Transition]) -> dict
 class _Settling:
     """What a batch of transitions writes, gathered as rows for each table."""
 
-    def __init__(self, session: Session, fence: Fence) -> None:
+    def __init__(self, session: Session, fence: Fence, key_wait: str) -> None:
         self._session = session
         self._fence = fence
+        self._key_wait = key_wait
         self._now = fence.now
         self._index = -1
         self._attempts: list[tuple[object, ...]] = []
@@ -348,7 +356,7 @@ class _Settling:
             if any(job.idempotency_key is not None for job in self._inserts):
                 # A key that a producer is storing is decided when that one commits, which may be in an hour. The leases
                 # are locked here, and their heartbeats wait.
-                await session.do("wait_for_locks", KEY_WAIT)
+                await session.do("wait_for_locks", self._key_wait)
             await enqueue(session.at(self._now), self._inserts)
 
     async def _leave_dead_letters(self) -> None:
