@@ -13,6 +13,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from msgspec.structs import asdict
 from taskharbor.codec import (
     PAYLOAD_LIMIT,
     agreeing,
+    clean_text,
     counted,
     decode_hook,
     ensure_unchanged,
@@ -198,6 +200,44 @@ class CallPlan:
             return values
         return {name: value for name, value in values.items() if value is not UNSET}
 
+    def value_of(self, name: str, text: str) -> Any:
+        """The JSON value that a person means who writes `text` for the parameter `name`.
+
+        Where the annotation takes the text itself, this is the text: a str, no annotation, a datetime, a Decimal, an
+        enum of texts. Everywhere else the text is read as JSON. `PayloadError` when neither fits. The text for a name
+        that is no parameter stays as it is.
+        """
+        hint = self._types.get(self._aliases.get(name, name), Any)
+        read = msgspec.json.Decoder(hint, dec_hook=decode_hook).decode
+        try:
+            read(msgspec.json.encode(text))
+        except UnicodeEncodeError:  # storing it says what is wrong with it
+            return text
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in decode
+            as_text = reason_of(error)
+        else:
+            return text
+        try:
+            value = msgspec.json.decode(text)
+        except (ValueError, RecursionError):
+            raise self._unfit(name, text, hint, as_text.removesuffix(_GOT_TEXT)) from None
+        try:
+            read(text)
+        except MemoryError:
+            raise
+        except Exception as error:  # as in decode
+            takes_no_text = as_text.endswith(_GOT_TEXT)
+            raise self._unfit(name, text, hint, reason_of(error) if takes_no_text else as_text) from error
+        return value
+
+    def _unfit(self, name: str, text: str, hint: Any, reason: str) -> PayloadError:
+        return PayloadError(
+            f"task {self.task!r} cannot take {name}={shorten(text)}: {reason}; "
+            f"{name} takes {_described(hint)}"
+        )
+
     def _decode_renamed(self, payload: str, error: Exception) -> dict[str, Any]:
         """Try again with the present names of renamed parameters.
 
@@ -273,6 +313,19 @@ class CallPlan:
         if name == self.context_parameter:
             return f"{name!r} to be given: the worker injects it"
         return shorten(name)
+
+
+_GOT_TEXT = ", got `str`"
+
+
+def _described(hint: Any) -> str:
+    """What a parameter takes, for a person who writes a value of it."""
+    plain = _without_extras(hint)
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        return "one of " + clean_text(", ".join(repr(member.value) for member in plain), 200)
+    if plain is bool:
+        return "true or false"
+    return clean_text(_shown(plain) if type(plain) is type else str(plain), 200)
 
 
 # -- reading a function --------------------------------------------------------------------------

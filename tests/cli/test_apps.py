@@ -51,21 +51,121 @@ def test_declarations_count_for_what_is_enqueued(run, module, url):
     assert "email:send" in error
 
 
-@pytest.mark.parametrize("words", [["enqueue"], ["schedule", "add", "nightly", "--schedule", "@daily"]])
-def test_text_where_a_number_is_wanted_is_told_how_to_be_written(run, module, words):
-    app = module(
-        """
-        from taskharbor import Harbor
+TYPED = """
+    from dataclasses import dataclass
+    from datetime import datetime
+    from decimal import Decimal
+    from enum import Enum
+    from uuid import UUID
 
-        harbor = Harbor()
+    from taskharbor import Harbor
 
-        @harbor.task(name="nap")
-        def nap(seconds: float) -> None: ...
-        """
-    )
-    error = run(*words, "nap", "seconds=3", "-A", f"{app}:harbor", code=1).error
-    assert error.endswith("seconds=… gives text, so write seconds:=3 for JSON")
-    run(*words, "nap", "seconds:=3", "-A", f"{app}:harbor")
+    harbor = Harbor()
+
+    class Colour(Enum):
+        RED = "red"
+        BLUE = "blue"
+
+    class Size(Enum):
+        SMALL = 1
+        LARGE = 2
+
+    @dataclass
+    class Address:
+        street: str
+        number: int
+
+    @harbor.task(name="order", parameter_aliases={"amount": "count"})
+    def order(
+        count: int = 0,
+        weight: float = 0.0,
+        express: bool = False,
+        code: str = "",
+        note: str | None = None,
+        price: Decimal = Decimal(0),
+        due: datetime | None = None,
+        id: UUID | None = None,
+        colour: Colour = Colour.RED,
+        size: Size = Size.SMALL,
+        limit: int | None = None,
+        items: list[int] = [],
+        stock: dict[str, int] = {},
+        address: Address | None = None,
+        anything=None,
+    ) -> None: ...
+"""
+UUID_TEXT = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
+ENQUEUE = ["enqueue"]
+SCHEDULE = ["schedule", "add", "nightly", "--schedule", "@daily"]
+
+
+@pytest.mark.parametrize("words", [ENQUEUE, SCHEDULE], ids=["enqueue", "schedule"])
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("count=3", 3),
+        ("count:=3", 3),
+        ("amount=3", 3),
+        ("weight=2.5", 2.5),
+        ("weight=2", 2),
+        ("express=true", True),
+        ("express=false", False),
+        ("code=3", "3"),
+        ("code=true", "true"),
+        ('code="3"', '"3"'),
+        ("note=null", "null"),
+        ("note:=null", None),
+        ("price=0.10000000000000000000001", "0.10000000000000000000001"),
+        ("due=2026-01-31T08:00:00+02:00", "2026-01-31T08:00:00+02:00"),
+        (f"id={UUID_TEXT}", UUID_TEXT),
+        ("colour=blue", "blue"),
+        ("size=2", 2),
+        ("limit=null", None),
+        ("limit=9", 9),
+        ("items=[1, 2]", [1, 2]),
+        ('stock={"a": 1}', {"a": 1}),
+        ('address={"street": "Elm", "number": 7}', {"street": "Elm", "number": 7}),
+        ("anything=3", "3"),
+    ],
+)
+def test_text_becomes_what_the_parameter_is_annotated_with(run, module, words, word, value):
+    app = module(TYPED)
+    payload = run(*words, "order", word, "-A", f"{app}:harbor", "--json").document["payload"]
+    name = word.partition("=")[0].removesuffix(":")
+    assert payload == {name: value}
+    assert type(payload[name]) is type(value)
+
+
+@pytest.mark.parametrize("words", [ENQUEUE, SCHEDULE], ids=["enqueue", "schedule"])
+@pytest.mark.parametrize(
+    ("word", "given", "problem", "expected"),
+    [
+        ("count=many", "count='many'", "expected `int`", "count takes int"),
+        ("count=2.5", "count='2.5'", "expected `int`, got `float`", "count takes int"),
+        ("count=", "count=''", "expected `int`", "count takes int"),
+        ("express=yes", "express='yes'", "expected `bool`", "express takes true or false"),
+        ("colour=green", "colour='green'", "invalid enum value 'green'", "colour takes one of 'red', 'blue'"),
+        ("size=3", "size='3'", "invalid enum value 3", "size takes one of 1, 2"),
+        ("id=7", "id='7'", "invalid UUID", "id takes uuid.UUID | None"),
+        (
+            'items=[1, "x"]',
+            "items='[1, \"x\"]'",
+            "at [1]: expected `int`, got `str`",
+            "items takes list[int]",
+        ),
+    ],
+)
+def test_text_that_does_not_fit_is_refused_with_what_the_parameter_takes(
+    run, module, words, word, given, problem, expected
+):
+    error = run(*words, "order", word, "-A", f"{module(TYPED)}:harbor", code=1).error
+    assert error == f"task 'order' cannot take {given}: {problem}; {expected}"
+
+
+def test_without_the_code_of_the_task_text_stays_text(run, module):
+    assert run("enqueue", "order", "count=3", "--json").document["payload"] == {"count": "3"}
+    words = ["enqueue", "unknown", "count=3", "-A", f"{module(TYPED)}:harbor", "--json"]
+    assert run(*words).document["payload"] == {"count": "3"}
 
 
 def test_the_application_may_come_from_the_environment(run, module, monkeypatch):

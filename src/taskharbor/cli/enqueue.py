@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, explaining_text, instant, parse_payload
+from taskharbor.cli.parameters import duration, instant, parse_payload
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -56,12 +56,15 @@ def enqueue(
     """Enqueue a job of TASK.
 
     PAYLOAD is a JSON object, or name=text and name:=json words, or - to read it from standard input.
+    With -A, text becomes what the task's parameter is annotated with: n=3 is a number for n: int, and
+    text for n: str. Without the task's code all text stays text.
     In a pipe only the job's id is printed, or with --wait only its result.
 
     \b
     Examples:
       taskharbor enqueue echo message=hello --wait 10
       taskharbor enqueue email:send '{"to": "a@b.c"}' --queue mail --delay 5m -A app:harbor
+      taskharbor enqueue order:confirm number=7 express=true -A warehouse:harbor
       taskharbor enqueue sleep seconds:=2.5 --priority 9 --tag nightly
     """
     given = {
@@ -80,12 +83,12 @@ def enqueue(
         "id": job_id,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    arguments = parse_payload(payload)
+    written = parse_payload(payload)
 
     async def work(harbor: Harbor) -> None:
         _warn(session, harbor, task)
-        with explaining_text(payload):
-            job = await harbor.aenqueue(task, arguments, **options)  # type: ignore[arg-type]
+        arguments = written.for_task(harbor, task)
+        job = await harbor.aenqueue(task, arguments, **options)  # type: ignore[arg-type]
         if wait is None:
             _tell(session, job)
         else:

@@ -100,7 +100,7 @@ def update(
         "max_retries": max_retries,
         "timeout": timeout,
         "tags": [] if no_tags else list(tags) or None,
-        "payload": None if payload is None else parse_payload([payload]),
+        "payload": None if payload is None else parse_payload([payload]).values,
     }
     changes = cast("JobChanges", {name: value for name, value in given.items() if value is not None})
     if not changes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d|w)?\s*")
@@ -46,47 +48,51 @@ def host_and_port(value: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def parse_payload(words: Sequence[str]) -> dict[str, Any]:
+class Payload(NamedTuple):
+    """A payload as a person wrote it: its values, and the names of those that are text which the task may read."""
+
+    values: dict[str, Any]
+    texts: frozenset[str] = frozenset()
+
+    def for_task(self, harbor: Harbor, name: str) -> dict[str, Any]:
+        """The values, each text as its parameter takes it; texts stay texts where the harbor does not know the task."""
+        task = harbor._known(name) if self.texts else None
+        if task is None:
+            return self.values
+        return {
+            key: task.plan.value_of(key, value) if key in self.texts else value
+            for key, value in self.values.items()
+        }
+
+
+def parse_payload(words: Sequence[str]) -> Payload:
     """A payload from one JSON object, from `-` (standard input), or from `name=text` and `name:=json` words."""
     if not words:
-        return {}
+        return Payload({})
     if len(words) == 1 and words[0] == "-":
-        return _object(sys.stdin.read())
+        return Payload(_object(sys.stdin.read()))
     if len(words) == 1 and (words[0].lstrip()[:1] in ("{", "[", '"', "") or "=" not in words[0]):
-        return _object(words[0])
-    payload: dict[str, Any] = {}
+        return Payload(_object(words[0]))
+    values: dict[str, Any] = {}
+    texts = set()
     for word in words:
-        name, value = _pair(word)
-        if name in payload:
+        name, value, is_json = _parts(word)
+        if name in values:
             raise click.UsageError(f"the payload names {name!r} twice")
-        payload[name] = value
-    return payload
+        values[name] = value
+        if not is_json:
+            texts.add(name)
+    return Payload(values, frozenset(texts))
 
 
-@contextmanager
-def explaining_text(words: Sequence[str]) -> Iterator[None]:
-    """Where a task wanted something else than the text of a `name=text` word, say how that is written."""
-    from taskharbor.errors import PayloadError
-
-    try:
-        yield
-    except PayloadError as error:
-        for word in words:
-            name, equals, value = word.partition("=")
-            if equals and f"at {name}: " in str(error) and "got `str`" in str(error):
-                raise PayloadError(
-                    f"{error}; {name}=… gives text, so write {name}:={value[:40]} for JSON"
-                ) from None
-        raise
-
-
-def _pair(word: str) -> tuple[str, Any]:
+def _parts(word: str) -> tuple[str, Any, bool]:
+    """The name, the value, and whether it is JSON."""
     left, equals, right = word.partition("=")
     is_json = left.endswith(":")
     name = left.removesuffix(":")
     if not equals or not name:
         raise click.UsageError(f"{word!r} is neither name=text nor name:=json")
-    return (name, _decoded(right, f"the value of {name}")) if is_json else (name, right)
+    return name, _decoded(right, f"the value of {name}") if is_json else right, is_json
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, explaining_text, parse_payload
+from taskharbor.cli.parameters import duration, parse_payload
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session, with_session
 
@@ -121,6 +121,8 @@ def add(
     """Let a job of TASK recur, under NAME. One that is there already is changed.
 
     PAYLOAD is a JSON object, or name=text and name:=json words, or - to read it from standard input.
+    With -A, text becomes what the task's parameter is annotated with: n=3 is a number for n: int, and
+    text for n: str. Without the task's code all text stays text.
 
     \b
     Examples:
@@ -131,19 +133,18 @@ def add(
     options = {key: value for key, value in given.items() if value is not None}
     if tags:
         options["tags"] = tags
-    arguments = parse_payload(payload)
+    written = parse_payload(payload)
 
     async def work(harbor: Harbor) -> Schedule:
-        with explaining_text(payload):
-            return await harbor.schedules.aadd(
-                name,
-                task,
-                arguments,
-                schedule=when,
-                dead_letter=dead_letter,
-                application=application,
-                **options,
-            )
+        return await harbor.schedules.aadd(
+            name,
+            task,
+            written.for_task(harbor, task),
+            schedule=when,
+            dead_letter=dead_letter,
+            application=application,
+            **options,
+        )
 
     _tell(session.screen, session.run(work, create=True), "added")
 
