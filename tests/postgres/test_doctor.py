@@ -34,6 +34,13 @@ async def findings(driver: PostgresDriver) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
+def test_schema_of_an_unreleased_checkout_is_not_to_be_migrated() -> None:
+    found = health.schema_version("taskharbor", 9, 2)
+    assert not found.ok
+    assert "use a new database" in found.detail
+    assert "migrate" not in found.detail
+
+
 async def test_every_check_has_its_finding_once(dsn: str) -> None:
     driver = PostgresDriver(dsn)
     before = await findings(driver)

@@ -68,22 +68,44 @@ async def test_processes_that_migrate_at_once_apply_it_once(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(("change", "complaint"), [
-    ("DELETE FROM taskharbor.schema_versions WHERE version > 1", "has version 1, older than the"),
+    ("UPDATE taskharbor.schema_versions SET version = 9, serves = 2",
+     "has version 9, of a checkout from before the first release, .* Use a new database"),
+    ("UPDATE taskharbor.schema_versions SET version = 1, serves = 1", "has version 1, of a checkout from before"),
     ("INSERT INTO taskharbor.schema_versions VALUES (1000, 'later', 1000)", "has version 1000, newer than the"),
 ])  # fmt: skip
-async def test_schema_that_is_too_old_or_too_new_is_refused(dsn: str, change: str, complaint: str) -> None:
+async def test_schema_that_is_unreleased_or_too_new_is_refused(
+    dsn: str, change: str, complaint: str
+) -> None:
     driver = PostgresDriver(dsn)
     await driver.migrate()
     connection = await asyncpg.connect(dsn)
     await connection.execute(change)
-    for refused in (driver.open, driver.counts):
+    before = await connection.fetch("SELECT * FROM taskharbor.schema_versions ORDER BY version")
+    for refused in (driver.open, driver.counts, driver.migrate):
         with pytest.raises(SchemaError, match=complaint):
             await refused()
-    assert await connection.fetchval("SELECT count(*) FROM taskharbor.jobs") == 0
-    if "newer" in complaint:
-        with pytest.raises(SchemaError, match=complaint):
-            await driver.migrate()
+    assert await connection.fetch("SELECT * FROM taskharbor.schema_versions ORDER BY version") == before
     await connection.close()
+    await driver.close()
+
+
+async def test_schema_that_lacks_a_migration_is_refused_until_migrated(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = PostgresDriver(dsn)
+    await first.migrate()
+    await first.enqueue([JOB])
+    await first.close()
+    known = sql.migrations("taskharbor")
+    number = known[-1][0] + 1
+    more = [*known, (number, "novelty", "CREATE TABLE taskharbor.novelty ()")]
+    monkeypatch.setattr(sql, "migrations", lambda _schema: more)
+    driver = PostgresDriver(dsn)
+    for refused in (driver.open, driver.counts):
+        with pytest.raises(SchemaError, match=f"has version {number - 1}, older than the {number} .* migrate"):
+            await refused()
+    assert await driver.migrate() == ["novelty"]
+    assert (await driver.counts())[State.READY] == 1
     await driver.close()
 
 

@@ -41,26 +41,15 @@ def versions(file: Path) -> list[tuple[int, int | None]]:
         return connection.execute("SELECT version, serves FROM taskharbor_schema ORDER BY version").fetchall()
 
 
-def before_the_rule(file: Path) -> None:
-    """A file as it was made before files said whom they serve."""
+def of_an_unreleased_checkout(file: Path, version: int) -> None:
+    """A file as a checkout from before the first release made it; the first ones did not say whom they serve."""
     with harbor_on(file) as harbor:
-        harbor.migrate()
         harbor.enqueue("t")
     with closing(sqlite3.connect(file)) as connection:
-        connection.executescript(
-            """
-            BEGIN;
-            ALTER TABLE taskharbor_schema RENAME TO former;
-            CREATE TABLE taskharbor_schema (
-                version    INTEGER PRIMARY KEY,
-                name       TEXT NOT NULL,
-                applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
-            );
-            INSERT INTO taskharbor_schema SELECT version, name, applied_at FROM former;
-            DROP TABLE former;
-            COMMIT;
-            """
-        )
+        connection.execute("UPDATE taskharbor_schema SET version = ?, serves = ?", (version, version))
+        if version == 1:
+            connection.execute("ALTER TABLE taskharbor_schema DROP COLUMN serves")
+        connection.commit()
 
 
 def test_a_schema_serves_code_that_exists():
@@ -123,41 +112,40 @@ def test_doctor_does_not_mind_a_newer_schema_that_still_serves_it(
     assert all(check.ok for check in found.values())
 
 
-def test_a_file_from_before_the_rule_is_opened_as_it_is(file: Path):
-    before_the_rule(file)
+@pytest.mark.parametrize("version", [1, 5, schema.first_version() - 1])
+def test_a_file_of_an_unreleased_checkout_is_refused_and_left_as_it_is(file: Path, version: int):
+    of_an_unreleased_checkout(file, version)
+    before = file.read_bytes()
     with harbor_on(file) as harbor:
-        harbor.enqueue("t")
-        assert harbor.migrate() == []
-        assert harbor.jobs.counts()["ready"] == 2
-    with (
-        closing(sqlite3.connect(file)) as connection,
-        pytest.raises(sqlite3.OperationalError, match="serves"),
-    ):
-        connection.execute("SELECT serves FROM taskharbor_schema")
+        for ask in (lambda: harbor.enqueue("t"), harbor.jobs.counts, harbor.migrate):
+            with pytest.raises(
+                SchemaError, match=f"has schema version {version}, of a checkout from before .* Use another file"
+            ):
+                ask()
+        with (
+            closing(sqlite3.connect(file)) as connection,
+            pytest.raises(SchemaError, match=f"schema version {version}, .* use another file"),
+            harbor.transaction(connection),
+        ):
+            raise AssertionError("never entered")
+    assert file.read_bytes() == before
 
 
-def test_a_file_from_before_the_rule_says_whom_it_serves_from_its_next_migration_on(
+def test_a_file_that_lacks_a_migration_is_upgraded_when_it_is_opened(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    before_the_rule(file)
+    with harbor_on(file) as old:
+        old.enqueue("t")
     with harbor_on(file) as new, newer_code(monkeypatch, serves=schema.latest_version()):
         new.enqueue("t")
-    assert versions(file) == [*((number, None) for number, _, _ in ALL), (NEXT, schema.latest_version())]
+    assert versions(file) == [(ALL[-1][0], schema.SERVES), (NEXT, ALL[-1][0])]
     with harbor_on(file) as old:
         assert old.jobs.counts()["ready"] == 2
 
 
-def test_a_newer_schema_that_says_nothing_of_whom_it_serves_is_refused(file: Path):
-    before_the_rule(file)
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("INSERT INTO taskharbor_schema (version, name) VALUES (?, 'later')", (NEXT,))
-        connection.commit()
-    with harbor_on(file) as old, pytest.raises(SchemaError, match=f"has schema version {NEXT}, newer"):
-        old.enqueue("t")
-
-
 def test_a_failed_migration_leaves_nothing_behind(file: Path, monkeypatch: pytest.MonkeyPatch):
-    before_the_rule(file)
+    with harbor_on(file) as old:
+        old.enqueue("t")
     before = file.read_bytes()
     broken = "CREATE TABLE taskharbor_half (id INTEGER);\nINSERT INTO taskharbor_nowhere VALUES (1);"
     with (

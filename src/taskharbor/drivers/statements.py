@@ -20,6 +20,13 @@ def named_statements(text: str) -> dict[str, str]:
 
 
 def migrations_in(folder: Path) -> list[tuple[int, str, str]]:
-    """Every migration as (version, name, script), oldest first."""
-    files = sorted(folder.glob("*.sql"))
-    return [(int(file.stem.split("_")[0]), file.stem, file.read_text("utf-8")) for file in files]
+    """Every migration as (version, name, script), oldest first.
+
+    It is a file such as `0010_initial.sql`, or a folder `0010_initial` whose files together are one script.
+    """
+    found: list[tuple[int, str, str]] = []
+    for entry in sorted(folder.glob("[0-9]*_*")):
+        files = sorted(entry.glob("*.sql")) if entry.is_dir() else [entry]
+        script = "\n".join(file.read_text("utf-8") for file in files)
+        found.append((int(entry.name.split("_")[0]), entry.stem, script))
+    return found

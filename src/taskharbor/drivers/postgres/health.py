@@ -10,7 +10,7 @@ from taskharbor.drivers.base import Check
 from taskharbor.drivers.postgres.address import address_of
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.roles import REMEDY, Rights, Role, rights_of_user
-from taskharbor.drivers.postgres.schema import latest_version, version_of
+from taskharbor.drivers.postgres.schema import first_version, latest_version, version_of
 from taskharbor.drivers.stored import unreadable_check
 
 OLDEST_SERVER = 130_000
@@ -62,6 +62,10 @@ def schema_version(schema: str, version: int, serves: int) -> Check:
         return Check("schema", True, f"{detail}: newer, and it still serves this version of TaskHarbor")
     if version > latest_version():
         return Check("schema", False, f"{detail}, which it serves no more: upgrade TaskHarbor")
+    if 0 < version < first_version():
+        return Check(
+            "schema", False, f"{detail}, of a checkout from before the first release: use a new database"
+        )
     if version < latest_version():
         return Check("schema", False, f"{detail}: run `taskharbor migrate`")
     return Check("schema", True, detail)

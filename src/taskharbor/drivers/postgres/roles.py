@@ -57,11 +57,9 @@ _TABLES: dict[str, dict[Role, str]] = {
 _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 
 FUNCTIONS: dict[str, frozenset[Role]] = {
-    "claim": frozenset({Role.WORKER}),  # of workers of an older version
     "claim_on_trail": frozenset({Role.WORKER}),
     "is_claimable": frozenset({Role.WORKER}),
     "set_aside": frozenset({Role.WORKER}),
-    "settle_successes": frozenset({Role.WORKER}),
     "settle_and_release": frozenset({Role.WORKER}),
     "release_dependants": frozenset({Role.WORKER}),
     "release_satisfied": frozenset({Role.WORKER}),

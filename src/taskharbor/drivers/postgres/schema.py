@@ -10,8 +10,14 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.explain import missing_schema
 from taskharbor.errors import SchemaError
 
-# The oldest schema version whose code works with the latest one.
-SERVES = 2
+# The oldest schema version whose code works with the latest one. A migration that older code cannot work with raises
+# it to its own number; one that only adds something leaves it, so that older workers go on while new ones roll in.
+SERVES = 10
+
+
+def first_version() -> int:
+    """The version of the initial schema. Lower numbers belong to checkouts from before the first release."""
+    return sql.migrations("any")[0][0]
 
 
 def latest_version() -> int:
@@ -24,6 +30,7 @@ async def ensure(session: Session, dsn: str, schema: str) -> None:
     if not version:
         raise missing_schema(dsn, schema)
     where = f"the schema {schema} of {address_of(dsn)}"
+    _refuse_unreleased(version, where)
     if version < latest_version():
         raise SchemaError(
             f"{where} has version {version}, older than the {latest_version()} this version of TaskHarbor works "
@@ -41,10 +48,12 @@ async def migrate(
     async with connection.transaction():
         await session.value("lock_migrations", schema)
         version, serves = await version_of(session)
-        _refuse_newer(version, serves, f"the schema {schema} of {address_of(dsn)}")
+        where = f"the schema {schema} of {address_of(dsn)}"
+        _refuse_unreleased(version, where)
+        _refuse_newer(version, serves, where)
         missing = [migration for migration in sql.migrations(schema) if migration[0] > version]
         if missing and not version:
-            # Asked for first: whoever may only use a schema that exists need not be allowed to make one.
+            # A user who may only use a schema that exists needs no right to create one: look first.
             if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", sql.quoted(schema)):
                 await session.do("create_schema")
             await session.do("create_versions")
@@ -61,6 +70,15 @@ async def version_of(session: Session) -> tuple[int, int]:
         return 0, 0
     row = await session.row("schema_version")
     return (row["version"], row["serves"]) if row is not None else (0, 0)
+
+
+def _refuse_unreleased(version: int, where: str) -> None:
+    if 0 < version < first_version():
+        raise SchemaError(
+            f"{where} has version {version}, of a checkout from before the first release, and no upgrade leads from "
+            f"there to the {latest_version()} this version of TaskHarbor works with; nothing was changed. "
+            "Use a new database, or another schema (`?schema=…` in the URL)"
+        )
 
 
 def _refuse_newer(version: int, serves: int, where: str) -> None:

@@ -70,10 +70,15 @@ def _check(connection: sqlite3.Connection, path: str) -> None:
         )
     version = schema.applied_version(cursor)
     if not schema.is_served(version):
-        newer = version.number > schema.latest_version()
+        if version.number > schema.latest_version():
+            remedy = "upgrade TaskHarbor"
+        elif schema.is_unreleased(version.number):
+            remedy = "a checkout from before the first release made it: use another file"
+        else:
+            remedy = "run `taskharbor migrate`"
         raise SchemaError(
             f"the connection given to transaction() has schema version {version.number}, this version of TaskHarbor "
-            f"works with {schema.latest_version()}; {'upgrade TaskHarbor' if newer else 'run `taskharbor migrate`'}"
+            f"works with {schema.latest_version()}; {remedy}"
         )
 
 

@@ -19,26 +19,26 @@ from taskharbor.errors import SchemaError, StoreError
 
 # The oldest schema version whose code works with the latest one. A migration that older code cannot work with raises
 # it to its own number; one that only adds something leaves it, so that older workers go on while new ones roll in.
-SERVES = 5
+SERVES = 10
 
 VERSION_TABLE = """
 CREATE TABLE taskharbor_schema (
     version    INTEGER PRIMARY KEY,
     name       TEXT NOT NULL,
     applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
-    serves     INTEGER
+    serves     INTEGER NOT NULL
 )
 """
-
-_LATEST = "SELECT version, coalesce(serves, version) FROM taskharbor_schema ORDER BY version DESC LIMIT 1"
-_LATEST_BEFORE = (
-    "SELECT version, version FROM taskharbor_schema ORDER BY version DESC LIMIT 1"  # there was `serves`
-)
 
 
 class Version(NamedTuple):
     number: int  # 0: there is no schema yet
     serves: int  # the oldest one whose code works with it
+
+
+def first_version() -> int:
+    """The version of the initial schema. Lower numbers belong to checkouts from before the first release."""
+    return sql.migrations()[0][0]
 
 
 def latest_version() -> int:
@@ -60,14 +60,16 @@ def version_of(connection: sqlite3.Connection) -> Version | None:
 
 def applied_version(cursor: sqlite3.Cursor) -> Version:
     """What the table of versions says."""
-    latest = _LATEST if _says_whom_it_serves(cursor) else _LATEST_BEFORE
-    row = cursor.execute(latest).fetchone()
-    return Version(*row) if row else Version(0, 0)
+    (number,) = cursor.execute("SELECT coalesce(max(version), 0) FROM taskharbor_schema").fetchone()
+    if is_unreleased(number):
+        return Version(number, number)  # its table of versions may lack the column
+    row = cursor.execute("SELECT serves FROM taskharbor_schema WHERE version = ?", (number,)).fetchone()
+    return Version(number, row[0]) if row else Version(0, 0)
 
 
-def _says_whom_it_serves(cursor: sqlite3.Cursor) -> bool:
-    # The column came after the table: a file has it once it was made, or changed, by code that knows it.
-    return any(column[1] == "serves" for column in cursor.execute("PRAGMA table_info(taskharbor_schema)"))
+def is_unreleased(number: int) -> bool:
+    """Whether a checkout from before the first release made this schema: no upgrade leads from there to here."""
+    return 0 < number < first_version()
 
 
 def is_served(version: Version) -> bool:
@@ -84,6 +86,7 @@ def ensure(connection: sqlite3.Connection) -> None:
             "in it, run `taskharbor migrate --url sqlite:///…` once (or Harbor(…).migrate()); otherwise name "
             "another file"
         )
+    _refuse_unreleased(connection, version)
     _refuse_newer(connection, version)
     if version.number < latest_version():
         migrate(connection)
@@ -95,12 +98,11 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = version_of(connection) or Version(0, 0)
+        _refuse_unreleased(connection, version)
         _refuse_newer(connection, version)
         missing = [migration for migration in sql.migrations() if migration[0] > version.number]
         if missing and not version.number:
             connection.execute(VERSION_TABLE)
-        elif missing and not _says_whom_it_serves(connection.cursor()):
-            connection.execute("ALTER TABLE taskharbor_schema ADD COLUMN serves INTEGER")
         for number, name, script in missing:
             for statement in _split(script):
                 connection.execute(statement)
@@ -115,6 +117,15 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
             connection.execute("ROLLBACK")
         raise
     return applied
+
+
+def _refuse_unreleased(connection: sqlite3.Connection, version: Version) -> None:
+    if is_unreleased(version.number):
+        raise SchemaError(
+            f"{_file_of(connection)} has schema version {version.number}, of a checkout from before the first release, "
+            f"and no upgrade leads from there to the {latest_version()} this version of TaskHarbor works with; nothing "
+            "was changed. Use another file"
+        )
 
 
 def _refuse_newer(connection: sqlite3.Connection, version: Version) -> None:

@@ -1,10 +1,9 @@
--- Enqueueing inside somebody else's transaction: from an application's own connection, from plain SQL, from a
--- trigger, from another language. One round trip; nothing is left behind but the jobs, and those only if that
--- transaction commits.
+-- Enqueueing inside the transaction of an application: from its own connection, from plain SQL, from a trigger, from
+-- another language. One round trip. It leaves nothing behind but the jobs, and those only if that transaction commits.
 --
--- {schema}.enqueue is the documented one. The others serve it and the driver, and are ours to change.
+-- {schema}.enqueue is the documented function. The others serve it and the driver, and may change.
 
--- The channel that workers listen on: what the driver computes for the same schema.
+-- The channel that workers listen on. The driver computes the same name.
 CREATE FUNCTION {schema}.channel() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -13,13 +12,12 @@ AS $$
     FROM (SELECT trim(BOTH '"' FROM '{schema}') AS name) AS s
 $$;
 
--- What this transaction notifies with, or NULL for not at all. Every commit that notifies waits for a lock of the
--- whole server, so that many of them at once would commit one after the other: only the first 25 in a tenth of a
--- second do. The later ones of these say "more", and whoever hears that looks again a little later for what was not
--- told of. A sequence counts, because it belongs to no transaction: its value is the tenth of a second, and how many
--- have asked in it. (Two that begin a tenth at the same instant may both set it; then a few more notify.)
--- With the rights of its owner: it counts, and nobody else needs a right to. `taskharbor roles` grants it.
-CREATE SEQUENCE {schema}.announcements;
+-- What this transaction notifies with; NULL for no notification. Every commit that notifies waits for a lock of the whole
+-- server, so that many of them at once commit one after the other: only the first 25 in a tenth of a second notify. The
+-- later ones of these say "more", and a worker that hears it looks again a little later for the jobs that came without a
+-- notification. A sequence counts, because it belongs to no transaction: its value is the tenth of a second, and how many
+-- asked in it. (Two transactions that begin a tenth at the same instant may both set it; then a few more notify.)
+-- It runs with the rights of its owner: its callers need no right to the sequence. `taskharbor roles` grants it.
 CREATE FUNCTION {schema}.announcement() RETURNS text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -36,7 +34,7 @@ END
 $$;
 REVOKE ALL ON FUNCTION {schema}.announcement FROM PUBLIC;
 
--- A UUIDv7: 48 bits of milliseconds, 12 of what is left of the time, and chance. Ids sort by when they were made.
+-- A UUIDv7: 48 bits of milliseconds, 12 bits of the rest of the time, then random bits. Ids sort by their time.
 CREATE FUNCTION {schema}.new_id() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -46,12 +44,12 @@ AS $$
     FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros) AS t
 $$;
 
--- Store jobs that depend on nobody; `p_jobs` is an array of objects with the columns' names. A job whose id or key
--- exists, also earlier in the same array, is not stored: `existing` has the one that stands for it at its position,
+-- Store jobs without dependencies; `p_jobs` is an array of objects with the columns' names. A job whose id or key
+-- exists, also earlier in the same array, is not stored: `existing` has the job that stands for it at its position,
 -- and NULL for a new one; it is NULL itself when all are new. `p_distinct` promises that no id and no key comes twice.
 --
--- No conflict is an error, so that the caller's transaction goes on. A snapshot that must not see what others have
--- committed since (REPEATABLE READ) makes one a serialization failure, which is the caller's to deal with.
+-- No conflict is an error: the caller's transaction goes on. A snapshot that must not see what others have committed
+-- since (REPEATABLE READ) makes a conflict a serialization failure, which the caller handles.
 CREATE FUNCTION {schema}.store_jobs(
     p_jobs json, p_now timestamptz, p_distinct boolean, p_notify boolean, OUT now_at timestamptz, OUT existing uuid[]
 ) LANGUAGE plpgsql
@@ -85,7 +83,7 @@ BEGIN
             v_leaders := v_pending;
         END IF;
 
-        -- By key: inserting one that somebody else is inserting waits for that one, and two must not wait crosswise.
+        -- By key: an insert waits for another transaction that inserts the same key, and two must not wait crosswise.
         WITH given AS MATERIALIZED (
             SELECT g.*, coalesce(now_at + g.delay * interval '1 microsecond', g.run_at, now_at) AS place
             FROM ROWS FROM (json_to_recordset(p_jobs) AS (
@@ -115,8 +113,8 @@ BEGIN
         SELECT coalesce(array_agg(s.id), '{}'), least(v_first, min(s.run_at)) INTO v_stored, v_first FROM stored AS s;
         EXIT WHEN v_round = 1 AND cardinality(v_stored) = v_count;
 
-        -- The others exist, or come after their like. One that is found nowhere was deleted since, or its like was
-        -- itself answered with another job: once more.
+        -- The others exist, or repeat an earlier one. One that is found nowhere was deleted since, or the one that it
+        -- repeats has itself another job that stands for it: look once more.
         SELECT coalesce(array_agg(l.position) FILTER (WHERE l.found IS NULL), '{}'),
                coalesce(array_agg(l.position) FILTER (WHERE l.found IS NOT NULL), '{}'),
                coalesce(array_agg(l.found) FILTER (WHERE l.found IS NOT NULL), '{}')
@@ -147,8 +145,8 @@ BEGIN
             LEFT JOIN unnest(v_at, v_found) AS f (at, id) ON f.at = p.position ORDER BY p.position
         );
     END IF;
-    -- Told when the transaction commits. A job that is far ahead need not be told of: whoever listens looks by
-    -- himself several times a minute.
+    -- PostgreSQL sends it when the transaction commits. A job that is far ahead needs none: workers look by themselves
+    -- several times a minute.
     IF p_notify AND v_first <= now_at + interval '15 seconds' THEN
         PERFORM pg_notify({schema}.channel(), a.payload) FROM {schema}.announcement() AS a (payload)
         WHERE a.payload IS NOT NULL;
@@ -209,7 +207,7 @@ BEGIN
 END
 $$;
 
--- A hundred years at most: beyond any use, and far from where times end.
+-- A hundred years at most: beyond any use, and far from the last instant.
 CREATE FUNCTION {schema}.checked_seconds(p_name text, p_value jsonb) RETURNS numeric
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -236,7 +234,7 @@ BEGIN
     IF p_value IS NULL THEN
         RETURN NULL;
     END IF;
-    -- With its offset: without one it would mean another instant in every session.
+    -- With its offset: without one it means another instant in every session.
     IF jsonb_typeof(p_value) = 'string'
        AND v_text ~ ('^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?' || '(Z|[+-]\d\d(:?\d\d){0,2})$')
     THEN
@@ -261,6 +259,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_tags text[];
+    v_reserved text;
 BEGIN
     IF p_value IS NULL THEN
         RETURN '{}';
@@ -274,6 +273,12 @@ BEGIN
         SELECT {schema}.checked_name('a tag', e.value, 255) AS tag, min(e.position) AS position
         FROM jsonb_array_elements(p_value) WITH ORDINALITY AS e (value, position) GROUP BY e.value
     ) AS t;
+    SELECT t.tag INTO v_reserved FROM unnest(v_tags) AS t (tag) WHERE starts_with(t.tag, 'taskharbor:') LIMIT 1;
+    IF v_reserved IS NOT NULL THEN
+        PERFORM {schema}.refuse(
+            concat('tags that begin with taskharbor: are TaskHarbor''s own, not ', left(v_reserved, 60)),
+            'Give the tag another beginning.');
+    END IF;
     IF cardinality(v_tags) > 32 THEN
         PERFORM {schema}.refuse(concat('a job takes at most 32 tags, not ', cardinality(v_tags)),
                                 'Leave some out.');
@@ -282,7 +287,7 @@ BEGIN
 END
 $$;
 
--- What no handler could be called with, though it is JSON.
+-- Refuses JSON that no handler can be called with.
 CREATE FUNCTION {schema}.checked_payload(p_payload jsonb) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -311,10 +316,10 @@ BEGIN
 END
 $$;
 
--- -- the documented one --------------------------------------------------------------------------
+-- -- the documented function ----------------------------------------------------------------------
 
--- Store a job; the id of the job that stands for it, which is the existing one when its id or its key in its queue
--- is known already. It is part of the transaction that calls it, and runs with the rights of whoever does.
+-- Store a job. Returns the id of the job that stands for it: the existing one when its id, or its key in its queue,
+-- exists already. It is part of the transaction that calls it, and runs with the caller's rights.
 CREATE FUNCTION {schema}.enqueue(task text, payload jsonb DEFAULT '{}', options jsonb DEFAULT '{}') RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
 AS $$
@@ -410,3 +415,19 @@ $$;
 
 COMMENT ON FUNCTION {schema}.enqueue(text, jsonb, jsonb) IS
     'Enqueue a job inside this transaction: task, payload (an object), options (an object). Returns the id of the job.';
+
+-- Lock jobs that a producer must keep in place but may not change: PostgreSQL grants a row lock only with the right to
+-- update. So this function runs with the rights of its owner. It locks rows until the caller's transaction ends, returns
+-- nothing and changes nothing. `taskharbor roles` grants it; no other role may call it.
+--
+-- The lock keeps the jobs that new ones depend on from being deleted or pruned, and stops nothing else: it is compatible
+-- with every lock of a claim, a heartbeat, a settle, a collector, or an operator who does not delete. A producer may keep
+-- its transaction open for as long as it likes.
+CREATE FUNCTION {schema}.hold_members(p_ids uuid[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM {schema}.jobs WHERE id = ANY (p_ids) ORDER BY id FOR KEY SHARE;
+END
+$$;
+REVOKE ALL ON FUNCTION {schema}.hold_members FROM PUBLIC;

@@ -1,11 +1,11 @@
--- The append-only shape: a job is written once, claiming deletes from `ready`, finishing inserts into
--- `attempts`. A job's state follows from where it is found.
-
--- Who may write to the file may insert rows by hand. The CHECKs keep out what no reader could make sense of: SQLite puts
--- any kind of value into any column. They rely on its order, numbers before text before BLOBs, which costs less than
--- asking for the type: text in a column of numbers is in no range, and whatever is below x'' is no BLOB. Instants are those of Python, from the year 1 to 9999. A number leaves room to be
--- raised. (Fractions, and text that is no valid UTF-8, are found when they are read.) Of a job each column has
--- its own: who changes one of them is not refused for another.
+-- A job's row is written once, a claim deletes from `ready`, an attempt that ends inserts into `attempts`. The place of a
+-- job gives its state, and every job is in exactly one place.
+--
+-- A user who may write to the file may insert rows by hand, and SQLite puts any kind of value into any column. The CHECKs
+-- refuse what no reader can make sense of. They rely on SQLite's order, numbers before text before BLOBs, which costs less
+-- than a question for the type: text in a column of numbers is in no range, and what is below x'' is no BLOB. Instants are
+-- those of Python, years 1 to 9999. A number leaves room to be raised. (The reader finds fractions, and text that is no
+-- valid UTF-8.) In `jobs` each column has a CHECK of its own: a change of one column is not refused for another.
 
 -- What was enqueued. The hot path never updates it; operators may.
 CREATE TABLE taskharbor_jobs (
@@ -42,7 +42,7 @@ CREATE UNIQUE INDEX taskharbor_jobs_key ON taskharbor_jobs (queue, idempotency_k
 -- Scheduled and ready jobs in claim order; the primary key is the only index a claim needs.
 -- rank is the negated priority, so that a forward scan meets the highest priority first.
 CREATE TABLE taskharbor_ready (
-    suspect      INTEGER NOT NULL,     -- 1: executed alone, found only by those who ask for suspects
+    suspect      INTEGER NOT NULL,     -- 1: executes alone; only a claim of suspects finds it
     queue        TEXT NOT NULL,
     rank         INTEGER NOT NULL,
     run_at       INTEGER NOT NULL,
@@ -71,7 +71,7 @@ CREATE INDEX taskharbor_ready_expiry ON taskharbor_ready (expires_at, id) WHERE 
 -- One row for each claimed batch, small, because heartbeats and settles update it.
 CREATE TABLE taskharbor_leases (
     token      TEXT PRIMARY KEY,
-    origin     TEXT NOT NULL,          -- the token it was claimed under, before anybody collected it
+    origin     TEXT NOT NULL,          -- the token of the claim, before any collector took it
     worker     TEXT NOT NULL,
     expires_at INTEGER NOT NULL,
     expired_at INTEGER,                -- the expiry it had when it was first collected
@@ -127,7 +127,7 @@ CREATE TABLE taskharbor_ended (
 CREATE INDEX taskharbor_ended_state ON taskharbor_ended (state, job_id);
 CREATE INDEX taskharbor_ended_age ON taskharbor_ended (state, finished_at, job_id);
 
--- Jobs that wait for others, and for whom: rows, not counters, so that nothing can be counted twice.
+-- Jobs that wait for other jobs.
 CREATE TABLE taskharbor_waiting (
     job_id       TEXT PRIMARY KEY,
     number       INTEGER NOT NULL,
@@ -141,18 +141,36 @@ CREATE TABLE taskharbor_waiting (
     CHECK (expires_at IS NULL OR expires_at BETWEEN -62135596800000000 AND 253402300799999999),
     CHECK (delivery IS NULL OR delivery IN ('at_least_once', 'at_most_once'))
 ) WITHOUT ROWID;
+
+-- What each job waits for. Rows, not counters: nothing can be counted twice.
 CREATE TABLE taskharbor_dependencies (
     job_id    TEXT NOT NULL,
     member_id TEXT NOT NULL,
-    position  INTEGER NOT NULL,        -- in the order given: a finalizer gets its results so
+    position  INTEGER NOT NULL,        -- in the order given: a finalizer gets its results in this order
     done      INTEGER NOT NULL,
+    fatal     INTEGER NOT NULL DEFAULT 0, -- 1: the job is cancelled when this member ends without success
     PRIMARY KEY (job_id, member_id),
     CHECK (typeof(job_id) = 'text' AND typeof(member_id) = 'text' AND typeof(position) = 'integer'),
     CHECK (done IN (0, 1))
 ) WITHOUT ROWID;
 CREATE INDEX taskharbor_dependencies_member ON taskharbor_dependencies (member_id, job_id);
--- Empty unless somebody depends on an unfinished job: what nearly every settle has to know.
-CREATE INDEX taskharbor_dependencies_open ON taskharbor_dependencies (member_id) WHERE done = 0;
+-- Says whether a job still waits for anything, without a look at the thousands of members that are done.
+CREATE INDEX taskharbor_dependencies_unmet ON taskharbor_dependencies (job_id) WHERE done = 0;
+
+-- Workflows: jobs that are stored, kept and pruned as a whole. The ids of a workflow's jobs follow its own up to last_id:
+-- one probe of this key finds the workflow of a job, and one range of any key that begins with a job's id finds the jobs
+-- of a workflow. No row pays for being a member.
+CREATE TABLE taskharbor_workflows (
+    id              TEXT PRIMARY KEY,
+    last_id         TEXT NOT NULL,     -- of its jobs; its own, if it has none
+    total           INTEGER NOT NULL,
+    enqueued_at     INTEGER NOT NULL,
+    idempotency_key TEXT UNIQUE,
+    about           TEXT NOT NULL,
+    CHECK (typeof(id) = 'text' AND typeof(last_id) = 'text' AND last_id >= id AND typeof(about) = 'text'
+           AND typeof(total) = 'integer' AND total >= 0 AND typeof(idempotency_key) <> 'blob'
+           AND typeof(enqueued_at) = 'integer' AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999)
+) WITHOUT ROWID;
 
 CREATE TABLE taskharbor_steps (
     job_id TEXT NOT NULL,
@@ -175,10 +193,27 @@ CREATE TABLE taskharbor_tags (
 
 CREATE TABLE taskharbor_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
 
--- How many jobs stand in each terminal state, kept by those who move them: counting rows would be a scan.
+-- How many jobs stand in each terminal state, updated with every move of a job: counting rows would be a scan.
 CREATE TABLE taskharbor_tallies (
     queue TEXT NOT NULL,
     state TEXT NOT NULL,
     jobs  INTEGER NOT NULL,
     PRIMARY KEY (queue, state)
+) WITHOUT ROWID;
+
+-- The workers that are alive, as each of them reports it now and then. Only displays read it.
+CREATE TABLE taskharbor_workers (
+    name       TEXT PRIMARY KEY,
+    about      TEXT NOT NULL,          -- JSON of a WorkerRecord
+    expires_at INTEGER NOT NULL        -- the record counts until then
+) WITHOUT ROWID;
+
+-- Tokens of the REST interface. There are few of them, and one query reads them all.
+CREATE TABLE taskharbor_tokens (
+    id         TEXT PRIMARY KEY,
+    name       TEXT NOT NULL,
+    role       TEXT NOT NULL,
+    digest     TEXT NOT NULL,          -- SHA-256 of the token, in hex: the token itself is stored nowhere
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
 ) WITHOUT ROWID;

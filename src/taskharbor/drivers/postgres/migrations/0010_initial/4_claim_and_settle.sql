@@ -1,5 +1,8 @@
--- Whether a claim can hand this row of `ready` out. What the CHECKs of the table let through it can; an owner may have
--- dropped them.
+-- Claiming, settling and cancelling, each in one round trip. Why these are functions with settings of their own:
+-- see the file before this one.
+
+-- Say whether a claim can hand out this row of `ready`. It can hand out everything that the CHECKs of the table accept; an
+-- owner may have dropped them.
 CREATE FUNCTION {schema}.is_claimable(
     p_number integer, p_attempts integer, p_first_number integer, p_run_at timestamptz, p_due_at timestamptz,
     p_expires_at timestamptz, p_delivery text
@@ -14,8 +17,8 @@ AS $$
        AND (p_delivery IS NULL OR p_delivery IN ('at_least_once', 'at_most_once'))
 $$;
 
--- Those of these rows of `ready` that cannot be handed out leave it: their jobs are dead, reason `unreadable`, and the row is
--- kept as it was. Gives the jobs. The caller has locked the rows.
+-- Take those of these rows out of `ready` that a claim cannot hand out. Their jobs are dead, reason `unreadable`, and keep
+-- the row as it was. Returns the jobs. The caller has locked the rows.
 CREATE FUNCTION {schema}.set_aside(p_at tid[], p_now timestamptz) RETURNS uuid[] LANGUAGE plpgsql
 SET enable_bitmapscan = off SET jit = off
 AS $$
@@ -47,25 +50,24 @@ BEGIN
 END
 $$;
 
--- The claim beside a snapshot that somebody holds open, by a worker that remembers where its last one has been. `claim`
--- stays for workers of an older version.
+-- Lease the first due jobs over all the queues, by priority, then due time, then id.
 --
--- While the snapshot is held, rows that claims have deleted stay where they were, and so do their entries in the index:
--- the search for the first live row of a queue walks past all of them, and is the longer the more was claimed. So a
--- claim whose search was far hands its trail to the next one: for each queue and rank where something was, the due time
--- before which there is nothing more. With a trail and without p_search, a claim begins there and walks past no more
--- than what has died since. It then misses what has come to lie behind the trail or beside it (another queue, another
--- rank): the caller searches again every now and then.
+-- While any transaction of the server holds an old snapshot open, the rows that claims have deleted stay where they were,
+-- and so do their entries in the index: the search for the first live row of a queue walks past all of them, and takes
+-- the longer the more was claimed. So a claim whose search was far hands its trail to the next one: for each queue and
+-- rank that held something, the due time before which nothing is left. With a trail and without p_search, a claim begins
+-- there and walks past only what has died since. It then misses what lies behind the trail or beside it (another queue,
+-- another rank): the caller searches again every now and then.
 --
--- p_trail   what the last claim with this p_queues handed out, as it was; NULL for none
--- p_search  whether to search the whole of the queues (as without a trail); the trail is then brought up to date
+-- p_trail   what the last claim with this p_queues handed out, unchanged; NULL for none
+-- p_search  whether to search the whole of the queues (as without a trail); the claim then brings the trail up to date
 -- p_far     how many dead entries make a search a far one
--- p_late    microseconds: a job that is stored so long after its own due time, since its transaction lasted, is still
+-- p_late    microseconds: a job that a long transaction stored up to this long after the job's own due time is still
 --           found on the trail
 -- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
--- The last row is no job. It alone has: the times, trail (NULL after a search that was not far), searched (how many
--- microseconds it all has taken), more (whether the claim ended because of p_bytes), and aside (jobs whose rows
--- cannot be read: they are dead now).
+-- The last row is no job. Only this row has: the times, trail (NULL after a search that was not far), searched (how many
+-- microseconds the claim took), more (whether the claim ended because of p_bytes), and aside (jobs whose rows cannot be
+-- read: they are dead now).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
@@ -90,7 +92,7 @@ DECLARE
     v_listed boolean := NOT v_searches;  -- whether every rank of each queue is known, or only its first
     v_keeps boolean := p_trail IS NOT NULL;  -- a trail, for the next claim
     v_entries bigint;
-    v_walked bigint := 0;  -- entries of the index that were nobody's, as far as is known
+    v_walked bigint := 0;  -- dead entries of the index, as far as is known
     v_searched bigint;
     v_edge timestamptz := v_now - p_late * interval '1 microsecond';  -- no trail goes beyond it
     v_known_queues text[];
@@ -455,5 +457,150 @@ BEGIN
         NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
         NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched, v_more,
         v_aside::text[];
+END
+$$;
+
+-- Settle a batch of plain successes under live leases, and release the dependants of these jobs: nearly every batch there
+-- is. The caller has seen by the claim that the leases cover these attempts; a lease that has lost a job since is
+-- refused. The first row has the store's time and no job; the others have a released job and a member of it. No row at
+-- all, and nothing done, if anything about the batch is not plain; unique_violation if an attempt has its row already.
+CREATE FUNCTION {schema}.settle_and_release(
+    p_tokens text[], p_counts integer[], p_ids uuid[], p_numbers integer[], p_tokens_at integer[],
+    p_retry_counts integer[], p_attempts integer[], p_started_ats timestamptz[], p_results text[],
+    p_tally_queues text[], p_tally_counts integer[], p_now timestamptz
+) RETURNS TABLE (now_at timestamptz, id text, member text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz;
+    v_live integer;
+    v_gone text[];
+BEGIN
+    PERFORM FROM {schema}.leases AS l WHERE l.token = ANY (p_tokens) ORDER BY l.token FOR NO KEY UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    SELECT count(*) INTO v_live FROM {schema}.leases AS l
+    WHERE l.token = ANY (p_tokens) AND l.struck = 0 AND l.expires_at > v_now;
+    IF v_live < cardinality(p_tokens) THEN
+        RETURN;
+    END IF;
+    IF p_results IS NULL THEN
+        INSERT INTO {schema}.attempts (job_id, number, retry_count, attempts, started_at, finished_at, status, token)
+        SELECT s.id, s.number, s.retry_count, s.attempts, s.started_at, v_now, 'succeeded', p_tokens[s.token_at]
+        FROM unnest(p_ids, p_numbers, p_retry_counts, p_attempts, p_started_ats, p_tokens_at)
+            AS s (id, number, retry_count, attempts, started_at, token_at);
+    ELSE
+        INSERT INTO {schema}.attempts (job_id, number, retry_count, attempts, started_at, finished_at, status, token,
+                                       result)
+        SELECT s.id, s.number, s.retry_count, s.attempts, s.started_at, v_now, 'succeeded', p_tokens[s.token_at],
+               s.result
+        FROM unnest(p_ids, p_numbers, p_retry_counts, p_attempts, p_started_ats, p_tokens_at, p_results)
+            AS s (id, number, retry_count, attempts, started_at, token_at, result);
+    END IF;
+    WITH gone AS (
+        DELETE FROM {schema}.leases AS l USING unnest(p_tokens, p_counts) AS t (token, settled)
+        WHERE l.token = t.token AND l.open = t.settled
+        RETURNING l.token
+    )
+    SELECT coalesce(array_agg(g.token), '{}') INTO v_gone FROM gone AS g;
+    IF v_gone <> '{}' THEN
+        DELETE FROM {schema}.claims AS c WHERE c.token = ANY (v_gone);
+    END IF;
+    IF cardinality(v_gone) < cardinality(p_tokens) THEN
+        UPDATE {schema}.leases AS l SET open = l.open - t.settled, cancels = CASE
+            WHEN l.cancels = '{}' THEN l.cancels
+            ELSE ARRAY(SELECT c FROM unnest(l.cancels) AS c WHERE c <> ALL (p_ids)) END
+        FROM unnest(p_tokens, p_counts) AS t (token, settled) WHERE l.token = t.token;
+    END IF;
+    INSERT INTO {schema}.tallies (queue, state, jobs)
+    SELECT t.queue, 'succeeded', t.jobs FROM unnest(p_tally_queues, p_tally_counts) AS t (queue, jobs);
+    RETURN QUERY SELECT v_now, NULL::text, NULL::text;
+    -- A dependant that was cancelled meanwhile counts too: it may be requeued, and then must find what has succeeded. A
+    -- dependant whose transaction is still open is invisible here: catch_up finds it.
+    IF EXISTS (SELECT FROM {schema}.dependencies AS d WHERE NOT d.done) THEN
+        RETURN QUERY SELECT NULL::timestamptz, r.id, r.member FROM {schema}.release_dependants(p_ids) AS r;
+    END IF;
+END
+$$;
+
+-- Cancel those of these jobs that have not begun, and ask those that run to end. Returns what it did to each job, and the
+-- state that the job was in. It leaves out a job that moved between two looks, and does nothing to it.
+CREATE FUNCTION {schema}.cancel_jobs(p_ids uuid[], p_now timestamptz)
+RETURNS TABLE (id text, verdict text, state text) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_tokens text[];
+    v_now timestamptz;
+    v_done uuid[];
+    v_was text[];
+    v_left uuid[];
+    v_running uuid[];
+    v_running_under text[];
+BEGIN
+    -- In the order of all locks: leases by token, then jobs by id.
+    SELECT coalesce(array_agg(c.token), '{}') INTO v_tokens FROM {schema}.claims AS c WHERE c.ids && p_ids;
+    PERFORM FROM {schema}.leases AS l WHERE l.token = ANY (v_tokens) ORDER BY l.token FOR NO KEY UPDATE;
+    PERFORM FROM {schema}.jobs AS j WHERE j.id = ANY (p_ids) ORDER BY j.id FOR NO KEY UPDATE;
+    v_now := coalesce(p_now, clock_timestamp());
+    -- Delete the rows of their places. A row that is gone already was claimed or released by another transaction.
+    WITH keys AS MATERIALIZED (
+        SELECT j.id, j.queue, -least(100, greatest(-100, j.priority)) AS rank, coalesce(a.next_at, j.run_at) AS run_at
+        FROM unnest(p_ids) AS i (id)
+        CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = i.id LIMIT 1) AS j
+        LEFT JOIN LATERAL (
+            SELECT * FROM {schema}.attempts WHERE attempts.job_id = i.id ORDER BY number DESC LIMIT 1
+        ) AS a ON true
+    ), placed AS (
+        DELETE FROM {schema}.ready AS r USING keys AS k
+        WHERE r.suspect IN (false, true) AND r.queue = k.queue AND r.rank = k.rank AND r.run_at = k.run_at
+          AND r.id = k.id
+        RETURNING r.id, r.queue, r.number, r.attempts, r.delivery,
+                  CASE WHEN r.run_at <= v_now THEN 'ready' ELSE 'scheduled' END AS was
+    ), waited AS (
+        DELETE FROM {schema}.waiting AS w USING {schema}.jobs AS j
+        WHERE w.job_id = ANY (p_ids) AND j.id = w.job_id
+        RETURNING w.job_id AS id, j.queue, w.number, w.attempts, w.delivery, 'waiting' AS was
+    ), gone AS MATERIALIZED (
+        SELECT * FROM placed UNION ALL SELECT * FROM waited
+    ), ended AS (
+        INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
+        SELECT g.id, 'cancelled', 'cancelled', v_now, g.number, g.attempts, g.delivery FROM gone AS g
+        ON CONFLICT DO NOTHING
+    ), tallied AS (
+        INSERT INTO {schema}.tallies (queue, state, jobs)
+        SELECT g.queue, 'cancelled', count(*) FROM gone AS g GROUP BY g.queue
+    )
+    SELECT coalesce(array_agg(g.id), '{}'), array_agg(g.was) INTO v_done, v_was FROM gone AS g;
+    RETURN QUERY SELECT d.id::text, 'done', d.was FROM unnest(v_done, v_was) AS d (id, was);
+    IF cardinality(v_done) = cardinality(p_ids) THEN
+        RETURN;
+    END IF;
+    SELECT array_agg(i) INTO v_left FROM unnest(p_ids) AS i
+    WHERE NOT EXISTS (SELECT FROM unnest(v_done) AS d WHERE d = i);
+    -- A job that a locked lease names, and whose attempt has no row, runs under that lease.
+    SELECT array_agg(e.id), array_agg(c.token) INTO v_running, v_running_under
+    FROM {schema}.claims AS c CROSS JOIN LATERAL unnest(c.ids, c.numbers) AS e (id, number)
+    WHERE c.token = ANY (v_tokens) AND e.id = ANY (v_left)
+      AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = e.id AND a.number = e.number);
+    IF v_running IS NOT NULL THEN
+        UPDATE {schema}.leases AS l SET cancels = l.cancels || ARRAY(
+            SELECT c.id FROM unnest(v_running, v_running_under) AS c (id, token)
+            WHERE c.token = l.token AND c.id <> ALL (l.cancels)
+        )
+        WHERE l.token = ANY (v_running_under);
+        RETURN QUERY SELECT r::text, 'requested', 'running' FROM unnest(v_running) AS r;
+    END IF;
+    RETURN QUERY SELECT i::text,
+        CASE WHEN j.id IS NULL THEN 'not_found' ELSE 'conflict' END,
+        CASE WHEN j.id IS NULL THEN NULL ELSE coalesce(e.state, 'succeeded') END
+    FROM unnest(v_left) AS i
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = i LIMIT 1) AS j ON true
+    LEFT JOIN LATERAL (SELECT * FROM {schema}.ended WHERE ended.job_id = i LIMIT 1) AS e ON true
+    LEFT JOIN LATERAL (
+        SELECT * FROM {schema}.attempts WHERE attempts.job_id = i ORDER BY number DESC LIMIT 1
+    ) AS a ON true
+    WHERE j.id IS NULL OR e.job_id IS NOT NULL OR (a.status = 'succeeded' AND a.next_at IS NULL);
 END
 $$;

@@ -1,11 +1,11 @@
--- The append-only shape: a job is written once, claiming deletes from `ready`, finishing inserts into
--- `attempts`. A job's state follows from where it is found, and it is found in exactly one place.
+-- The tables. A job's row is written once, a claim deletes from `ready`, an attempt that ends inserts into `attempts`.
+-- The place of a job gives its state, and every job is in exactly one place.
 --
--- {schema} is the only thing ever substituted in these files. Text is compared by its bytes (COLLATE "C"):
--- the order must be the same on every server, and such comparisons are the cheap ones.
+-- The driver substitutes {schema} in these files, and nothing else. Text compares by its bytes (COLLATE "C"): the order is
+-- the same on every server, and such comparisons are cheap.
 --
--- A role that may enqueue may insert rows by hand. The CHECKs keep out what no reader could make sense of. Instants are those
--- of Python: infinity is none, and no year before 1 or after 9999. A number leaves room to be raised.
+-- A role that may enqueue may insert rows by hand. The CHECKs refuse what no reader can make sense of. Instants are those
+-- of Python: years 1 to 9999, no infinity. A number leaves room to be raised.
 
 -- What was enqueued. The hot path never updates it; operators may.
 CREATE TABLE {schema}.jobs (
@@ -36,7 +36,7 @@ CREATE UNIQUE INDEX jobs_key ON {schema}.jobs (queue, idempotency_key) WHERE ide
 -- Scheduled and ready jobs in claim order; the primary key is the only index a claim needs.
 -- rank is the negated priority, so that a forward scan meets the highest priority first.
 CREATE TABLE {schema}.ready (
-    suspect      boolean NOT NULL,       -- executed alone, found only by those who ask for suspects
+    suspect      boolean NOT NULL,       -- executes alone; only a claim of suspects finds it
     queue        text COLLATE "C" NOT NULL,
     rank         smallint NOT NULL,
     run_at       timestamptz NOT NULL,
@@ -62,11 +62,11 @@ CREATE TABLE {schema}.ready (
 -- Finds what must be cancelled because it was not begun in time; a job without an expiry pays nothing.
 CREATE INDEX ready_expiry ON {schema}.ready (expires_at, id) WHERE expires_at IS NOT NULL;
 
--- One row for each claimed batch, small, because heartbeats and settles update it. Whoever holds its lock
+-- One row for each claimed batch, small, because heartbeats and settles update it. The transaction that holds its lock
 -- decides about all of its jobs. No index on a column that changes: the updates stay in their page.
 CREATE TABLE {schema}.leases (
     token      text COLLATE "C" PRIMARY KEY,
-    origin     text COLLATE "C" NOT NULL, -- the token it was claimed under, before anybody collected it
+    origin     text COLLATE "C" NOT NULL, -- the token of the claim, before any collector took it
     worker     text NOT NULL,
     expires_at timestamptz NOT NULL,
     expired_at timestamptz,               -- the expiry it had when it was first collected
@@ -75,8 +75,8 @@ CREATE TABLE {schema}.leases (
     outlived   boolean NOT NULL DEFAULT false,
     open       integer NOT NULL,          -- jobs not settled yet; the lease goes with the last one
     struck     integer NOT NULL DEFAULT 0, -- jobs taken out of it because they were deleted
-    cancels    uuid[] NOT NULL DEFAULT '{}', -- unsettled jobs that somebody asked to end
-    running    text NOT NULL DEFAULT '{}'  -- JSON: job id → started at, as the last heartbeat told
+    cancels    uuid[] NOT NULL DEFAULT '{}', -- unsettled jobs that an operator asked to end
+    running    text NOT NULL DEFAULT '{}'  -- JSON: job id → started at, as of the last heartbeat
 ) WITH (fillfactor = 50);
 
 -- What each lease covers: written at the claim, apart from the row that changes all the time.
@@ -92,7 +92,7 @@ CREATE TABLE {schema}.claims (
     expires_ats   timestamptz[] NOT NULL,
     deliveries    text[] NOT NULL
 );
-ALTER TABLE {schema}.claims ALTER ids SET STORAGE EXTERNAL;  -- random bytes: compressing them is in vain
+ALTER TABLE {schema}.claims ALTER ids SET STORAGE EXTERNAL;  -- random bytes do not compress
 
 -- One row of history for each attempt. Its key is the fence: a collector and a late finisher collide on it.
 CREATE TABLE {schema}.attempts (
@@ -132,7 +132,7 @@ CREATE TABLE {schema}.ended (
 CREATE INDEX ended_state ON {schema}.ended (state, job_id);
 CREATE INDEX ended_age ON {schema}.ended (state, finished_at, job_id);
 
--- Jobs that wait for others, and for whom: rows, not counters, so that nothing can be counted twice.
+-- Jobs that wait for other jobs.
 CREATE TABLE {schema}.waiting (
     job_id       uuid PRIMARY KEY,
     number       integer NOT NULL,
@@ -148,16 +148,42 @@ CREATE TABLE {schema}.waiting (
         expires_at IS NULL OR expires_at >= '0001-01-01 00:00:00+00' AND expires_at < '10000-01-01 00:00:00+00')
 );
 CREATE INDEX waiting_expiry ON {schema}.waiting (expires_at, job_id) WHERE expires_at IS NOT NULL;
+
+-- What each job waits for. Rows, not counters: nothing can be counted twice.
+--
+-- A producer's transaction may stay open while the jobs that its new ones depend on go on and end. A job that ends then
+-- cannot see its new dependants. So a dependency on a job that was stored before is `late` until a worker's sweep
+-- (`catch_up`) has looked at it once. `was_ended` says whether the member had ended without success when the dependant
+-- was added; such a dependant waits for a retry of the member.
 CREATE TABLE {schema}.dependencies (
     job_id    uuid NOT NULL,
-    position  integer NOT NULL,          -- in the order given: a finalizer gets its results so
+    position  integer NOT NULL,          -- in the order given: a finalizer gets its results in this order
     member_id uuid NOT NULL,
     done      boolean NOT NULL,
+    fatal     boolean NOT NULL DEFAULT false, -- the job is cancelled when this member ends without success
+    late      boolean NOT NULL DEFAULT false,
+    was_ended boolean NOT NULL DEFAULT false,
     PRIMARY KEY (job_id, position)
 );
 CREATE INDEX dependencies_member ON {schema}.dependencies (member_id, job_id);
--- Empty unless somebody depends on an unfinished job: what every settle has to know.
-CREATE INDEX dependencies_open ON {schema}.dependencies (member_id) WHERE NOT done;
+CREATE INDEX dependencies_late ON {schema}.dependencies (job_id) WHERE late;
+-- Says whether a job still waits for anything, without a look at the thousands of members that are done.
+CREATE INDEX dependencies_unmet ON {schema}.dependencies (job_id) WHERE NOT done;
+
+-- Workflows: jobs that are stored, kept and pruned as a whole. The ids of a workflow's jobs follow its own up to last_id:
+-- one probe of this key finds the workflow of a job, and one range of any key that begins with a job's id finds the jobs
+-- of a workflow. No row pays for being a member.
+CREATE TABLE {schema}.workflows (
+    id              uuid PRIMARY KEY,
+    last_id         uuid NOT NULL,       -- of its jobs; its own, if it has none
+    total           integer NOT NULL,
+    enqueued_at     timestamptz NOT NULL,
+    idempotency_key text COLLATE "C" UNIQUE,
+    about           text NOT NULL,
+    CONSTRAINT workflows_jobs CHECK (total >= 0 AND last_id >= id),
+    CONSTRAINT workflows_instants CHECK (
+        enqueued_at >= '0001-01-01 00:00:00+00' AND enqueued_at < '10000-01-01 00:00:00+00')
+);
 
 CREATE TABLE {schema}.steps (
     job_id uuid NOT NULL,
@@ -186,6 +212,26 @@ CREATE TABLE {schema}.tallies (
     jobs  bigint NOT NULL
 );
 
+-- The workers that are alive, as each of them reports it now and then. Only displays read it.
+CREATE TABLE {schema}.workers (
+    name       text COLLATE "C" PRIMARY KEY,
+    about      text NOT NULL,            -- JSON of a WorkerRecord
+    expires_at timestamptz NOT NULL      -- the record counts until then
+);
+
+-- Tokens of the REST interface. There are few of them, and one query reads them all.
+CREATE TABLE {schema}.tokens (
+    id         text PRIMARY KEY,
+    name       text NOT NULL,
+    role       text NOT NULL,
+    digest     text NOT NULL,            -- SHA-256 of the token, in hex: the token itself is stored nowhere
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz
+);
+
+-- Counts the notifications of each tenth of a second: see announcement().
+CREATE SEQUENCE {schema}.announcements;
+
 -- Tables that turn over must be vacuumed long before the default fifth of them is dead.
 ALTER TABLE {schema}.ready SET (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
@@ -201,4 +247,7 @@ ALTER TABLE {schema}.claims SET (
 );
 ALTER TABLE {schema}.tallies SET (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE {schema}.dependencies SET (  -- every success of a member updates a row
+    autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
