@@ -73,9 +73,7 @@ async def test_processes_that_migrate_at_once_apply_it_once(dsn: str) -> None:
     ("UPDATE taskharbor.schema_versions SET version = 1, serves = 1", "has version 1, of a checkout from before"),
     ("INSERT INTO taskharbor.schema_versions VALUES (1000, 'later', 1000)", "has version 1000, newer than the"),
 ])  # fmt: skip
-async def test_schema_that_is_unreleased_or_too_new_is_refused(
-    dsn: str, change: str, complaint: str
-) -> None:
+async def test_schema_that_is_unreleased_or_too_new_is_refused(dsn: str, change: str, complaint: str) -> None:
     driver = PostgresDriver(dsn)
     await driver.migrate()
     connection = await asyncpg.connect(dsn)
@@ -102,7 +100,9 @@ async def test_schema_that_lacks_a_migration_is_refused_until_migrated(
     monkeypatch.setattr(sql, "migrations", lambda _schema: more)
     driver = PostgresDriver(dsn)
     for refused in (driver.open, driver.counts):
-        with pytest.raises(SchemaError, match=f"has version {number - 1}, older than the {number} .* migrate"):
+        with pytest.raises(
+            SchemaError, match=f"has version {number - 1}, older than the {number} .* migrate"
+        ):
             await refused()
     assert await driver.migrate() == ["novelty"]
     assert (await driver.counts())[State.READY] == 1

@@ -13,7 +13,7 @@ import pytest
 
 from taskharbor import ConfigurationError, Harbor, Worker
 from taskharbor.client.options import OPTION_NAMES, checked_options
-from taskharbor.codec import checked_name, decode_payload
+from taskharbor.codec import checked_name, decode_payload, encode_payload
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.news import channel_of
 from taskharbor.errors import PayloadError
@@ -196,6 +196,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("run_at", {"run_at": "2030-13-01T00:00:00Z"}),
     ("run_at", {"run_at": "0001-01-01T00:00:00+01"}),
     ("run_at", {"run_at": 1893456000}),
+    ("run_at", {"run_at": "2030-01-01T24:00:00Z"}),
+    ("run_at", {"run_at": "2030-01-01T23:59:60Z"}),
     ("expires_at", {"expires_at": "infinity"}),
     ("delivery must be at_least_once or at_most_once", {"delivery": "exactly_once"}),
     ("delivery", {"delivery": 1}),
@@ -212,6 +214,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("a tag must be text", {"tags": [1]}),
     ("a tag must be text", {"tags": [None]}),
     ("a tag is empty", {"tags": [""]}),
+    ("tags that begin with taskharbor: are TaskHarbor's own, not taskharbor:b", {"tags": ["a", "taskharbor:b"]}),
     ("at most 32 tags", {"tags": [f"t{n}" for n in range(33)]}),
 ]  # fmt: skip
 
@@ -264,6 +267,104 @@ async def test_payload_at_its_limits_is_taken_and_readable(psql: Psql) -> None:
             assert decode_payload((await psql.row(job_id))["payload"]) == decode_payload(payload)
         except PayloadError as error:
             raise AssertionError(payload[:20]) from error
+
+
+# Values on both sides of each rule. Python and SQL have to agree about every one of them, whatever they say.
+_NAMES: list[Any] = [
+    "a", "A b", "ü" * 127, "n" * 255, "\u180e", "\ufeff", "a\u2028b", "taskharbor:x",
+    "", " ", " a", "a ", "a\u00a0", "\u3000a", "a\nb", "a\x7f", "\x85", "a\0", "\ud800", "ü" * 128, "n" * 1025,
+    5, 1.5, True, ["a"], {"a": 1},
+]  # fmt: skip
+_COUNTS: list[Any] = [0, 1, 100, 9_999, -1, 10_001, 10**30, 1.0, 1.5, True, False, "1", "", [1], {}]
+_SECONDS: list[Any] = [
+    1, 0.5, 1e-6, 90.0000015, 3_153_600_000, 3_153_600_000.0, 0, -0.0,
+    -1, -1e-9, 3_153_600_001, 3_153_600_000.5, 1e300, 10**30, True, "1", "1 hour", [1], {},
+]  # fmt: skip
+_INSTANTS: list[Any] = [
+    "2030-01-31T08:00:00Z", "2030-01-31 08:00:00.123456+05:30", "2030-01-31T08:00-11:00", "2028-02-29T00:00:00Z",
+    "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z", "0001-01-01T00:00:00-01:00", "9999-12-31T23:59:59+01:00",
+    "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00", "0000-01-01T00:00:00Z", "10000-01-01T00:00:00Z",
+    "2030-01-31T08:00:00", "2030-01-31", "2030-02-29T00:00:00Z", "2030-13-01T00:00:00Z", "2030-01-01T25:00:00Z",
+    "2030-01-01T08:60:00Z", "2030-01-01T23:59:60Z", "2030-01-31T08:00:00+25:00", "infinity", "-infinity", "now",
+    "tomorrow", "", 0, 1_893_456_000, 1.5, True, [], {},
+]  # fmt: skip
+JUDGED: dict[str, list[Any]] = {
+    "task": _NAMES,
+    "queue": _NAMES,
+    "correlation_id": _NAMES,
+    "idempotency_key": [*_NAMES, "k" * 1024, "ü" * 512, "ü" * 513],
+    "priority": [*_COUNTS, -100, -101, 101],
+    "max_attempts": [*_COUNTS, 10_000],
+    "max_retries": [*_COUNTS, 10_000],
+    "delay": _SECONDS,
+    "timeout": _SECONDS,
+    "run_at": _INSTANTS,
+    "expires_at": _INSTANTS,
+    "delivery": ["at_least_once", "at_most_once", "AT_MOST_ONCE", "exactly_once", "", 1, True, [], {}],
+    "tags": [
+        *([name] for name in _NAMES), *_NAMES, [], ["a", "a"], ["a", 1], [None], [["a"]],
+        ["taskharbor"], ["Taskharbor:a"], ["a taskharbor:"], ["taskharbor:"], ["taskharbor:a"], ["a", "taskharbor:a"],
+        [f"t{n}" for n in range(32)], [f"t{n % 32}" for n in range(64)], [f"t{n}" for n in range(33)],
+    ],
+    "payload": [
+        {}, {"x": None}, {"": [1.5, True, "ü", {"y": []}]}, {"x": "\\u0000"}, {"x": 2**63}, {"x": -(2**63)},
+        {"x": "y" * 1_048_000}, {"x": "y" * 1_048_576}, {"x": "\0"}, {"\0": 1}, {"x": "\ud800"},
+        json.loads('{"x":' * 99 + "[]" + "}" * 99), json.loads('{"x":' * 100 + "[]" + "}" * 100),
+        [], [1], "x", "", 1, 1.5, True,
+    ],
+}  # fmt: skip
+
+
+def python_accepts(name: str, value: Any) -> bool:
+    try:
+        if name == "payload":
+            encode_payload(value)
+        elif name == "task":
+            checked_name(name, value)
+        else:
+            checked_options({name: instant_of(value) if name.endswith("_at") else value})
+    except (ConfigurationError, PayloadError):
+        return False
+    return True
+
+
+def instant_of(value: Any) -> Any:
+    """The instant that a text names, which Python takes as a datetime only."""
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return value
+
+
+async def sql_accepts(psql: Psql, name: str, value: Any) -> bool:
+    given = {name: value} if name in ("task", "payload") else {}
+    options = {} if given else {name: value}
+    try:
+        # The task is the one argument that is no JSON: what is no text cannot be given.
+        if name == "task" and not isinstance(value, str):
+            return False
+        await psql.enqueue(**given, **options)
+    except (asyncpg.DataError, UnicodeEncodeError):  # the latter: what cannot even be sent
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", JUDGED)
+async def test_sql_refuses_what_python_refuses_and_nothing_else(psql: Psql, name: str) -> None:
+    by_python = [python_accepts(name, value) for value in JUDGED[name]]
+    by_sql = [await sql_accepts(psql, name, value) for value in JUDGED[name]]
+    apart = [
+        (ascii(value)[:80], {"python": python, "sql": sql})
+        for value, python, sql in zip(JUDGED[name], by_python, by_sql, strict=True)
+        if python != sql
+    ]
+    assert not apart
+    assert set(by_python) == {True, False}  # the table has both kinds
+
+
+def test_table_of_judged_values_has_every_option() -> None:
+    """Of a retry policy SQL knows nothing; the forms of an id are a matter of either language."""
+    assert {*JUDGED, "id", "retry"} == {*OPTION_NAMES, "task", "payload"}
 
 
 async def test_names_are_judged_as_python_judges_them(psql: Psql) -> None:

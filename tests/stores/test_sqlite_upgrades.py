@@ -119,7 +119,8 @@ def test_a_file_of_an_unreleased_checkout_is_refused_and_left_as_it_is(file: Pat
     with harbor_on(file) as harbor:
         for ask in (lambda: harbor.enqueue("t"), harbor.jobs.counts, harbor.migrate):
             with pytest.raises(
-                SchemaError, match=f"has schema version {version}, of a checkout from before .* Use another file"
+                SchemaError,
+                match=f"has schema version {version}, of a checkout from before .* Use another file",
             ):
                 ask()
         with (

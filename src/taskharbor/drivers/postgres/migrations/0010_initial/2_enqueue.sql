@@ -234,9 +234,11 @@ BEGIN
     IF p_value IS NULL THEN
         RETURN NULL;
     END IF;
-    -- With its offset: without one it means another instant in every session.
+    -- With its offset: without one it means another instant in every session. Hour 24 and second 60, which PostgreSQL
+    -- would take, are no time of day.
     IF jsonb_typeof(p_value) = 'string'
-       AND v_text ~ ('^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?' || '(Z|[+-]\d\d(:?\d\d){0,2})$')
+       AND v_text ~ ('^\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d(:[0-5]\d(\.\d{1,6})?)?'
+                     || '(Z|[+-]\d\d(:?\d\d){0,2})$')
     THEN
         BEGIN
             v_instant := v_text::timestamptz;
