@@ -138,8 +138,9 @@ def test_doctor_finds_a_damaged_page(file: Path):
     from taskharbor.calling import step_to_end
 
     filled(file, 2000)
+    middle = file.stat().st_size // 4096 // 2  # rows of jobs: the tables' definitions stand at the beginning
     with file.open("r+b") as opened:
-        opened.seek(4096 * 20)
+        opened.seek(4096 * middle)
         opened.write(b"\xaa" * 4096 * 20)
     with Harbor(f"sqlite:///{file}") as harbor:
         checks = {check.name: check.ok for check in step_to_end(harbor.driver.check())}
@@ -188,7 +189,7 @@ def newer(file: Path) -> Path:
     filled(file, 1)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")  # so that reading it leaves every byte alone
-        connection.execute("INSERT INTO taskharbor_schema (version, name) VALUES (99, 'from the future')")
+        connection.execute("INSERT INTO taskharbor_schema (version, name, serves) VALUES (99, 'later', 99)")
         connection.commit()
     return file
 
@@ -201,7 +202,7 @@ def test_a_schema_that_is_newer_than_the_code_is_left_exactly_as_it_is(newer: Pa
 def test_a_schema_that_became_newer_is_noticed_by_a_callers_transaction(harbor: Harbor, file: Path):
     harbor.migrate()
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("INSERT INTO taskharbor_schema (version, name) VALUES (99, 'from the future')")
+        connection.execute("INSERT INTO taskharbor_schema (version, name, serves) VALUES (99, 'later', 99)")
         connection.commit()
         with pytest.raises(SchemaError, match="schema version 99"), harbor.transaction(connection):
             raise AssertionError("never entered")
