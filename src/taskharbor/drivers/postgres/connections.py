@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ LARGE_BYTES = 131_072  # a statement of a transaction from here on may be on its
 BYTES_PER_SECOND_AT_LEAST = 65_536.0  # … on the slowest network that is waited for
 COLLISIONS_MAX = 20  # how often a transaction is repeated because of somebody else's locks
 CLOSE_SECONDS = 3.0
+GRACE_SECONDS = 0.5  # for which a cancelled caller waits until its connection is made
 
 # What the server does about a client that the network has swallowed, and it cannot know about: an open transaction
 # holds locks that the client's next connection waits for, and an idle connection takes up a place.
@@ -173,6 +174,30 @@ async def _transaction(session: Session, work: Work[T]) -> T:
     return answer
 
 
+async def _connected(connecting: Coroutine[Any, Any, asyncpg.Connection]) -> asyncpg.Connection:
+    """Connect. A cancelled caller waits for the connection, within `GRACE_SECONDS`, and closes it.
+
+    asyncpg drops a future when it is cancelled while it negotiates TLS. The event loop then prints the future's
+    exception ("Future exception was never retrieved"), which is what a user sees of Ctrl-C.
+    """
+    task = asyncio.ensure_future(connecting)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_close_unused)
+        try:
+            await asyncio.wait([task], timeout=GRACE_SECONDS)
+        finally:
+            task.cancel()
+        await asyncio.wait([task])
+        raise
+
+
+def _close_unused(task: asyncio.Task[asyncpg.Connection]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().terminate()
+
+
 class Connections:
     def __init__(
         self, dsn: str, schema: str, sql: dict[str, str], *, pooler: bool, most: int = CONNECTIONS
@@ -288,13 +313,15 @@ class Connections:
     ) -> asyncpg.Connection:
         async with asyncio.timeout(CONNECT_SECONDS):
             try:
-                connection = await asyncpg.connect(
-                    self.dsn,
-                    timeout=CONNECT_SECONDS,
-                    command_timeout=command_seconds,
-                    statement_cache_size=0 if self._pooler else 200,
-                    max_cached_statement_lifetime=0,  # for as long as the connection lasts
-                    server_settings={} if self._named else {"application_name": name},
+                connection = await _connected(
+                    asyncpg.connect(
+                        self.dsn,
+                        timeout=CONNECT_SECONDS,
+                        command_timeout=command_seconds,
+                        statement_cache_size=0 if self._pooler else 200,
+                        max_cached_statement_lifetime=0,  # for as long as the connection lasts
+                        server_settings={} if self._named else {"application_name": name},
+                    )
                 )
             except (asyncpg.PostgresError, ValueError, FileNotFoundError) as error:
                 refused = refused_address(error, self.dsn)
