@@ -131,7 +131,10 @@ def finished(
         at.number if number is None else number,
         at.attempts if attempts is None else attempts,
         at.first_number,
-        delivery=at.delivery,
-        reason=reason,
-        finished_at=now,
+        None,
+        None,
+        at.delivery,
+        False,
+        reason,
+        now,
     )

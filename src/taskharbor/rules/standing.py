@@ -90,6 +90,20 @@ def runnable_state(run_at: int, now: int) -> State:
     return State.READY if run_at <= now else State.SCHEDULED
 
 
+def claimed(at: Standing) -> Standing:
+    """The next attempt of the same run. A suspect that is claimed stands among the running like any other."""
+    return Standing(
+        State.RUNNING,
+        at.run_at,
+        at.number + 1,
+        at.attempts,
+        at.first_number,
+        at.due_at,
+        at.begin_by,
+        at.delivery,
+    )
+
+
 def first_run_at(job: NewJob, now: int) -> int:
     """When a new job may first be claimed: after its delay, at its run_at, or at once."""
     if job.delay is not None:

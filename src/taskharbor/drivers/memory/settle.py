@@ -71,7 +71,8 @@ def _apply(store: Store, job: Job, t: Transition, now: int) -> Settled:
     elif move.to.is_finished:
         cancelled = store.cancel_dependants([job.id], now)
     enqueue(store, move.inserts, now)
-    return replace(move.answer(now), released=released, cancelled=cancelled)
+    answer = move.answer(now)
+    return replace(answer, released=released, cancelled=cancelled) if released or cancelled else answer
 
 
 def _record(job: Job, t: Transition, now: int, outlived: bool) -> None:

@@ -20,7 +20,7 @@ from taskharbor.job import AttemptRecord, Progress, Reason, State, StepRecord, T
 from taskharbor.lifecycle import LEGAL, TERMINAL
 from taskharbor.rules.operating import Change, new_run
 from taskharbor.rules.settling import finished
-from taskharbor.rules.standing import Standing, StoredJob
+from taskharbor.rules.standing import Standing, StoredJob, claimed
 
 DEADLINES_SLACK = 64  # stale ones that are not worth a sweep
 Placed = tuple[int, str]  # (run_at, id), or (finished_at, id) among the endings
@@ -248,7 +248,7 @@ class Store:
         self.tally[row.queue][State.RUNNING] += 1
 
     def lease_out(self, job: Job, lease: Lease) -> None:
-        self.move(job, replace(job.at, state=State.RUNNING, number=job.at.number + 1))
+        self.move(job, claimed(job.at))
         job.lease = lease
         lease.open[job.id] = job
 
