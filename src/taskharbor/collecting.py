@@ -22,6 +22,7 @@ logger = logging.getLogger("taskharbor.worker")
 # takes its lease over. Two looks and that lease are less than two seconds: so soon after the lease of their worker are
 # jobs collected whose first collector died as well.
 COLLECT_SECONDS = 0.6
+IDLE_COLLECT_SECONDS = 0.9  # … where there was no lease at all: one of a second is seen before it expires
 COLLECTOR_LEASE = MICROS_PER_SECOND // 2
 COLLECTOR_LEASE_MAX = 30 * MICROS_PER_SECOND
 PUT_OFF_MAX = 300 * MICROS_PER_SECOND  # between two tries to settle what a bug of ours keeps in its lease

@@ -50,7 +50,7 @@ async def test_lease_collected_twice_at_once_goes_to_one_token(race: Race) -> No
     token, job = await race.running()
     later = NOW + LEASE
     async with race.transaction(later) as session:
-        first = await leases.take_expired(session, "collector/1", LEASE)
+        first, _ = await leases.take_expired(session, "collector/1", LEASE)
         # Another collector does not wait for it.
         assert await race.driver.take_expired("collector/2", LEASE, now=later) is None
     assert first is not None
@@ -95,7 +95,7 @@ async def test_settle_that_meets_a_collector_is_refused(race: Race) -> None:
     """Once the lease has another token, the old one proves nothing, whenever its settle began."""
     token, job = await race.running()
     async with race.transaction(NOW + LEASE) as session:
-        assert await leases.take_expired(session, "collector/1", LEASE) is not None
+        assert (await leases.take_expired(session, "collector/1", LEASE))[0] is not None
         settling = await begun(race.settle(success(token, job), now=NOW + LEASE - 1), race)
     assert await settling == [Answer.LEASE_MISMATCH]
     assert await race.driver.history(job.id) == []

@@ -39,6 +39,7 @@ from taskharbor.drivers.contract.leasing import (
     Extended,
     Extension,
     Heartbeat,
+    Outlook,
     worker_of,
 )
 from taskharbor.drivers.contract.operating import (
@@ -113,6 +114,7 @@ __all__ = [
     "Extended",
     "Extension",
     "Heartbeat",
+    "Outlook",
     "worker_of",
     # operating
     "NOT_BEGUN",
@@ -160,6 +162,7 @@ class Driver(ABC):
 
     inline: ClassVar[bool] = False
     clock: Clock
+    outlook = Outlook()  # a driver that knows better says so with every `take_expired`
 
     # -- life --
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
-from taskharbor.collecting import COLLECT_SECONDS, Collector
+from taskharbor.collecting import COLLECT_SECONDS, IDLE_COLLECT_SECONDS, Collector
 from taskharbor.errors import StoreError
 from taskharbor.job import State
 from taskharbor.settling import is_outage, log_bug
@@ -55,11 +55,13 @@ class Maintenance:
         rounds = 0
         while True:
             # Jittered, so that many workers do not all look at once.
-            await self._clock.sleep(COLLECT_SECONDS * random.uniform(0.85, 1.0))
+            pause = COLLECT_SECONDS if self._driver.outlook.leases else IDLE_COLLECT_SECONDS
+            await self._clock.sleep(pause * random.uniform(0.85, 1.0))
             rounds += 1
             try:
                 await self.collect()
-                await self.catch_up()
+                if self._driver.outlook.late:
+                    await self.catch_up()
                 if rounds % EXPIRE_EVERY == 0:
                     await self.expire()
                 if self._pruning or rounds % PRUNE_EVERY == 0:

@@ -117,5 +117,12 @@ class ExpiredLease(Struct, frozen=True):
     expired_at: int
 
 
+class Outlook(Struct, frozen=True):
+    """What the latest `take_expired` saw besides: a worker looks less often where there is nothing to do."""
+
+    leases: bool = True  # there is a lease, which may expire
+    late: bool = True  # `catch_up` may find something to do
+
+
 def worker_of(token: str) -> str:
     return token.rpartition("/")[0]

@@ -264,7 +264,9 @@ class PostgresDriver(Driver):
         return CancelRequests(mark, jobs)
 
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
-        return await self._run(Lane.REST, lambda s: leases.take_expired(s, token, lease), now, prompt=True)
+        look = partial(leases.take_expired, token=token, duration=lease)
+        expired, self.outlook = await self._run(Lane.REST, look, now, prompt=True)
+        return expired
 
     async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
         answers: list[Settled] = []

@@ -15,6 +15,7 @@ from taskharbor.drivers.base import (
     Extended,
     Extension,
     Heartbeat,
+    Outlook,
     worker_of,
 )
 from taskharbor.drivers.postgres import trails
@@ -128,14 +129,15 @@ async def _mark_at_most_once(session: Session, marked: Sequence[tuple[str, str]]
 # -- collecting ----------------------------------------------------------------------------------
 
 
-async def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | None:
-    row = await session.row("take_expired", token, duration, session.given_now)
-    if row is None:
-        return None
+async def take_expired(session: Session, token: str, duration: int) -> tuple[ExpiredLease | None, Outlook]:
+    [row] = await session.rows("take_expired", token, duration, session.given_now)
+    outlook = Outlook(row["any_lease"], row["any_late"])
+    if row["worker"] is None:
+        return None, outlook
     jobs = await unsettled(session, token)
     if not jobs:
         await session.do("drop_lease", token)
-    return ExpiredLease(
+    expired = ExpiredLease(
         token=token,
         now=row["now"],
         expires_at=row["expires_at"],
@@ -147,6 +149,7 @@ async def take_expired(session: Session, token: str, duration: int) -> ExpiredLe
         running=still_running(row["running"], [job.id for job in jobs]),
         expired_at=row["expires_at"] if row["expired_at"] is None else row["expired_at"],
     )
+    return expired, outlook
 
 
 async def outlive(session: Session, token: str, jobs: Sequence[tuple[str, int]]) -> None:

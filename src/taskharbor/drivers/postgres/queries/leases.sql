@@ -76,8 +76,9 @@ WITH clock AS MATERIALIZED (
 ), entries AS (
     UPDATE {schema}.claims AS c SET token = $1 FROM expired WHERE c.token = expired.token
 )
-SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.outlived, l.running
-FROM clock CROSS JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l
+SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.outlived, l.running,
+       EXISTS (SELECT FROM {schema}.leases) AS any_lease, EXISTS (SELECT FROM {schema}.dependencies WHERE late) AS any_late
+FROM clock LEFT JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l ON true
 
 -- name: drop_lease
 -- One that covers nothing any more: a job that had been settled was put back by hand, say.
