@@ -37,6 +37,7 @@ class Dead:
         self.token = f"w/x-{serial}"
         self.held = Held(serial, alone)
         self.told: list[str] = []
+        self.events: list[tuple[str, str, str | None]] = []
 
     async def claims(self, limit: int = 100) -> Dead:
         request = ClaimRequest(self.token, LEASE, limit, None, limit, self.held.alone, True)
@@ -60,6 +61,7 @@ class Dead:
         return True
 
     def emit(self, event: Event) -> None:
+        self.events.append((event.name, event.job_id, event.reason))
         if event.name in ("lost", "cancelled"):
             self.told.append(event.job_id)
 
@@ -157,6 +159,17 @@ async def test_a_child_that_did_not_stop_in_time_has_its_jobs_released(harbor: H
     assert (await often.arefresh()).state is State.READY
     assert (await often.ahistory())[0].status == "released"
     assert ((await once.arefresh()).state, (await once.arefresh()).reason) == (State.DEAD, Reason.INTERRUPTED)
+
+
+async def test_a_job_that_a_shutdown_ends_for_good_is_told_of_as_every_other_end(harbor: Harbor):
+    [often, asked] = await enqueued(harbor, 2)
+    [once] = await enqueued(harbor, 1, delivery="at_most_once")
+    dead = await Dead(harbor).claims()
+    dead.held.begun = {often.id: 5, asked.id: 5, once.id: 5}
+    await harbor.jobs.acancel(asked.id)
+    await dead.settled(Death("w", "was ended by SIGKILL", interrupted=True))
+    assert sorted(dead.events) == [("cancelled", asked.id, "cancelled"), ("dead", once.id, "interrupted")]
+    assert (await asked.arefresh()).state is State.CANCELLED
 
 
 async def test_those_that_end_with_a_lost_job_are_told_of(harbor: Harbor):

@@ -27,15 +27,20 @@ class Losses:
 
     async def tell(self, driver: Driver, done: Sequence[tuple[Transition, Settled]]) -> None:
         """What became of jobs that others had begun, and of those that ended with them."""
-        lost = [pair for pair in done if pair[0].status is AttemptStatus.LOST]
-        records = await driver.get([transition.job_id for transition, _ in lost]) if lost else []
-        for (transition, settled), record in zip(lost, records, strict=True):
+        told = [pair for pair in done if pair[0].status is AttemptStatus.LOST or _has_ended(*pair)]
+        records = await driver.get([transition.job_id for transition, _ in told]) if told else []
+        for (transition, settled), record in zip(told, records, strict=True):
             if record is not None:  # deleted since
-                _tell_lost(self._events, self._logger, transition, settled, record)
+                _tell_of(self._events, self._logger, transition, settled, record)
         await tell_dependants(self._events, [settled for _, settled in done], self._logger, driver.get)
 
 
-def _tell_lost(
+def _has_ended(transition: Transition, settled: Settled) -> bool:
+    """A job that is handed back ends where a shutdown interrupted it and it runs at most once, or on request."""
+    return settled.state in (State.DEAD, State.CANCELLED) or was_rearmed(transition, settled)
+
+
+def _tell_of(
     events: Subscribers,
     logger: logging.Logger,
     transition: Transition,
@@ -57,20 +62,22 @@ def _tell_lost(
             about = {"attempt": transition.number, "worker": transition.worker, "error": transition.error}
             events.emit(Event.about(record, record.options, name, settled.at, **about, **more))
 
-    emit("lost")
+    is_lost = transition.status is AttemptStatus.LOST
+    if is_lost:
+        emit("lost")
     if was_rearmed(transition, settled):
         reason = str(transition.reason) if transition.to is State.DEAD else "cancelled"
         fields |= {"reason": reason} | next_run(transition)
-        log_line(logger, logging.ERROR, "Job {job} was lost with its worker" + NEXT_OCCURRENCE, fields)
+        how = "was lost with its worker" if is_lost else "ended, reason {reason}"
+        log_line(logger, logging.ERROR, f"Job {{job}} {how}{NEXT_OCCURRENCE}", fields)
         emit("dead" if transition.to is State.DEAD else "cancelled", reason=reason)
     elif settled.state is State.DEAD:
         reason = str(transition.reason)
         log_line(logger, logging.ERROR, JOB_DEAD, fields | {"reason": reason})
         emit("dead", reason=reason)
     elif settled.state is State.CANCELLED:
-        log_line(
-            logger, logging.WARNING, "Job {job} was lost with its worker and is cancelled, as asked", fields
-        )
+        how = "was lost with its worker and" if is_lost else "was interrupted and"
+        log_line(logger, logging.WARNING, f"Job {{job}} {how} is cancelled, as asked", fields)
         emit("cancelled", reason="cancelled")
     else:
         log_line(logger, logging.WARNING, "Job {job} was lost with its worker and runs again", fields)
