@@ -28,7 +28,7 @@ FIRST = {
     "children that die at once are replaced without a pause": 160,
     "nobody executes suspects": 30,
     "a child that takes too long to stop is never ended": 15,
-    "a child that is told to stop, and then loses its supervisor, ends at once": 115,
+    "a child that is told to stop, and then loses its supervisor, ends at once": 305,
 }
 
 

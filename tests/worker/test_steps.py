@@ -427,7 +427,8 @@ async def test_timeout_counts_each_waking_span(memory, clock):
         while (await the_job(memory, job)).state not in (State.SUCCEEDED, State.DEAD):
             clock.advance(1)
             await asyncio.sleep(0.0005)
-    assert await statuses(job) == ["slept", "succeeded"]
+    # A claim that this clock overtakes before it begins is handed back, uncounted.
+    assert [status for status in await statuses(job) if status != "released"] == ["slept", "succeeded"]
 
 
 async def test_sleeping_job_can_be_cancelled(harbor, clock, drained):

@@ -114,7 +114,7 @@ def refuse_unknown(
         return
     meant = {name: _HERE.get(name) or _closest(name, allowed) for name in unknown}
     for name, here in meant.items():
-        remedy = _INSTEAD.get(name) or _elsewhere(here or name, allowed)
+        remedy = _INSTEAD.get(name) or _elsewhere(name, allowed) or _elsewhere(here or name, allowed)
         if remedy is not None:
             raise ConfigurationError(
                 remedy if remedy.startswith(f"{name} ") else f"unknown {what} {name}: {remedy}"
