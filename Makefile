@@ -32,11 +32,11 @@ demo: $(VENV)/.ready-run  ## a self-contained show on SQLite
 	$(BIN)/taskharbor demo $(ARGS)
 
 test: $(VENV)/.ready-dev  ## the whole test suite
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 
 coverage: $(VENV)/.ready-dev  ## the test suite, with the share of the code that it runs
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run -m pytest -n $(TEST_PROCESSES) $(ARGS)
+	$(BIN)/python -m coverage run -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --skip-covered --sort=cover
 

@@ -33,7 +33,7 @@ from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver
 from taskharbor.http import http_payload
-from taskharbor.retry import RetryPolicy
+from taskharbor.rules.retry import RetryPolicy
 from taskharbor.telemetry import logs
 from taskharbor.worker import Worker
 from taskharbor.workflow import Composition, WorkflowJobs, WorkflowProgress
@@ -102,7 +102,7 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.LeaseLost, taskharbor.WorkflowError, taskharbor.WorkflowNotFound, taskharbor.WorkflowStuck,
         taskharbor.WorkflowCancelled,
         taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
-        taskharbor.RemoteError, taskharbor.StubbornHandler,
+        taskharbor.RemoteError, taskharbor.UnresponsiveHandler,
     ],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
     "Time in tests": [clock.ManualClock],

@@ -49,7 +49,7 @@ PUBLIC = [
     "StopRequested",
     "StoreError",
     "StoreUnavailable",
-    "StubbornHandler",
+    "UnresponsiveHandler",
     "Task",
     "TaskHarborError",
     "Unrecoverable",

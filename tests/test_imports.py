@@ -15,7 +15,7 @@ HEAVY = [
     "uvloop",
     "urllib.parse",
     "taskharbor.worker",
-    "taskharbor.policy",
+    "taskharbor.rules.policy",
     "taskharbor.schedule",
     "taskharbor.drivers.registry",
     "taskharbor.cli",

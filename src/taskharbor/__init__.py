@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taskharbor import presets
-from taskharbor.client.events import Event, EventName
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.harbor import Harbor
 from taskharbor.client.task import Signature, Task
@@ -37,15 +36,15 @@ from taskharbor.errors import (
     StopRequested,
     StoreError,
     StoreUnavailable,
-    StubbornHandler,
     TaskHarborError,
     Unrecoverable,
+    UnresponsiveHandler,
     WorkflowCancelled,
     WorkflowError,
     WorkflowNotFound,
     WorkflowStuck,
 )
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptStatus,
     Delivery,
     JobFilter,
@@ -55,7 +54,8 @@ from taskharbor.job import (
     State,
     StateName,
 )
-from taskharbor.retry import Decision, Failure, RetryPolicy
+from taskharbor.rules.retry import Decision, Failure, RetryPolicy
+from taskharbor.telemetry.events import Event, EventName
 
 if TYPE_CHECKING:
     from taskharbor.worker import Worker
@@ -98,7 +98,7 @@ __all__ = [
     "StopRequested",
     "StoreError",
     "StoreUnavailable",
-    "StubbornHandler",
+    "UnresponsiveHandler",
     "Task",
     "TaskHarborError",
     "Unrecoverable",

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from taskharbor.clock import from_micros
 from taskharbor.codec import clean_text
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Progress, StopReason
+from taskharbor.records import Progress, StopReason
 
 if TYPE_CHECKING:
     from taskharbor.client.handle import Job
     from taskharbor.client.task import Signature
-    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.pipeline.execution import Execution
 
 _logger = logging.getLogger("taskharbor.task")
 

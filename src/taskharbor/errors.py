@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskharbor.job import ReasonName
+    from taskharbor.records import ReasonName
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskharbor.job import StopReason
+    from taskharbor.records import StopReason
 
 
 class TaskHarborError(Exception):
@@ -87,7 +87,7 @@ class RemoteError(TaskHarborError):
         self.outcome = outcome
 
 
-class StubbornHandler(TaskHarborError):
+class UnresponsiveHandler(TaskHarborError):
     """A handler did not end although it was told to, so the worker has shut down for its process to be replaced."""
 
 

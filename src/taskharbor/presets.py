@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.retry import RetryPolicy
+from taskharbor.rules.retry import RetryPolicy
 
 RETRYABLE_ERRORS = (
     "timeout",

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from taskharbor import Harbor, Worker, builtin
+from taskharbor import Harbor, Worker, builtin_tasks
 from taskharbor.cli import cli
 
 COMMAND = [sys.executable, "-P", "-m", "taskharbor.cli"]
 
 
 @dataclass
-class Answer:
+class SettleAnswer:
     code: int
     out: str
     err: str
@@ -37,7 +37,7 @@ class Answer:
         return line.removeprefix("Error: ")
 
 
-Run = Callable[..., Answer]
+Run = Callable[..., SettleAnswer]
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +64,11 @@ def url(tmp_path: Path) -> str:
 def run(url: str) -> Run:
     """Run a command on the store; one that fails is an error of the test, unless a code is expected."""
 
-    def run(*words: str, code: int = 0, store: str | None = url, stdin: str | None = None) -> Answer:
+    def run(*words: str, code: int = 0, store: str | None = url, stdin: str | None = None) -> SettleAnswer:
         words = (*words, "--url", store) if store is not None else words
         result = CliRunner().invoke(cli, list(words), prog_name="taskharbor", input=stdin)
         assert result.exit_code == code, result.stderr + result.stdout
-        return Answer(result.exit_code, result.stdout, result.stderr)
+        return SettleAnswer(result.exit_code, result.stdout, result.stderr)
 
     return run
 
@@ -83,7 +83,7 @@ def empty(url: str) -> None:
 @pytest.fixture
 def harbor(url: str) -> Iterator[Harbor]:
     with Harbor(url) as harbor:
-        builtin.register(harbor)
+        builtin_tasks.register(harbor)
         yield harbor
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from taskharbor import State, WorkflowState, presets
 from taskharbor.cli import jobs, upkeep, worker, workflows
 from taskharbor.client import filters
-from taskharbor.lifecycle import TERMINAL
-from taskharbor.retry import RetryPolicy
+from taskharbor.rules.lifecycle import TERMINAL
+from taskharbor.rules.retry import RetryPolicy
 
 
 def test_the_states_are_the_packages():

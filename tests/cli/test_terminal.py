@@ -22,7 +22,7 @@ from rich.console import Console
 from taskharbor import group
 from taskharbor.cli.demo import stage
 from taskharbor.cli.screen import age, aligned, escaped_json, rich_table, span
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.cli.conftest import COMMAND
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

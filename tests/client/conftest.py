@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, Worker
-from taskharbor.calling import step_to_end
 from taskharbor.clock import MICROS_PER_SECOND, ManualClock
 from taskharbor.drivers.base import Claim, ClaimRequest
+from taskharbor.sync import run_inline
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def claim() -> Claiming:
         request = ClaimRequest(
             f"vanishing/{next(serial)}", int(seconds * MICROS_PER_SECOND), limit, once_limit=limit
         )
-        return step_to_end(harbor.driver.claim(request))
+        return run_inline(harbor.driver.claim(request))
 
     return claim
 

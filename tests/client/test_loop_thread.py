@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from taskharbor import ConfigurationError, Event, Harbor, JobNotFound
-from taskharbor.client import facade
+from taskharbor.client import sync_methods
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.drivers.memory import MemoryDriver
 
@@ -124,14 +124,14 @@ def test_inline_drivers_start_no_loop(monkeypatch: pytest.MonkeyPatch):
         coroutine.close()
         raise AssertionError("an inline driver needs no loop")
 
-    monkeypatch.setattr(facade, "run_on_loop_thread", refuse)
+    monkeypatch.setattr(sync_methods, "run_on_loop_thread", refuse)
     with Harbor("memory://") as harbor:
         harbor.enqueue("t").refresh()
 
 
 async def test_inside_a_running_loop_it_works_and_warns_once(suspending: Harbor, driver: SuspendingDriver):
-    before = list(facade._warned)
-    facade._warned.clear()
+    before = list(sync_methods._warned)
+    sync_methods._warned.clear()
     try:
         with pytest.warns(RuntimeWarning, match=r"enqueue\(\) was called inside a running.*aenqueue"):
             job = suspending.enqueue("t")
@@ -139,7 +139,7 @@ async def test_inside_a_running_loop_it_works_and_warns_once(suspending: Harbor,
             warnings.simplefilter("error")
             assert job.refresh().state == "ready"
     finally:
-        facade._warned[:] = before
+        sync_methods._warned[:] = before
     assert asyncio.get_running_loop() not in driver.loops
 
 

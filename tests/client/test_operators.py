@@ -24,9 +24,9 @@ from taskharbor import (
     State,
     Worker,
 )
-from taskharbor.calling import step_to_end
 from taskharbor.clock import ManualClock
-from taskharbor.job import NewJob
+from taskharbor.records import NewJob
+from taskharbor.sync import run_inline
 
 Making = Callable[..., Job[Any]]
 NOBODY = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
@@ -575,7 +575,7 @@ def test_a_conflict_says_what_to_do(timed: Harbor, make: Making, state: str, ver
 def test_deleting_what_an_unfinished_job_depends_on_says_so(timed: Harbor, make: Making):
     job = make("ready")
     dependant = NewJob("0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c11", "t", depends_on=(job.id,))
-    step_to_end(timed.driver.enqueue([dependant]))
+    run_inline(timed.driver.enqueue([dependant]))
     with pytest.raises(
         JobConflict, match="is ready, but an unfinished job depends on it, or .* so it cannot be deleted"
     ):

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from taskharbor import ConfigurationError, Harbor, Job, Worker
-from taskharbor.client import facade
+from taskharbor.client import sync_methods
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.jobs import Jobs
 from taskharbor.client.queues import Queues
@@ -28,10 +28,10 @@ from taskharbor.client.task import Enqueueable
 @pytest.fixture
 def unwarned() -> Iterator[None]:
     """As if nobody had been warned yet in this process."""
-    before = list(facade._warned)
-    facade._warned.clear()
+    before = list(sync_methods._warned)
+    sync_methods._warned.clear()
     yield
-    facade._warned[:] = before
+    sync_methods._warned[:] = before
 
 
 @pytest.mark.parametrize("kind", [Harbor, Jobs, DeadLetters, Queues, Job, Enqueueable])
@@ -68,14 +68,14 @@ def test_the_sync_form_outside_a_loop_never_warns(harbor: Harbor):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         harbor.enqueue("t").refresh()
-    assert facade._warned == []
+    assert sync_methods._warned == []
 
 
 @pytest.mark.usefixtures("unwarned")
 async def test_a_thread_beside_the_loop_is_not_inside_it(harbor: Harbor):
     job = await asyncio.to_thread(harbor.enqueue, "t")
     assert (await job.arefresh()).state == "ready"
-    assert facade._warned == []
+    assert sync_methods._warned == []
 
 
 async def test_sync_and_async_calls_of_one_harbor_see_the_same_jobs(harbor: Harbor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from taskharbor.lifecycle import LEGAL
+from taskharbor.rules.lifecycle import LEGAL
 from tests.docs.markdown import ROOT
 
 

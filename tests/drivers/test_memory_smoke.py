@@ -12,28 +12,27 @@ from typing import Any
 
 import pytest
 
-from taskharbor.calling import step_to_end
 from taskharbor.clock import ManualClock
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Claimed,
     ClaimRequest,
     Delete,
     Extension,
     Occurrence,
-    Operated,
+    OperationResult,
+    OperationVerdict,
     ProgressNote,
     Requeue,
+    SettleAnswer,
     StepNote,
     Transition,
     Update,
-    Verdict,
 )
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.memory.order import Order
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptStatus,
     Delivery,
     JobFilter,
@@ -44,6 +43,7 @@ from taskharbor.job import (
     Reason,
     State,
 )
+from taskharbor.sync import run_inline
 
 SECOND = 1_000_000
 LEASE = 30 * SECOND
@@ -148,7 +148,9 @@ async def test_dependants_are_released_by_the_last_success(driver: MemoryDriver)
     a, b = (await driver.claim(request())).jobs
     first, second = await driver.settle([succeed(a), succeed(b)])
     assert (first.released, second.released) == ((), ("z",))
-    assert await driver.operate(Delete(), ["a"]) == [Operated("a", Verdict.CONFLICT, State.SUCCEEDED)]
+    assert await driver.operate(Delete(), ["a"]) == [
+        OperationResult("a", OperationVerdict.CONFLICT, State.SUCCEEDED)
+    ]
     assert await driver.prune({State.SUCCEEDED: 2**60}, 10) == 0
     assert await claimed_ids(driver, "w/2") == ["z"]
 
@@ -159,10 +161,10 @@ async def test_the_fence_refuses_in_order_and_changes_nothing(
     await driver.enqueue([job("a")])
     (a,) = (await driver.claim(request())).jobs
     (other,) = await driver.settle([succeed(a, token="w/9")])
-    assert other.answer is Answer.LEASE_MISMATCH
+    assert other.answer is SettleAnswer.LEASE_MISMATCH
     clock.advance(30)
     (late,) = await driver.settle([succeed(a)])
-    assert late.answer is Answer.LEASE_EXPIRED
+    assert late.answer is SettleAnswer.LEASE_EXPIRED
     expired = await driver.take_expired("c/1", LEASE)
     assert expired is not None
     assert [one.id for one in expired.jobs] == ["a"]
@@ -172,9 +174,9 @@ async def test_the_fence_refuses_in_order_and_changes_nothing(
     assert again is not None
     assert again.outlived
     (lost,) = await driver.settle([put_back(a, token="c/1", status=AttemptStatus.LOST, suspect=True)])
-    assert lost.answer is Answer.DONE
+    assert lost.answer is SettleAnswer.DONE
     (refused,) = await driver.settle([succeed(a)])
-    assert (refused.answer, refused.recorded) == (Answer.NOT_RUNNING, AttemptStatus.LOST)
+    assert (refused.answer, refused.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.LOST)
     claim = await driver.claim(request("w/2"))
     assert (claim.jobs, claim.suspects_waiting) == ([], True)
     assert await claimed_ids(driver, "w/2", suspects=True) == ["a"]
@@ -187,7 +189,7 @@ async def test_a_repeated_settle_answers_done_whatever_happened_since(driver: Me
     await driver.settle([dead])
     await driver.operate(Requeue(), ["a"])
     (again,) = await driver.settle([dead])
-    assert again.answer is Answer.DONE
+    assert again.answer is SettleAnswer.DONE
     found = await record(driver, "a")
     assert (found.state, found.attempts, found.reason) == (State.READY, 0, None)
 
@@ -213,7 +215,7 @@ async def test_an_occurrence_rearms_and_a_changed_version_is_refused(
     await driver.note([StepNote("w/1", "a", 1, "s", "1"), ProgressNote("w/1", "a", 1, Progress(0.5))])
     due = clock.now() + 60 * SECOND
     (changed,) = await driver.settle([succeed(a, occurrence=Occurrence(due, a.version - 1))])
-    assert changed.answer is Answer.CHANGED
+    assert changed.answer is SettleAnswer.CHANGED
     (armed,) = await driver.settle([succeed(a, occurrence=Occurrence(due, a.version))])
     assert (armed.state, armed.run_at) == (State.SCHEDULED, due)
     found = await record(driver, "a")
@@ -268,18 +270,18 @@ def test_an_order_stays_sorted_however_it_is_used() -> None:
 
 
 async def test_wait_returns_at_once_when_something_came_since_the_last_look(driver: MemoryDriver) -> None:
-    news = driver.news()
+    token = driver.change_token()
     await driver.claim(request())
-    thread = threading.Thread(target=lambda: step_to_end(driver.enqueue([job("a")])))
+    thread = threading.Thread(target=lambda: run_inline(driver.enqueue([job("a")])))
     thread.start()
     thread.join()
     # The clock stands still, so only the news can end this.
-    await asyncio.wait_for(driver.wait(news, 60), 5)
+    await asyncio.wait_for(driver.wait_for_change(token, 60), 5)
 
 
-async def test_news_that_was_seen_does_not_end_a_wait(driver: MemoryDriver) -> None:
+async def test_change_that_was_seen_does_not_end_a_wait(driver: MemoryDriver) -> None:
     await driver.enqueue([job("a")])
-    waiting = asyncio.create_task(driver.wait(driver.news(), 60))
+    waiting = asyncio.create_task(driver.wait_for_change(driver.change_token(), 60))
     await asyncio.sleep(0)
     assert not waiting.done()
     await driver.close()  # leaves nobody waiting
@@ -287,16 +289,16 @@ async def test_news_that_was_seen_does_not_end_a_wait(driver: MemoryDriver) -> N
 
 
 async def test_wait_is_woken_from_another_thread(driver: MemoryDriver) -> None:
-    waiting = asyncio.create_task(driver.wait(driver.news(), 60))
+    waiting = asyncio.create_task(driver.wait_for_change(driver.change_token(), 60))
     await asyncio.sleep(0)
-    await asyncio.to_thread(lambda: step_to_end(driver.enqueue([job("a")])))
+    await asyncio.to_thread(lambda: run_inline(driver.enqueue([job("a")])))
     await asyncio.wait_for(waiting, 5)
 
 
 async def test_wait_without_news_ends_by_the_clock(driver: MemoryDriver, clock: ManualClock) -> None:
     await driver.enqueue([job("a")])
     await driver.claim(request())
-    waiting = asyncio.create_task(driver.wait(driver.news(), 60))
+    waiting = asyncio.create_task(driver.wait_for_change(driver.change_token(), 60))
     await clock.jump(59)
     assert not waiting.done()
     await clock.jump(1)
@@ -304,13 +306,15 @@ async def test_wait_without_news_ends_by_the_clock(driver: MemoryDriver, clock: 
 
 
 def test_a_synchronous_wait_blocks_its_thread_until_there_is_news(driver: MemoryDriver) -> None:
-    news = driver.news()
-    thread = threading.Thread(target=lambda: step_to_end(driver.enqueue([job("a")])))
+    token = driver.change_token()
+    thread = threading.Thread(target=lambda: run_inline(driver.enqueue([job("a")])))
     thread.start()
-    step_to_end(driver.wait(news, 60))  # were the news missed, the test would run into its time limit
-    assert driver.news() != news
+    run_inline(
+        driver.wait_for_change(token, 60)
+    )  # were the news missed, the test would run into its time limit
+    assert driver.change_token() != token
     thread.join()
-    step_to_end(driver.wait(driver.news(), 0.001))
+    run_inline(driver.wait_for_change(driver.change_token(), 0.001))
 
 
 # -- threads and forks ---------------------------------------------------------------------------
@@ -320,7 +324,7 @@ def test_racing_threads_make_one_job_for_one_key(driver: MemoryDriver) -> None:
     answers: list[str] = []
 
     def enqueue(number: int) -> None:
-        (answer,) = step_to_end(driver.enqueue([job(str(number), idempotency_key="k")]))
+        (answer,) = run_inline(driver.enqueue([job(str(number), idempotency_key="k")]))
         answers.append(answer.id)
 
     threads = [threading.Thread(target=enqueue, args=[number]) for number in range(50)]
@@ -339,23 +343,23 @@ def test_a_fork_copies_the_store_and_never_a_lock_that_is_held(driver: MemoryDri
     def keep_busy() -> None:
         number = 0
         while not stop.is_set():
-            step_to_end(driver.enqueue([job(f"busy{number}")]))
+            run_inline(driver.enqueue([job(f"busy{number}")]))
             number += 1
 
-    step_to_end(driver.enqueue([job("a", priority=1)]))
+    run_inline(driver.enqueue([job("a", priority=1)]))
     thread = threading.Thread(target=keep_busy)
     thread.start()
     try:
         for _ in range(10):
             child = os.fork()
             if child == 0:
-                claim = step_to_end(driver.claim(request(limit=1)))
+                claim = run_inline(driver.claim(request(limit=1)))
                 os._exit(0 if [one.id for one in claim.jobs] == ["a"] else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         stop.set()
         thread.join()
-    assert step_to_end(driver.get(["a"]))[0].state is State.READY  # type: ignore[union-attr]
+    assert run_inline(driver.get(["a"]))[0].state is State.READY  # type: ignore[union-attr]
 
 
 async def test_deadlines_of_jobs_that_have_ended_are_forgotten(driver: MemoryDriver, clock: ManualClock):

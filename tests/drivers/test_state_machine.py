@@ -13,19 +13,19 @@ from taskharbor import conformance
 from taskharbor.clock import Clock
 from taskharbor.conformance.machine import bound, machine_settings
 from taskharbor.drivers.base import (
-    Answer,
     Claim,
     ClaimRequest,
     Delete,
     Enqueued,
-    Operated,
     Operation,
-    Settled,
+    OperationResult,
+    OperationVerdict,
+    SettleAnswer,
+    SettleResult,
     Transition,
-    Verdict,
 )
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.job import NewJob, StepRecord
+from taskharbor.records import NewJob, StepRecord
 from tests.drivers.test_conformance import fresh_sqlite
 
 # A failure is shrunk to its shortest story before it is told, which may take minutes.
@@ -42,7 +42,9 @@ TestSQLiteMachine = conformance.state_machine(fresh_sqlite)
 class ForgetsNumbers(MemoryDriver):
     """Settles whatever attempt is current, and not the one that was named."""
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         records = await self.get([each.job_id for each in transitions], now=now)
         pairs = zip(transitions, records, strict=True)
         current = [replace(each, number=record.number) if record else each for each, record in pairs]
@@ -71,11 +73,11 @@ class KeepsKeysOfTheDeleted(MemoryDriver):
 
     async def operate(
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
-    ) -> list[Operated]:
+    ) -> list[OperationResult]:
         records = await self.get(ids, now=now)
         answers = await super().operate(operation, ids, now=now)
         for record, answer in zip(records, answers, strict=True):
-            if isinstance(operation, Delete) and answer.verdict is Verdict.DONE and record:
+            if isinstance(operation, Delete) and answer.verdict is OperationVerdict.DONE and record:
                 self._ghosts[record.queue, record.idempotency_key or ""] = record.id
         return answers
 
@@ -90,16 +92,20 @@ class KeepsKeysOfTheDeleted(MemoryDriver):
 class LosesThePlace(MemoryDriver):
     """Sends a job that is handed back to the end of the line."""
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         return await super().settle([replace(each, delay=each.delay or 0) for each in transitions], now=now)
 
 
 class BelievesEveryOutcome(MemoryDriver):
     """Answers done to a second outcome of an attempt that is over."""
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         answers = await super().settle(transitions, now=now)
-        return [replace(each, answer=Answer.DONE) if each.recorded else each for each in answers]
+        return [replace(each, answer=SettleAnswer.DONE) if each.recorded else each for each in answers]
 
 
 class RemembersStepsForEver(MemoryDriver):
@@ -112,7 +118,9 @@ class RemembersStepsForEver(MemoryDriver):
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return self._steps.setdefault(job_id, {}) | await super().steps(job_id)
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         for each in transitions:
             self._steps[each.job_id] = await self.steps(each.job_id)
         return await super().settle(transitions, now=now)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from taskharbor.drivers.base import Driver
-from taskharbor.job import AttemptStatus, JobRecord, State
+from taskharbor.records import AttemptStatus, JobRecord, State
 
 READ_AT_ONCE = 500
 

@@ -147,9 +147,9 @@ def set_clock_wrong(seconds: float) -> None:
 
 def widen_net(seconds: float) -> None:
     """So that what is found, is found by listening."""
-    from taskharbor.drivers.postgres import news
+    from taskharbor.drivers.postgres import changes
 
-    news.NET_SECONDS = seconds
+    changes.NET_SECONDS = seconds
 
 
 if __name__ == "__main__":

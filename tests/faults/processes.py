@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from taskharbor import Harbor
-from taskharbor.calling import run_on_loop_thread, step_to_end
 from taskharbor.client.handle import Job
 from taskharbor.client.options import new_job
+from taskharbor.sync import run_inline, run_on_loop_thread
 from tests.faults.audit import Execution
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 25.0, what: str = 
 
 def called(harbor: Harbor, coroutine: Coroutine[Any, Any, T]) -> T:
     """What a coroutine on this store gives, for a test that is not asynchronous."""
-    return (step_to_end if harbor.driver.inline else run_on_loop_thread)(coroutine)
+    return (run_inline if harbor.driver.inline else run_on_loop_thread)(coroutine)
 
 
 def pause(process: subprocess.Popen[bytes], url: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from taskharbor import Harbor, Unrecoverable, Worker
-from taskharbor.job import AttemptStatus, State
+from taskharbor.records import AttemptStatus, State
 from tests.faults.audit import Execution, Findings, _judge, audit
 
 

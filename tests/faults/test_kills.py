@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.faults.kills import survive_kills
 from tests.faults.processes import Crew, wait_until
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.faults.processes import Crew, pause, wait_until
 
 pytestmark = [

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from taskharbor import Harbor, Worker
 from taskharbor.cli import cli
-from taskharbor.client.events import JOB_EVENTS
 from taskharbor.clock import ManualClock
 from taskharbor.http.answers import BODY_BYTES_MAX
 from taskharbor.http.secrets import shown_url
-from taskharbor.job import State
+from taskharbor.records import State
+from taskharbor.telemetry.events import JOB_EVENTS
 from taskharbor.telemetry.logs import JsonFormatter, KeyValueFormatter
 from tests.http.stage import FakeNetwork, Request, Server, reply, serving
 from tests.server.conftest import client_of

@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.http.stage import FakeNetwork, Server, reply
 
 PUBLIC = "93.184.216.34"  # never connected to: the network of these tests leads to loopback only

@@ -14,7 +14,7 @@ from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.http.client import HEAD_BYTES_MAX, READ_BYTES
 from taskharbor.http.resolver import Resolver
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.http.stage import FakeNetwork, Server, reply
 
 LIMIT = 60.0

@@ -15,7 +15,7 @@ from taskharbor.clock import from_micros
 from taskharbor.errors import PayloadError
 from taskharbor.http import http_payload
 from taskharbor.http.answers import BODY_BYTES_MAX, RESULT_BODY_MAX
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.http.stage import reply
 from tests.worker.stage import attempts_of, statuses, until, until_state, working
 
@@ -332,9 +332,9 @@ async def test_without_the_extra_it_is_put_back_and_then_dead_naming_the_extra(h
     job = await harbor.aenqueue("http", {"url": server.url})
     found = await done(harbor, job)
     assert (found.state, await statuses(job)) == (State.SCHEDULED, ["released"])
-    await Worker(harbor, unfit_grace_seconds=0).drain()
+    await Worker(harbor, unrunnable_grace_seconds=0).drain()
     harbor.driver.clock.advance(60)
-    await Worker(harbor, unfit_grace_seconds=0).drain()
+    await Worker(harbor, unrunnable_grace_seconds=0).drain()
     found = await job.arefresh()
     assert found.reason is Reason.UNKNOWN_TASK
     assert "taskharbor[http]" in found.error
@@ -352,7 +352,7 @@ async def test_a_task_declared_as_http_goes_before_ours(harbor):
 
 async def test_a_payload_that_another_program_wrote_wrongly_is_dead_at_once(harbor):
     from taskharbor.client.options import new_id
-    from taskharbor.job import NewJob
+    from taskharbor.records import NewJob
 
     job_id = new_id()
     await harbor.driver.enqueue([NewJob(job_id, "http", json.dumps({"url": "http://127.1/"}))])

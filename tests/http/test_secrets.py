@@ -15,7 +15,7 @@ from taskharbor.errors import PayloadError
 from taskharbor.http import http_payload
 from taskharbor.http.answers import ERROR_BODY_MAX, Answer, failure_of
 from taskharbor.http.secrets import scrubbed, secrets_in
-from taskharbor.job import State
+from taskharbor.records import State
 from taskharbor.telemetry.logs import JsonFormatter, KeyValueFormatter
 from taskharbor.views import documents
 from tests.http.stage import Request, reply

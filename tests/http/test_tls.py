@@ -8,7 +8,7 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.http.stage import FakeNetwork, Server, serving
 
 

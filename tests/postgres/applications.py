@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from taskharbor import Harbor, Job, Workflow
-from taskharbor.calling import step_to_end
+from taskharbor.sync import run_inline
 
 django.conf.settings.configure(USE_TZ=True, DATABASES={"default": {}})
 django.setup()
@@ -44,7 +44,7 @@ class Application(ABC):
             async with self.connected():
                 await story(self)
 
-        asyncio.run(told()) if self.asynchronous else step_to_end(told())
+        asyncio.run(told()) if self.asynchronous else run_inline(told())
 
     @abstractmethod
     def connected(self) -> AbstractAsyncContextManager[None]: ...

@@ -10,7 +10,6 @@ from typing import Any
 import asyncpg
 
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Claimed,
     ClaimRequest,
@@ -19,18 +18,19 @@ from taskharbor.drivers.base import (
     Extension,
     Occurrence,
     Operation,
+    OperationVerdict,
     ProgressNote,
     Requeue,
     RunNow,
+    SettleAnswer,
     StepNote,
     Transition,
     Update,
-    Verdict,
     WorkerRecord,
     member_id,
 )
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptStatus,
     JobFilter,
     NewJob,
@@ -130,12 +130,12 @@ async def work(driver: PostgresDriver) -> None:
     beat = await driver.extend(
         [Extension(token, LEASE, ((a.id, now),), at_most_once=(e.id,))], now=now + SECOND
     )
-    assert beat.leases[0].answer is Answer.DONE
+    assert beat.leases[0].answer is SettleAnswer.DONE
     progress, step = (
         ProgressNote(token, a.id, a.number, Progress(0.5)),
         StepNote(token, a.id, a.number, "s", "1"),
     )
-    assert await driver.note([progress, progress, step], now=now + SECOND) == [Answer.DONE] * 3
+    assert await driver.note([progress, progress, step], now=now + SECOND) == [SettleAnswer.DONE] * 3
     assert await driver.steps(a.id) == {"s": StepRecord("1", 1)}
     child = new(queue, run_at=now + HOUR, options=Options(tags=("t",)))
     settled = await driver.settle(
@@ -147,11 +147,11 @@ async def work(driver: PostgresDriver) -> None:
         ],
         now=now + SECOND,
     )
-    assert [each.answer for each in settled] == [Answer.DONE] * 4
+    assert [each.answer for each in settled] == [SettleAnswer.DONE] * 4
     assert len(settled[1].released) == 1
     assert [
         each.answer for each in await driver.settle([ended(token, f, State.SUCCEEDED)], now=now + SECOND)
-    ] == [Answer.DONE]
+    ] == [SettleAnswer.DONE]
     await collect(driver, now + HOUR)
     await driver.outlive(token, [(e.id, e.number)])
     await driver.leases(now=now)
@@ -212,7 +212,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     dead, dead2, dead3, running, ready, ready2, ready3, _, _, waiting, scheduled = ids
     await driver.open()
 
-    async def do(operation: Operation, job_id: str) -> Verdict:
+    async def do(operation: Operation, job_id: str) -> OperationVerdict:
         [answer] = await driver.operate(operation, [job_id], now=now)
         return answer.verdict
 
@@ -225,19 +225,19 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     await driver.workers(now=now)
     assert await driver.steps(dead) == {"s": StepRecord("1", 1)}
     assert len(await driver.history(dead)) == 1
-    assert await do(Cancel(), running) is Verdict.REQUESTED
-    assert await do(Update(tags=("u",), priority=3), ready2) is Verdict.DONE
-    assert await do(Update(expires_at=now + HOUR), waiting) is Verdict.DONE
-    assert await do(Cancel(), waiting) is Verdict.DONE
-    assert await do(Requeue(), waiting) is Verdict.DONE
-    assert await do(Cancel(), ready2) is Verdict.DONE
-    assert await do(RunNow(), scheduled) is Verdict.DONE
-    assert await do(Requeue(), dead) is Verdict.DONE
-    assert await do(Delete(), dead) is Verdict.DONE
-    assert await do(Discard(), dead2) is Verdict.DONE
-    assert await do(Delete(), ready3) is Verdict.DONE
-    assert await do(Delete(), waiting) is Verdict.DONE
-    assert await do(Delete(), ready) is Verdict.DONE
+    assert await do(Cancel(), running) is OperationVerdict.REQUESTED
+    assert await do(Update(tags=("u",), priority=3), ready2) is OperationVerdict.DONE
+    assert await do(Update(expires_at=now + HOUR), waiting) is OperationVerdict.DONE
+    assert await do(Cancel(), waiting) is OperationVerdict.DONE
+    assert await do(Requeue(), waiting) is OperationVerdict.DONE
+    assert await do(Cancel(), ready2) is OperationVerdict.DONE
+    assert await do(RunNow(), scheduled) is OperationVerdict.DONE
+    assert await do(Requeue(), dead) is OperationVerdict.DONE
+    assert await do(Delete(), dead) is OperationVerdict.DONE
+    assert await do(Discard(), dead2) is OperationVerdict.DONE
+    assert await do(Delete(), ready3) is OperationVerdict.DONE
+    assert await do(Delete(), waiting) is OperationVerdict.DONE
+    assert await do(Delete(), ready) is OperationVerdict.DONE
     await driver.pause(queue, True)
     await driver.pause(queue, False)
     token = TokenRecord(

@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 import asyncpg
 
 from taskharbor.drivers.base import (
-    Answer,
     Claim,
     Claimed,
     ClaimRequest,
     Operation,
+    OperationVerdict,
+    SettleAnswer,
     Transition,
-    Verdict,
 )
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.job import AttemptStatus, JobRecord, NewJob, State
+from taskharbor.records import AttemptStatus, JobRecord, NewJob, State
 from tests.postgres import store
 
 T = TypeVar("T")
@@ -124,16 +124,16 @@ class Race:
     async def state(self, job_id: str) -> State:
         return (await self.record(job_id)).state
 
-    async def settle(self, *transitions: Transition, now: int | None = NOW) -> list[Answer]:
+    async def settle(self, *transitions: Transition, now: int | None = NOW) -> list[SettleAnswer]:
         return [settled.answer for settled in await self.driver.settle(transitions, now=now)]
 
-    async def operate(self, operation: Operation, *ids: str) -> list[Verdict]:
+    async def operate(self, operation: Operation, *ids: str) -> list[OperationVerdict]:
         return [answer.verdict for answer in await self.driver.operate(operation, ids, now=NOW)]
 
     async def done(self, **fields: Any) -> str:
         """A job that has succeeded and may be pruned."""
         token, job = await self.running(**fields)
-        assert await self.settle(success(token, job)) == [Answer.DONE]
+        assert await self.settle(success(token, job)) == [SettleAnswer.DONE]
         return job.id
 
     async def prune(self) -> None:

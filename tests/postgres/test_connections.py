@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from taskharbor.clock import SystemClock
-from taskharbor.drivers.base import Answer, ClaimRequest, Extension, Settled, Transition
+from taskharbor.drivers.base import ClaimRequest, Extension, SettleAnswer, SettleResult, Transition
 from taskharbor.drivers.postgres import PostgresDriver, connections
 from taskharbor.errors import ConfigurationError, PayloadError, StoreError, StoreUnavailable
-from taskharbor.job import AttemptStatus, NewJob, State
+from taskharbor.records import AttemptStatus, NewJob, State
 from tests.postgres import store
 from tests.postgres.server import free_port, running
 
@@ -59,7 +59,7 @@ async def test_killed_backends_are_replaced(dsn: str) -> None:
         await _kill_backends(dsn)
         await _surely(driver, job(number))
     settled = Transition("worker/1", claim.jobs[0].id, 1, AttemptStatus.SUCCEEDED, State.SUCCEEDED)
-    answers: list[Settled] = []
+    answers: list[SettleResult] = []
     async with asyncio.timeout(10):
         while not answers:
             await _kill_backends(dsn)
@@ -67,8 +67,8 @@ async def test_killed_backends_are_replaced(dsn: str) -> None:
                 answers = await driver.settle([settled])
             except StoreUnavailable:
                 continue
-    assert [answer.answer for answer in answers] == [Answer.DONE]
-    assert (await driver.settle([settled]))[0].answer is Answer.DONE
+    assert [answer.answer for answer in answers] == [SettleAnswer.DONE]
+    assert (await driver.settle([settled]))[0].answer is SettleAnswer.DONE
     assert (await driver.counts())[State.READY] == 4
     await driver.close()
 
@@ -179,7 +179,7 @@ async def test_a_loop_opens_no_more_connections_than_it_may(dsn: str, url: str, 
     driver = PostgresDriver.from_url(dsn + url)
     await driver.migrate()
     await driver.open_for_work()
-    waiting = asyncio.create_task(driver.wait(driver.news(), 60))
+    waiting = asyncio.create_task(driver.wait_for_change(driver.change_token(), 60))
 
     async def use(number: int) -> None:
         token = f"worker/{number}"

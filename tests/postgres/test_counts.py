@@ -6,7 +6,7 @@ import pytest
 
 from taskharbor.drivers.base import Cancel, ClaimRequest
 from taskharbor.drivers.postgres import PostgresDriver, reads
-from taskharbor.job import NewJob, State
+from taskharbor.records import NewJob, State
 
 LEASE = 30_000_000
 

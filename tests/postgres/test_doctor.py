@@ -15,7 +15,7 @@ from taskharbor.drivers.base import Check
 from taskharbor.drivers.postgres import PostgresDriver, health
 from taskharbor.drivers.postgres.roles import Role, quoted_role
 from taskharbor.drivers.postgres.schema import latest_version
-from taskharbor.job import NewJob
+from taskharbor.records import NewJob
 from tests.postgres.crew import SCHEMA, Crew, crew
 from tests.postgres.server import DURABLE, running
 

@@ -13,7 +13,7 @@ from taskharbor.clock import ManualClock
 from taskharbor.drivers.base import ClaimRequest
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.enqueue import _are_alike
-from taskharbor.job import Delivery, NewJob, Options, State
+from taskharbor.records import Delivery, NewJob, Options, State
 from tests.postgres import store
 
 HOUR = 3_600_000_000

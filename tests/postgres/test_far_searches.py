@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor import conformance
 from taskharbor.conformance.chapters.claiming import Claiming
-from taskharbor.drivers.postgres import trails
+from taskharbor.drivers.postgres import claim_hints
 from tests.postgres.store import fresh
 
 pytestmark = pytest.mark.timeout(900)  # a failure of the machine is shrunk to its shortest story
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)  # a failure of the machine is shrunk to i
 @pytest.fixture(autouse=True)
 def every_search_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FAR", "SEARCH_SECONDS_MIN", "SEARCH_SHARE"):
-        monkeypatch.setattr(trails, name, 0)
+        monkeypatch.setattr(claim_hints, name, 0)
 
 
 class TestClaimingAfterFarSearches(Claiming):

@@ -16,7 +16,7 @@ from taskharbor import Harbor
 # The command, which interrupts itself as soon as its first connection has been accepted.
 AT_CONNECT = """
 import asyncio, os, signal, sys
-from taskharbor import calling
+from taskharbor import sync
 from taskharbor.cli import main
 
 
@@ -40,7 +40,7 @@ class Loop(asyncio.SelectorEventLoop):
         return await super().create_connection(made, *args, **options)
 
 
-calling._loop_maker = lambda: Loop
+sync._loop_maker = lambda: Loop
 main()
 """
 

@@ -12,7 +12,7 @@ from taskharbor import Harbor, Worker
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.connections import Lane
 from taskharbor.errors import JobFailed
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.postgres.proxy import Proxy
 
 ENDS = ("COMMIT;", "ROLLBACK;")

@@ -9,10 +9,10 @@ import pytest
 
 from taskharbor.client import retention
 from taskharbor.client.retention import Retention
-from taskharbor.drivers.base import Answer, Cancel, ClaimRequest, Extension, Requeue
+from taskharbor.drivers.base import Cancel, ClaimRequest, Extension, Requeue, SettleAnswer
 from taskharbor.drivers.postgres import operate
 from taskharbor.drivers.postgres.connections import Connections
-from taskharbor.job import NewJob, State
+from taskharbor.records import NewJob, State
 from tests.postgres.races import LEASE, NOW, PATIENCE_SECONDS, Race, race, success
 
 OLD = {State.SUCCEEDED: NOW + 1, State.DEAD: NOW + 1, State.CANCELLED: NOW + 1}
@@ -37,11 +37,11 @@ async def test_prune_in_the_middle_blocks_no_claim_settle_enqueue_or_heartbeat(r
         assert await operate.prune(session, OLD, 100) == 20
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert len((await race.claim())[1].jobs) == 1
-            assert await race.settle(success(token, claim.jobs[0])) == [Answer.DONE]
+            assert await race.settle(success(token, claim.jobs[0])) == [SettleAnswer.DONE]
             added = await race.ready(idempotency_key="new")
             other, another = await race.claim()
             beat = await race.driver.extend([Extension(other, LEASE)], now=NOW)
-            assert beat.leases[0].answer is Answer.DONE
+            assert beat.leases[0].answer is SettleAnswer.DONE
             assert [job.id for job in another.jobs] == [added]
             assert await race.driver.take_expired("collector/1", LEASE, now=NOW) is None
             assert await race.driver.expire(10, now=NOW) == []

@@ -9,19 +9,19 @@ import asyncpg
 import pytest
 
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Delete,
     Enqueued,
-    Operated,
+    OperationResult,
+    OperationVerdict,
     Requeue,
+    SettleAnswer,
     Transition,
-    Verdict,
 )
 from taskharbor.drivers.postgres import enqueue, operate, settle
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import AttemptStatus, NewJob, Options, Reason, State
+from taskharbor.records import AttemptStatus, NewJob, Options, Reason, State
 from tests.postgres.races import (
     NOW,
     PausingCallersSession,
@@ -63,7 +63,7 @@ async def test_delete_of_a_job_that_somebody_is_about_to_depend_on_is_a_conflict
     async with race.transaction() as session:
         waiting = await _depending(race, session, job.id)
         deleting = await begun(race.operate(Delete(), job.id), race)
-    assert await deleting == [Verdict.CONFLICT]
+    assert await deleting == [OperationVerdict.CONFLICT]
     assert await race.state(waiting) is State.WAITING
 
 
@@ -76,7 +76,7 @@ async def test_requeue_that_meets_the_last_members_settle_does_not_wait_for_ever
     async with race.transaction() as session:
         await settle.settle(session, [success(token, member)])
         requeueing = await begun(race.operate(Requeue(), dependant), race)
-    assert await requeueing == [Verdict.DONE]
+    assert await requeueing == [OperationVerdict.DONE]
     assert await race.state(dependant) is State.READY
 
 
@@ -87,8 +87,8 @@ async def test_last_members_settle_that_meets_a_requeue_releases_the_dependant(r
     dependant = await race.ready(depends_on=(member.id,))
     await race.operate(Cancel(), dependant)
     async with race.transaction() as session:
-        answers: dict[str, Operated] = await operate.operate(session, Requeue(), [dependant])
-        assert answers[dependant].verdict is Verdict.DONE
+        answers: dict[str, OperationResult] = await operate.operate(session, Requeue(), [dependant])
+        assert answers[dependant].verdict is OperationVerdict.DONE
         settling = await begun(race.driver.settle([success(token, member)], now=NOW), race)
     [settled] = await settling
     assert settled.released == (dependant,)
@@ -200,7 +200,7 @@ async def test_child_whose_key_is_pruned_at_that_moment_is_stored_and_the_settle
         await session.stopped.wait()
         await race.prune()
         session.go_on.set()
-        assert [settled.answer for settled in await settling] == [Answer.DONE]
+        assert [settled.answer for settled in await settling] == [SettleAnswer.DONE]
     assert (await race.state(parent.id), await race.state(child.id)) == (State.SUCCEEDED, State.READY)
 
 

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from taskharbor.drivers.base import (
-    Answer,
     ClaimRequest,
     Extension,
     ProgressNote,
+    SettleAnswer,
 )
 from taskharbor.drivers.postgres import leases, settle
+from taskharbor.drivers.postgres.claim_hints import SearchPlan
 from taskharbor.drivers.postgres.connections import Connections, Lane, Session
-from taskharbor.drivers.postgres.trails import Look
-from taskharbor.job import AttemptStatus, Progress, State
+from taskharbor.records import AttemptStatus, Progress, State
 from tests.postgres import store
 from tests.postgres.races import (
     LEASE,
@@ -37,7 +37,7 @@ async def test_claim_repeated_while_the_first_one_commits_gives_the_same_jobs(ra
     first, second = await race.ready(), await race.ready()
     request = ClaimRequest("worker/1", LEASE, 1, once_limit=1)
     async with race.transaction() as session:
-        claim, _ = await leases.claim(session, request, Look())
+        claim, _ = await leases.claim(session, request, SearchPlan())
         repeated = await begun(race.driver.claim(request, now=NOW), race)
     assert [job.id for job in claim.jobs] == [first]
     assert (await repeated).jobs == claim.jobs
@@ -57,7 +57,7 @@ async def test_lease_collected_twice_at_once_goes_to_one_token(race: Race) -> No
     again = await race.driver.take_expired("collector/1", LEASE, now=later)
     assert again is not None
     assert (again.jobs, again.expired_at) == (first.jobs, first.expired_at)
-    assert await race.settle(success(token, job)) == [Answer.LEASE_MISMATCH]
+    assert await race.settle(success(token, job)) == [SettleAnswer.LEASE_MISMATCH]
 
 
 # -- notes ---------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ async def test_progress_that_meets_a_settle_is_refused(race: Race) -> None:
     async with race.transaction() as session:
         await settle.settle(session, [success(token, job)])
         noting = await begun(race.driver.note([note], now=NOW), race)
-    assert await noting == [Answer.NOT_RUNNING]
+    assert await noting == [SettleAnswer.NOT_RUNNING]
     assert (await race.record(job.id)).progress is None
 
 
@@ -81,9 +81,9 @@ async def test_settle_waits_for_progress_that_is_being_stored(race: Race) -> Non
     token, job = await race.running()
     async with race.transaction() as session:
         note = ProgressNote(token, job.id, job.number, Progress(0.5))
-        assert await settle.note(session, [note]) == [Answer.DONE]
+        assert await settle.note(session, [note]) == [SettleAnswer.DONE]
         settling = await begun(race.settle(success(token, job)), race)
-    assert await settling == [Answer.DONE]
+    assert await settling == [SettleAnswer.DONE]
     assert (await race.record(job.id)).progress == Progress(0.5)
 
 
@@ -97,7 +97,7 @@ async def test_settle_that_meets_a_collector_is_refused(race: Race) -> None:
     async with race.transaction(NOW + LEASE) as session:
         assert (await leases.take_expired(session, "collector/1", LEASE))[0] is not None
         settling = await begun(race.settle(success(token, job), now=NOW + LEASE - 1), race)
-    assert await settling == [Answer.LEASE_MISMATCH]
+    assert await settling == [SettleAnswer.LEASE_MISMATCH]
     assert await race.driver.history(job.id) == []
 
 
@@ -128,7 +128,7 @@ async def test_time_is_read_when_the_lock_is_held(race: Race) -> None:
             settling = await begun(race.settle(transition, now=None), race)
             while await session.now() < claim.expires_at:  # noqa: ASYNC110 - it is the server's time
                 await asyncio.sleep(0.05)
-        assert await settling == [Answer.LEASE_EXPIRED]
+        assert await settling == [SettleAnswer.LEASE_EXPIRED]
     assert await race.driver.history(job.id) == []
 
 
@@ -139,7 +139,7 @@ async def test_heartbeat_that_waited_too_long_does_not_revive_a_lease(race: Race
     async with race.transaction(NOW + LEASE) as session:
         await leases.take_expired(session, "collector/1", LEASE)
         beating = await begun(race.driver.extend([Extension(token, LEASE)], now=NOW), race)
-    assert [lease.answer for lease in (await beating).leases] == [Answer.NOT_RUNNING]
+    assert [lease.answer for lease in (await beating).leases] == [SettleAnswer.NOT_RUNNING]
 
 
 @race
@@ -150,7 +150,7 @@ async def test_two_outcomes_of_one_attempt_commit_one(race: Race) -> None:
         await settle.settle(session, [failure(token, job)])
         settling = await begun(race.driver.settle([success(token, job)], now=NOW), race)
     [settled] = await settling
-    assert (settled.answer, settled.recorded) == (Answer.NOT_RUNNING, AttemptStatus.FAILED)
+    assert (settled.answer, settled.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.FAILED)
 
 
 # -- lock order ----------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ async def test_settles_over_the_same_leases_do_not_deadlock(race: Race) -> None:
         await session.stopped.wait()
         second = await begun(race.settle(*[failure(*one) for one in reversed(held)]), race)
         session.go_on.set()
-        assert [settled.answer for settled in await first] == [Answer.DONE] * 2
-    assert await second == [Answer.DONE] * 2
+        assert [settled.answer for settled in await first] == [SettleAnswer.DONE] * 2
+    assert await second == [SettleAnswer.DONE] * 2
 
 
 @race

@@ -9,17 +9,17 @@ import asyncpg
 from msgspec import structs
 
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     ClaimRequest,
     Delete,
+    OperationVerdict,
+    SettleAnswer,
     Update,
-    Verdict,
 )
 from taskharbor.drivers.postgres import leases, operate, settle
+from taskharbor.drivers.postgres.claim_hints import SearchPlan
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.trails import Look
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.postgres import store
 from tests.postgres.races import (
     LEASE,
@@ -66,7 +66,7 @@ async def test_deleting_many_ended_jobs_takes_no_more_statements_than_deleting_o
             counting = Counting(session.connection, session.sql, NOW)
             answers = await operate.operate(counting, Delete(), some)
             sent.append(counting.sent)
-        assert [answers[job_id].verdict for job_id in some] == [Verdict.DONE] * len(some)
+        assert [answers[job_id].verdict for job_id in some] == [OperationVerdict.DONE] * len(some)
     assert sent[0] == sent[1]
     assert sum((await race.driver.counts(now=NOW)).values()) == 0
 
@@ -80,9 +80,9 @@ async def test_ended_jobs_deleted_together_are_struck_out_of_the_lease_that_live
     first, second, left = claim.jobs
     await race.settle(success(token, first), success(token, second))
     assert await race.operate(Delete(), first.id, second.id, left.id) == [
-        Verdict.DONE,
-        Verdict.DONE,
-        Verdict.CONFLICT,
+        OperationVerdict.DONE,
+        OperationVerdict.DONE,
+        OperationVerdict.CONFLICT,
     ]
     expired = await race.driver.take_expired("collector/1", LEASE, now=NOW + 2 * LEASE)
     assert expired is not None
@@ -96,10 +96,13 @@ async def test_job_is_deleted_after_those_that_depend_on_it_and_not_before(race:
     dependant = structs.replace(dependant, depends_on=(member.id,))
     await race.driver.enqueue([member, dependant], now=NOW)
     other = await race.ready()
-    assert await race.operate(Cancel(), member.id, other) == [Verdict.DONE] * 2
-    assert await race.operate(Delete(), other, member.id) == [Verdict.DONE, Verdict.CONFLICT]
-    assert await race.operate(Cancel(), dependant.id) == [Verdict.DONE]
-    assert await race.operate(Delete(), dependant.id, member.id) == [Verdict.DONE] * 2
+    assert await race.operate(Cancel(), member.id, other) == [OperationVerdict.DONE] * 2
+    assert await race.operate(Delete(), other, member.id) == [
+        OperationVerdict.DONE,
+        OperationVerdict.CONFLICT,
+    ]
+    assert await race.operate(Cancel(), dependant.id) == [OperationVerdict.DONE]
+    assert await race.operate(Delete(), dependant.id, member.id) == [OperationVerdict.DONE] * 2
 
 
 # -- cancel and settle ---------------------------------------------------------------------------
@@ -112,7 +115,7 @@ async def test_request_to_cancel_that_meets_a_settle_finds_the_job_where_it_went
     async with race.transaction() as session:
         await settle.settle(session, [success(token, job)])
         cancelling = await begun(race.operate(Cancel(), job.id), race)
-    assert await cancelling == [Verdict.CONFLICT]
+    assert await cancelling == [OperationVerdict.CONFLICT]
     assert await race.state(job.id) is State.SUCCEEDED
 
 
@@ -123,7 +126,7 @@ async def test_request_to_cancel_that_meets_a_retry_cancels_the_job(race: Race) 
     async with race.transaction() as session:
         await settle.settle(session, [failure(token, job)])
         cancelling = await begun(race.operate(Cancel(), job.id), race)
-    assert await cancelling == [Verdict.DONE]
+    assert await cancelling == [OperationVerdict.DONE]
     assert await race.state(job.id) is State.CANCELLED
 
 
@@ -134,8 +137,8 @@ async def test_settle_that_meets_a_request_to_cancel_obeys_it(race: Race) -> Non
     async with race.transaction() as session:
         answers = await operate.operate(session, Cancel(), [job.id])
         settling = await begun(race.settle(failure(token, job)), race)
-    assert answers[job.id].verdict is Verdict.REQUESTED
-    assert await settling == [Answer.DONE]
+    assert answers[job.id].verdict is OperationVerdict.REQUESTED
+    assert await settling == [SettleAnswer.DONE]
     assert await race.state(job.id) is State.CANCELLED
 
 
@@ -146,7 +149,7 @@ async def test_success_that_meets_a_request_to_cancel_wins(race: Race) -> None:
     async with race.transaction() as session:
         await operate.operate(session, Cancel(), [job.id])
         settling = await begun(race.settle(success(token, job)), race)
-    assert await settling == [Answer.DONE]
+    assert await settling == [SettleAnswer.DONE]
     assert await race.state(job.id) is State.SUCCEEDED
     assert await race.driver.leases(now=NOW) == []
 
@@ -159,9 +162,9 @@ async def test_change_that_meets_a_claim_is_a_conflict(race: Race) -> None:
     """The claim has taken the row: the operator, who would rewrite it, looks again and finds the job running."""
     job_id = await race.ready()
     async with race.transaction() as session:
-        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1), Look())
+        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1), SearchPlan())
         changing = await begun(race.operate(Update(priority=5), job_id), race)
-    assert await changing == [Verdict.CONFLICT]
+    assert await changing == [OperationVerdict.CONFLICT]
     record = await race.record(job_id)
     assert (record.state, record.priority, record.version) == (State.RUNNING, 0, 1)
 
@@ -178,7 +181,7 @@ async def test_operator_between_looking_and_rewriting_loses_to_a_claim(race: Rac
         session.go_on.set()
         assert await changing == {}  # no answer: to be looked for again
     assert [job.id for job in claim.jobs] == [job_id]
-    assert await race.operate(Update(priority=5), job_id) == [Verdict.CONFLICT]
+    assert await race.operate(Update(priority=5), job_id) == [OperationVerdict.CONFLICT]
 
 
 @race
@@ -197,7 +200,7 @@ async def test_two_claims_at_once_never_wait_for_each_other(race: Race) -> None:
     """What one is about to take, the other passes over, also across queues and priorities."""
     ids = [await race.ready(queue=queue, priority=priority) for queue in "ab" for priority in (0, 1)]
     async with race.transaction() as session:
-        first, _ = await leases.claim(session, ClaimRequest("worker/a", LEASE, 2), Look())
+        first, _ = await leases.claim(session, ClaimRequest("worker/a", LEASE, 2), SearchPlan())
         _, second = await race.claim(2)
     assert [job.priority for job in first.jobs] == [1, 1]
     assert [job.priority for job in second.jobs] == [0, 0]
@@ -209,7 +212,7 @@ async def test_expiry_and_claim_meet_on_one_job(race: Race) -> None:
     """Either it begins or it is cancelled, never both."""
     job_id = await race.ready(expires_at=NOW)
     async with race.transaction() as session:
-        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1), Look())
+        await leases.claim(session, ClaimRequest("worker/1", LEASE, 1), SearchPlan())
         assert await race.driver.expire(10, now=NOW) == []
     assert await race.state(job_id) is State.RUNNING
 
@@ -228,7 +231,7 @@ async def test_deleted_job_is_struck_out_of_the_lease_that_still_names_it(race: 
     async with race.transaction() as session:
         await session.rows("hold_leases", [token])
         deleting = await begun(race.operate(Delete(), first.id), race)  # it waits for the lease
-    assert await deleting == [Verdict.DONE]
+    assert await deleting == [OperationVerdict.DONE]
     expired = await race.driver.take_expired("collector/1", LEASE, now=NOW + LEASE)
     assert expired is not None
     assert [job.id for job in expired.jobs] == [second.id]
@@ -247,8 +250,8 @@ async def test_settle_of_a_job_that_was_deleted_meanwhile_leaves_no_row(race: Ra
     await other.operate(Delete(), [first.id], now=NOW)
     await other.close()
     assert await race.settle(success(token, first), success(token, second)) == [
-        Answer.NOT_RUNNING,
-        Answer.DONE,
+        SettleAnswer.NOT_RUNNING,
+        SettleAnswer.DONE,
     ]
     assert await race.driver.history(first.id) == []
     assert await race.driver.leases(now=NOW) == []
@@ -265,6 +268,6 @@ async def test_pruning_and_settling_under_one_lease(race: Race) -> None:
     async with race.transaction() as session:
         assert await operate.prune(session, {State.SUCCEEDED: NOW + 1}, 10) == 1
         settling = await begun(race.settle(success(token, second)), race)
-    assert await settling == [Answer.DONE]
+    assert await settling == [SettleAnswer.DONE]
     assert await race.driver.leases(now=NOW) == []
     assert (await race.driver.counts(now=NOW))[State.SUCCEEDED] == 1

@@ -19,23 +19,23 @@ from msgspec import Struct
 
 from taskharbor import Context, Harbor, Worker
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Claimed,
     Delete,
     Extension,
     Operation,
+    OperationVerdict,
     ProgressNote,
     Requeue,
     RunNow,
+    SettleAnswer,
     Transition,
     Update,
-    Verdict,
 )
 from taskharbor.drivers.postgres import PostgresDriver, enqueue, operate, settle
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.settle import KEY_WAIT, KEY_WAIT_ALONE
-from taskharbor.job import AttemptStatus, NewJob, Progress, Reason, State
+from taskharbor.records import AttemptStatus, NewJob, Progress, Reason, State
 from tests.postgres.races import LEASE, NOW, SECOND, Race, begun, failure, race, success
 
 
@@ -81,19 +81,19 @@ async def test_open_producer_delays_no_worker(race: Race) -> None:
     driver = race.driver
     async with depended_on(race) as m:
         beat = await driver.extend([Extension(m.token, LEASE, at_most_once=(m.running.id,))], now=NOW)
-        assert [lease.answer for lease in beat.leases] == [Answer.DONE]
+        assert [lease.answer for lease in beat.leases] == [SettleAnswer.DONE]
         note = ProgressNote(m.token, m.running.id, m.running.number, Progress(0.5))
-        assert await driver.note([note], now=NOW) == [Answer.DONE]
+        assert await driver.note([note], now=NOW) == [SettleAnswer.DONE]
         [settled] = await driver.settle([success(m.token, m.running)], now=NOW)
-        assert (settled.answer, settled.released) == (Answer.DONE, (m.waiting,))
+        assert (settled.answer, settled.released) == (SettleAnswer.DONE, (m.waiting,))
         token, claim = await race.claim()
         assert {job.id for job in claim.jobs} == {m.ready, m.waiting}
-        assert await race.settle(*(failure(token, job) for job in claim.jobs)) == [Answer.DONE] * 2
+        assert await race.settle(*(failure(token, job) for job in claim.jobs)) == [SettleAnswer.DONE] * 2
         expired = await driver.take_expired("collector/1", LEASE, now=NOW + 2 * LEASE)
         assert expired is not None
         assert [job.id for job in expired.jobs] == [m.other.id]
         lost = Transition("collector/1", m.other.id, m.other.number, AttemptStatus.LOST, State.READY)
-        assert await race.settle(lost, now=NOW + 2 * LEASE) == [Answer.DONE]
+        assert await race.settle(lost, now=NOW + 2 * LEASE) == [SettleAnswer.DONE]
         assert await driver.catch_up(100, now=NOW) == []
 
 
@@ -101,13 +101,13 @@ async def test_open_producer_delays_no_worker(race: Race) -> None:
 async def test_open_producer_delays_no_operator_who_does_not_delete(race: Race) -> None:
     """Nor what age does: pruning leaves out what new jobs are about to depend on."""
     async with depended_on(race) as m:
-        asked: list[tuple[Operation, str, Verdict]] = [
-            (Requeue(), m.dead, Verdict.DONE),
-            (Cancel(), m.dead, Verdict.DONE),
-            (RunNow(), m.scheduled, Verdict.DONE),
-            (Update(priority=9, expires_at=NOW + 1), m.scheduled, Verdict.DONE),
-            (Cancel(), m.waiting, Verdict.DONE),
-            (Cancel(), m.running.id, Verdict.REQUESTED),
+        asked: list[tuple[Operation, str, OperationVerdict]] = [
+            (Requeue(), m.dead, OperationVerdict.DONE),
+            (Cancel(), m.dead, OperationVerdict.DONE),
+            (RunNow(), m.scheduled, OperationVerdict.DONE),
+            (Update(priority=9, expires_at=NOW + 1), m.scheduled, OperationVerdict.DONE),
+            (Cancel(), m.waiting, OperationVerdict.DONE),
+            (Cancel(), m.running.id, OperationVerdict.REQUESTED),
         ]
         for operation, job_id, verdict in asked:
             assert await race.operate(operation, job_id) == [verdict], operation
@@ -127,9 +127,9 @@ async def test_delete_that_waits_for_a_producer_holds_nobody_up(race: Race) -> N
         await enqueue.enqueue(session, [race.new(depends_on=(first.id,))])
         deleting = await begun(race.operate(Delete(), first.id), race)
         beat = await race.driver.extend([Extension(token, LEASE)], now=NOW)
-        assert [lease.answer for lease in beat.leases] == [Answer.DONE]
-        assert await race.settle(success(token, second)) == [Answer.DONE]
-    assert await deleting == [Verdict.CONFLICT]
+        assert [lease.answer for lease in beat.leases] == [SettleAnswer.DONE]
+        assert await race.settle(success(token, second)) == [SettleAnswer.DONE]
+    assert await deleting == [OperationVerdict.CONFLICT]
 
 
 # -- children whose keys a producer is storing -----------------------------------------------------
@@ -151,11 +151,11 @@ async def test_settle_whose_child_has_a_key_that_a_producer_is_storing_is_put_of
             mine,
             success(token, third, inserts=(race.new(idempotency_key="free"),)),
         ]
-        assert await race.settle(*batch) == [Answer.DONE, Answer.LATER, Answer.DONE]
+        assert await race.settle(*batch) == [SettleAnswer.DONE, SettleAnswer.LATER, SettleAnswer.DONE]
         beat = await race.driver.extend([Extension(token, LEASE)], now=NOW)
-        assert [lease.answer for lease in beat.leases] == [Answer.DONE]
+        assert [lease.answer for lease in beat.leases] == [SettleAnswer.DONE]
         assert await race.state(second.id) is State.RUNNING
-    assert await race.settle(mine) == [Answer.DONE]
+    assert await race.settle(mine) == [SettleAnswer.DONE]
     assert await race.driver.get([child.id], now=NOW) == [None]  # the producer's job stands for it
 
 
@@ -180,7 +180,7 @@ async def test_many_contended_keys_cost_a_settle_one_long_wait(race: Race) -> No
             for job, key in zip(claim.jobs[2:], keys, strict=True)
         ]
         with mock.patch.object(race.driver, "_settle_together", counted):
-            assert await race.settle(*batch) == [Answer.DONE] * 2 + [Answer.LATER] * 4
+            assert await race.settle(*batch) == [SettleAnswer.DONE] * 2 + [SettleAnswer.LATER] * 4
     assert tried == [(6, KEY_WAIT), (2, KEY_WAIT), *[(1, KEY_WAIT_ALONE)] * 4]
 
 
@@ -237,7 +237,7 @@ async def test_member_that_succeeds_before_the_producer_commits_is_caught_up_wit
         dependant = race.new(depends_on=(job.id,))
         await enqueue.enqueue(session, [dependant])
         [settled] = await race.driver.settle([success(token, job)], now=NOW)
-        assert (settled.answer, settled.released) == (Answer.DONE, ())
+        assert (settled.answer, settled.released) == (SettleAnswer.DONE, ())
         assert await race.driver.catch_up(100, now=NOW) == []
     assert await race.state(dependant.id) is State.WAITING
     swept = await asyncio.gather(*(race.driver.catch_up(100, now=NOW) for _ in range(5)))
@@ -272,7 +272,7 @@ async def test_member_that_is_claimed_and_succeeds_meanwhile_is_caught_up_with(r
         dependant = race.new(depends_on=(member,))
         await enqueue.enqueue(session, [dependant])
         token, claim = await race.claim()
-        assert await race.settle(success(token, claim.jobs[0])) == [Answer.DONE]
+        assert await race.settle(success(token, claim.jobs[0])) == [SettleAnswer.DONE]
     assert await race.driver.catch_up(100, now=NOW) == [dependant.id]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.drivers.base import Answer, Claimed, Requeue, Transition, Verdict
+from taskharbor.drivers.base import Claimed, OperationVerdict, Requeue, SettleAnswer, Transition
 from taskharbor.drivers.postgres import operate, settle, workflows
-from taskharbor.job import AttemptStatus, NewWorkflow, Reason, State
+from taskharbor.records import AttemptStatus, NewWorkflow, Reason, State
 from tests.postgres.races import NOW, Race, begun, race, success
 
 
@@ -58,7 +58,7 @@ async def test_failure_that_meets_a_restoring_retry_cancels_again(race: Race) ->
     async with race.transaction() as session:
         await operate.operate(session, Requeue(), [ids[0]])
         burying = await begun(race.settle(burial(*second)), race)
-    assert await burying == [Answer.DONE]
+    assert await burying == [SettleAnswer.DONE]
     assert (await race.record(dependant)).reason is Reason.DEPENDENCY
 
 
@@ -71,7 +71,7 @@ async def test_restoring_retry_that_meets_a_failure_restores_nobody(race: Race) 
     async with race.transaction() as session:
         await settle.settle(session, [burial(*second)])
         requeueing = await begun(race.operate(Requeue(), first[1].id), race)
-    assert await requeueing == [Verdict.DONE]
+    assert await requeueing == [OperationVerdict.DONE]
     assert (await race.record(dependant)).reason is Reason.DEPENDENCY
 
 
@@ -83,7 +83,7 @@ async def test_release_that_meets_a_failure_leaves_one_ending(race: Race) -> Non
     async with race.transaction() as session:
         await settle.settle(session, [success(*first)])
         burying = await begun(race.settle(burial(*second)), race)
-    assert await burying == [Answer.DONE]
+    assert await burying == [SettleAnswer.DONE]
     assert await race.state(dependant) is State.CANCELLED
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from taskharbor import Harbor, Worker
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.postgres import store
 
 BROKEN = """

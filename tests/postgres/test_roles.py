@@ -15,7 +15,7 @@ from taskharbor.drivers.base import Cancel, ClaimRequest, Delete, Discard, Exten
 from taskharbor.drivers.postgres import PostgresDriver, sql
 from taskharbor.drivers.postgres.roles import FUNCTIONS, TABLES, Role, grants, quoted_role
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import AttemptStatus, State
+from taskharbor.records import AttemptStatus, State
 from tests.postgres import duties
 from tests.postgres.crew import SCHEMA, Crew, crew
 

@@ -10,7 +10,7 @@ import pytest
 from taskharbor.drivers.postgres import PostgresDriver, sql
 from taskharbor.drivers.postgres.schema import latest_version
 from taskharbor.errors import ConfigurationError, SchemaError
-from taskharbor.job import NewJob, State
+from taskharbor.records import NewJob, State
 
 JOB = NewJob("019b76da-a800-7000-8000-000000000001", "task")
 

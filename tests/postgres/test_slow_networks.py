@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pytest
 
-from taskharbor.drivers.base import Answer, ClaimRequest, StepNote, Transition, member_id
+from taskharbor.drivers.base import ClaimRequest, SettleAnswer, StepNote, Transition, member_id
 from taskharbor.drivers.postgres import PostgresDriver, connections
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import AttemptStatus, NewJob, NewWorkflow, State
+from taskharbor.records import AttemptStatus, NewJob, NewWorkflow, State
 from tests.postgres.proxy import Proxy
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ async def test_results_that_take_longer_than_the_limit_to_send_are_settled(far: 
     """As one statement where all are plain successes that were claimed here."""
     await surely(lambda: claimed(far, 15))
     answers = await surely(lambda: far.settle([success(number) for number in range(1, 16)]))
-    assert [each.answer for each in answers] == [Answer.DONE] * 15
+    assert [each.answer for each in answers] == [SettleAnswer.DONE] * 15
     assert (await surely(far.counts))[State.SUCCEEDED] == 15
 
 
@@ -102,7 +102,7 @@ async def test_what_is_settled_in_a_transaction_may_take_long_to_send(
     """As after a lost answer, and as failures are: to the server, who is still sending is idle."""
     await claimed(near, 15)
     answers = await surely(lambda: far.settle([success(number) for number in range(1, 16)]))
-    assert [each.answer for each in answers] == [Answer.DONE] * 15
+    assert [each.answer for each in answers] == [SettleAnswer.DONE] * 15
     assert (await near.counts())[State.SUCCEEDED] == 15
 
 
@@ -113,7 +113,7 @@ async def test_one_attempts_many_large_children_may_take_long_to_send(
     await claimed(near, 1)
     children = tuple(job(number + 100, each.payload) for number, each in enumerate(large_jobs(15)))
     [answer] = await surely(lambda: far.settle([success(1, None, inserts=children)]))
-    assert answer.answer is Answer.DONE
+    assert answer.answer is SettleAnswer.DONE
     assert (await near.counts())[State.READY] == 15
 
 
@@ -150,7 +150,7 @@ async def test_step_that_takes_longer_than_the_limit_to_send_is_kept(
 ) -> None:
     await claimed(near, 1)
     note = StepNote("worker/1", job(1).id, 1, "download", f'"{LARGE * 15}"')
-    assert await surely(lambda: far.note([note])) == [Answer.DONE]
+    assert await surely(lambda: far.note([note])) == [SettleAnswer.DONE]
     assert (await near.steps(job(1).id))["download"].result == note.result
 
 
@@ -170,4 +170,4 @@ async def test_transfer_that_stops_moving_is_given_up(
         async with asyncio.timeout(30):
             await settling
     answers = await surely(lambda: near.settle(transitions))
-    assert [each.answer for each in answers] == [Answer.DONE] * 40
+    assert [each.answer for each in answers] == [SettleAnswer.DONE] * 40

@@ -15,7 +15,7 @@ from taskharbor import ConfigurationError, Harbor, Worker
 from taskharbor.client.options import OPTION_NAMES, checked_options
 from taskharbor.codec import checked_name, decode_payload, encode_payload
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.news import channel_of
+from taskharbor.drivers.postgres.changes import channel_of
 from taskharbor.errors import PayloadError
 from tests.postgres import store
 

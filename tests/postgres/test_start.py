@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskharbor import Harbor
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.faults.processes import wait_until
 from tests.postgres import store
 from tests.postgres.server import Server, free_port, running

@@ -15,7 +15,7 @@ from taskharbor.conformance.chapters.enqueueing import Enqueueing
 from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.drivers.base import Enqueued, WorkflowEnqueued
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import NewJob, NewWorkflow
+from taskharbor.records import NewJob, NewWorkflow
 from tests.postgres import store
 
 # A failure of the state machine is shrunk to its shortest story before it is told, which may take minutes.
@@ -42,7 +42,7 @@ class TransactionalDriver(PostgresDriver):
                     yield
         finally:
             await connection.close()
-        self._news.tell(urgent=True)
+        self._changes.tell(urgent=True)
 
 
 @contextmanager

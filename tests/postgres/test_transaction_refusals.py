@@ -18,9 +18,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from taskharbor import ConfigurationError, Event, Harbor, SchemaError, StoreError
-from taskharbor.calling import step_to_end
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import NewJob, Options
+from taskharbor.records import NewJob, Options
+from taskharbor.sync import run_inline
 from tests.postgres import store
 from tests.postgres.applications import address, use_in_django
 
@@ -396,7 +396,7 @@ def test_job_may_depend_on_others_in_a_transaction(harbor: Harbor, dsn: str, asy
         asyncio.run(on_a_loop())
     else:
         with psycopg.connect(dsn) as connection:
-            step_to_end(story(connection))
+            run_inline(story(connection))
     stored = harbor.jobs.get(_job(2).id)
     assert (stored.state, stored.queue, stored.tags) == ("waiting", HOSTILE, (HOSTILE,))
     for number in (3, 2):

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from taskharbor import Event, Harbor, Worker
 from taskharbor.cli import cli
-from taskharbor.drivers.base import Answer, ClaimRequest, Transition
+from taskharbor.drivers.base import ClaimRequest, SettleAnswer, Transition
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.roles import TABLES, Role
-from taskharbor.job import AttemptStatus, State
+from taskharbor.records import AttemptStatus, State
 from tests.postgres import store
 
 # Values of each type that no code of ours writes.
@@ -291,7 +291,7 @@ async def test_lease_under_which_nothing_is_left_is_dropped(driver: PostgresDriv
     now = await driver.now()
     [claimed] = (await driver.claim(ClaimRequest("w/1", 1000, 1), now=now)).jobs
     done = Transition("w/1", job.id, 1, AttemptStatus.SUCCEEDED, State.SUCCEEDED, started_at=claimed.run_at)
-    assert [each.answer for each in await driver.settle([done], now=now)] == [Answer.DONE]
+    assert [each.answer for each in await driver.settle([done], now=now)] == [SettleAnswer.DONE]
     connection = await asyncpg.connect(driver.dsn)
     await connection.execute(row_like(driver, "ready", job.id, {}))
     await connection.close()

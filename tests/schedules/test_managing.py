@@ -11,7 +11,7 @@ import pytest
 from taskharbor import ConfigurationError, Context, Harbor, JobConflict, JobNotFound, Worker, presets
 from taskharbor.client.schedule import schedule_id
 from taskharbor.clock import ManualClock, from_micros
-from taskharbor.job import State
+from taskharbor.records import State
 from taskharbor.schedule import every
 from tests.schedules.stage import at, pass_time, statuses, the, work
 from tests.worker.stage import soon
@@ -564,7 +564,7 @@ def test_both_forms_of_every_method_are_there():
 
 
 async def test_a_worker_with_the_built_in_tasks_alone_knows_of_no_orphans(driver):
-    from taskharbor.builtin import register
+    from taskharbor.builtin_tasks import register
 
     await driver.migrate()
     await work(declare(driver))

@@ -12,7 +12,7 @@ from taskharbor import Context, Harbor, RetryPolicy, Unrecoverable, Worker
 from taskharbor.client.schedule import schedule_id
 from taskharbor.clock import ManualClock, to_micros
 from taskharbor.drivers.base import ClaimRequest
-from taskharbor.job import State
+from taskharbor.records import State
 from taskharbor.schedule import every
 from tests.schedules.stage import STEADY, at, pass_time, statuses, the, work
 from tests.worker.stage import said, until
@@ -101,9 +101,9 @@ async def test_a_lost_occurrence_is_followed_by_the_next(harbor: Harbor, clock: 
     if kind == "lost":
         await harbor._collect_all_expired()
     else:
-        from taskharbor.collecting import collect_expired
+        from taskharbor.rescue import rescue_expired_leases
 
-        await collect_expired(
+        await rescue_expired_leases(
             harbor.driver, max_losses=1
         )  # not counted: lost with others, as far as one knows
         for _ in range(2):
@@ -111,7 +111,7 @@ async def test_a_lost_occurrence_is_followed_by_the_next(harbor: Harbor, clock: 
             if not claim.jobs:
                 claim = await harbor.driver.claim(ClaimRequest(f"dead/s{clock.now()}", LEASE, 10))
             clock.advance(30)
-            await collect_expired(harbor.driver, max_losses=1)
+            await rescue_expired_leases(harbor.driver, max_losses=1)
     schedule = await the(harbor)
     assert schedule.state in ("scheduled", "ready")
     assert schedule.due_at is not None
@@ -239,7 +239,7 @@ async def test_a_begun_run_is_brought_to_its_end_however_late(harbor: Harbor, cl
 
 async def test_one_that_was_handed_back_has_not_begun(harbor: Harbor, clock: ManualClock):
     from taskharbor.drivers.base import Occurrence, Transition
-    from taskharbor.job import AttemptStatus
+    from taskharbor.records import AttemptStatus
 
     ran = declare(harbor, misfire="skip", misfire_grace=5)
     await harbor.schedules._reconcile()
@@ -370,12 +370,12 @@ async def test_one_run_at_a_time(memory: Harbor, clock: ManualClock):
     assert most == 1
 
 
-async def test_unfit_occurrences_are_put_back_and_then_closed(harbor: Harbor, clock: ManualClock):
+async def test_unrunnable_occurrences_are_put_back_and_then_closed(harbor: Harbor, clock: ManualClock):
     """A task that nobody knows: after the grace the occurrence is over, and the schedule is not."""
     await harbor.schedules.aadd("tick", "unknown", schedule="0 * * * *")
     clock.advance(HOUR)
     for _ in range(14):
-        await work(harbor, unfit_grace_seconds=60)
+        await work(harbor, unrunnable_grace_seconds=60)
         clock.advance(30)
     assert (await the(harbor)).due_at == at(2 * HOUR)
     assert (await statuses(harbor))[-1] == "failed"
@@ -388,7 +388,7 @@ async def test_options_that_only_a_newer_version_can_read_end_nothing(memory: Ha
     job.row = replace(job.row, unreadable_options='{"recurrence": {"schedule": "@fullmoon", "name": "tick"}}')
     clock.advance(MINUTE)
     for _ in range(20):
-        await work(memory, unfit_grace_seconds=60)
+        await work(memory, unrunnable_grace_seconds=60)
         clock.advance(30)
     assert job.state is State.READY
     assert set(await statuses(memory)) == {"released"}
@@ -410,7 +410,7 @@ async def test_history_of_recurring_jobs_has_its_own_retention(driver, clock: Ma
 
 
 async def test_the_worker_prunes_history_by_itself(clock: ManualClock, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("taskharbor.worker.maintenance.PRUNE_HISTORY_EVERY", 10)  # some five seconds
+    monkeypatch.setattr("taskharbor.worker.upkeep.maintenance.PRUNE_HISTORY_EVERY", 10)  # some five seconds
     async with Harbor("memory://", clock=clock, retention={"history_count": 2}) as harbor:
         ran = declare(harbor, schedule=every(2))
         async with Worker(harbor, retry=STEADY):

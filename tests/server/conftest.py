@@ -9,7 +9,7 @@ import pytest
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
 from taskharbor.server import application
-from taskharbor.tokens import create_token
+from taskharbor.server.tokens import create_token
 
 
 @pytest.fixture

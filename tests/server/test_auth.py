@@ -14,7 +14,7 @@ from taskharbor.server.auth import Auth
 from taskharbor.server.limits import FAILURES_MAX, Failures
 from taskharbor.server.operation import Operation
 from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
-from taskharbor.tokens import Role, create_token
+from taskharbor.server.tokens import Role, create_token
 from tests.server.conftest import client_of
 from tests.server.test_resources import API, error_of
 

@@ -20,7 +20,7 @@ from taskharbor.server.connections import LOG_LINES_MAX, Connections, guarded
 from taskharbor.server.events import CLIENT_STREAMS_MAX, STREAMS_MAX
 from taskharbor.server.large_bodies import CLIENT_LARGE_BODIES_MAX, LARGE_BYTES
 from taskharbor.server.limits import CONTAINERS_MAX, VALUES_MAX, parsed_json
-from taskharbor.tokens import create_token
+from taskharbor.server.tokens import create_token
 from tests.server.conftest import client_of
 from tests.server.test_resources import API, error_of
 

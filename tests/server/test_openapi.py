@@ -14,7 +14,7 @@ from schemathesis.config import SchemathesisConfig
 from taskharbor import Harbor
 from taskharbor.server.openapi import openapi
 from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
-from taskharbor.tokens import create_token
+from taskharbor.server.tokens import create_token
 
 harbor = Harbor("memory://")
 DESCRIBED = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]

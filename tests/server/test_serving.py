@@ -20,7 +20,7 @@ import pytest
 
 from taskharbor import Harbor
 from taskharbor.server.limits import BODY_BYTES_MAX, FAILURES_MAX
-from taskharbor.tokens import create_token
+from taskharbor.server.tokens import create_token
 
 API = "/api/v1"
 LIMIT = 60.0

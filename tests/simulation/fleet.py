@@ -14,18 +14,18 @@ from unittest import mock
 
 from taskharbor import Worker
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.policy import DEFAULT_MAX_LOSSES
-from taskharbor.retry import RetryPolicy
-from taskharbor.worker.supervisor import page
-from taskharbor.worker.supervisor.channel import Orders, Refusal
-from taskharbor.worker.supervisor.child import Child
+from taskharbor.rules.policy import DEFAULT_MAX_LOSSES
+from taskharbor.rules.retry import RetryPolicy
+from taskharbor.worker.supervisor import shared_memory
+from taskharbor.worker.supervisor.channel import StartupError, WorkerConfig
+from taskharbor.worker.supervisor.child_main import Child
+from taskharbor.worker.supervisor.child_process import ChildProcess
 from taskharbor.worker.supervisor.parent import Settings, Supervisor
-from taskharbor.worker.supervisor.process import ChildProcess
 from tests.simulation import program
 from tests.simulation.fleet_observer import FleetObserver
 from tests.simulation.link import FAIR
 from tests.simulation.wire import Pair
-from tests.simulation.world import FAULTS_SECONDS, START, UNFIT_GRACE_SECONDS, Findings, Process, World
+from tests.simulation.world import FAULTS_SECONDS, START, UNRUNNABLE_GRACE_SECONDS, Findings, Process, World
 
 ADDRESS = "simulated://store"
 LOADING_SECONDS = 0.1  # at most: an application is loaded, start hooks run
@@ -50,7 +50,7 @@ class ParentProcess(Process):
         )
         await self.supervisor.run()
 
-    async def _start_child(self, orders: Orders) -> ChildProcess:
+    async def _start_child(self, orders: WorkerConfig) -> ChildProcess:
         world: Any = self.world
         await asyncio.sleep(world.chance.random() * 0.01)
         if world.faults and world.chance.random() < world.no_process_rate:
@@ -76,7 +76,7 @@ class ChildBody(Process):
 
     world: FleetWorld
 
-    def __init__(self, world: FleetWorld, parent: ParentProcess, orders: Orders) -> None:
+    def __init__(self, world: FleetWorld, parent: ParentProcess, orders: WorkerConfig) -> None:
         self.pid = world.next_pid()
         super().__init__(world, f"c{self.pid}", world.rates if world.faults else FAIR, world.draw_skew())
         self.may_die = True
@@ -94,10 +94,10 @@ class ChildBody(Process):
         self._exit: asyncio.Future[int] = parent.loop.create_future()
 
     def begin(self) -> ChildProcess:
-        blocks = page.blocks_for(1 if self.orders.suspects_only else self.orders.concurrency)
-        descriptor = page.create(blocks)
+        blocks = shared_memory.blocks_for(1 if self.orders.suspects_only else self.orders.concurrency)
+        descriptor = shared_memory.create(blocks)
         try:
-            reader, publisher = page.Reader(descriptor), page.Publisher(descriptor)
+            reader, publisher = shared_memory.Reader(descriptor), shared_memory.Publisher(descriptor)
         finally:
             os.close(descriptor)
         self.wires.parents.send(self.orders)
@@ -107,11 +107,11 @@ class ChildBody(Process):
 
     # -- inside --
 
-    async def _live(self, publisher: page.Publisher) -> int:
+    async def _live(self, publisher: shared_memory.Publisher) -> int:
         """As `taskharbor.cli.child` does; the status to exit with."""
         channel = self.wires.childs
         orders = await anext(channel.messages())
-        assert isinstance(orders, Orders)
+        assert isinstance(orders, WorkerConfig)
         await asyncio.sleep(self.world.chance.random() * LOADING_SECONDS)
         if self.is_stillborn:
             self.world.kill(self, by_itself=True, status=self.world.chance.choice((-signal.SIGKILL, 1)))
@@ -124,7 +124,7 @@ class ChildBody(Process):
         except Exception as error:
             self.world.observer.note("failed", self.name, repr(error))
             if not self.child.is_ready:
-                channel.send(Refusal(str(error), 1))
+                channel.send(StartupError(str(error), 1))
             return 1
         return self.child.status
 
@@ -132,7 +132,7 @@ class ChildBody(Process):
         await asyncio.sleep(0)
         return self.wires.childs
 
-    def _worker(self, orders: Orders) -> Worker:
+    def _worker(self, orders: WorkerConfig) -> Worker:
         return Worker(
             self.harbor,
             queues=orders.queues,
@@ -142,12 +142,12 @@ class ChildBody(Process):
             retry=RetryPolicy(max_attempts=25, jitter=None),
             max_losses=self.world.max_losses,
             max_jobs=orders.max_jobs,
-            unfit_grace_seconds=UNFIT_GRACE_SECONDS,
+            unrunnable_grace_seconds=UNRUNNABLE_GRACE_SECONDS,
             poll_seconds=self.world.chance.choice((0.5, 5.0)),
             name=self.name,
         )
 
-    # -- from outside: as `Body` --
+    # -- from outside: as `ProcessHandle` --
 
     async def wait(self) -> int:
         return await self._exit
@@ -239,7 +239,7 @@ class FleetWorld(World):
 
     def start_parent(self) -> None:
         self._named += 1
-        orders = Orders(
+        orders = WorkerConfig(
             None, None, self.chance.choice((None, None, list(program.QUEUES))), self.concurrency,
             self.lease_seconds, self.grace_seconds, "text", "error", max_jobs=self.max_jobs,
         )  # fmt: skip
@@ -337,5 +337,5 @@ class FleetWorld(World):
             process.loop.call_soon(process.loop.signals[signal.SIGTERM])
 
     def run(self) -> Findings:
-        with mock.patch.object(page, "ROOM_AHEAD", ROOM_AHEAD):
+        with mock.patch.object(shared_memory, "ROOM_AHEAD", ROOM_AHEAD):
             return super().run()

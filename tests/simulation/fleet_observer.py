@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Answer, Claim, ClaimRequest, Settled, Transition
-from taskharbor.job import AttemptStatus, Reason
-from taskharbor.policy import LOST_ALONE
+from taskharbor.drivers.base import Claim, ClaimRequest, SettleAnswer, SettleResult, Transition
+from taskharbor.records import AttemptStatus, Reason
+from taskharbor.rules.policy import LOST_ALONE
 from taskharbor.worker.supervisor.parent import GaveUp
 from tests.simulation.observer import FORGIVEN_TROUBLES, Attempt, Held, Observer
 
 if TYPE_CHECKING:
-    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.pipeline.execution import Execution
     from tests.simulation.fleet import ChildBody, FleetWorld, ParentProcess
     from tests.simulation.world import Process
 
@@ -171,7 +171,7 @@ class FleetObserver(Observer):
             self.world.dies_at_a_claim = False
             process.dies_unanswered = True
 
-    def _settle(self, process: Process, transitions: Any, answers: list[Settled], late: bool) -> None:
+    def _settle(self, process: Process, transitions: Any, answers: list[SettleResult], late: bool) -> None:
         self._settling = process
         judge = (
             self._settled_from_outside
@@ -181,7 +181,7 @@ class FleetObserver(Observer):
             else None
         )
         for transition, answer in zip(transitions, answers, strict=True):
-            if judge is not None and answer.answer is Answer.DONE and answer.recorded is None:
+            if judge is not None and answer.answer is SettleAnswer.DONE and answer.recorded is None:
                 judge(process, transition)
         super()._settle(process, transitions, answers, late)
         self._settling = None

@@ -15,12 +15,12 @@ from taskharbor.drivers.base import (
     Extension,
     Note,
     Operation,
+    OperationVerdict,
     Transition,
-    Verdict,
 )
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import JobFilter, NewJob, State
+from taskharbor.records import JobFilter, NewJob, State
 from tests.simulation.universe import ProcessClock
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Link(MemoryDriver):
     def __init__(self, world: World, process: Process) -> None:
         self.clock: ProcessClock = process.clock
         self._store = world.store._store
-        self._news = world.store._news
+        self._changes = world.store._changes
         self._world = world
         self._process = process
 
@@ -125,7 +125,7 @@ class Link(MemoryDriver):
 
     def _note_requests(self, verb: str, answer: Any) -> None:
         """Every process learns at once that a running job was asked to end."""
-        if verb == "operate" and any(each.verdict is Verdict.REQUESTED for each in answer):
+        if verb == "operate" and any(each.verdict is OperationVerdict.REQUESTED for each in answer):
             self._world.cancels_requested += 1
 
     # -- every verb, by way of the link --

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Claim,
     ClaimRequest,
@@ -21,19 +20,20 @@ from taskharbor.drivers.base import (
     Discard,
     Enqueued,
     Heartbeat,
+    OperationVerdict,
     Requeue,
     RunNow,
-    Settled,
+    SettleAnswer,
+    SettleResult,
     Transition,
     Update,
-    Verdict,
 )
 from taskharbor.errors import StoreError
-from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
+from taskharbor.records import AttemptRecord, AttemptStatus, Reason, State
 from tests.simulation.program import POLICY, RETRY_AFTER_SECONDS, Spec
 
 if TYPE_CHECKING:
-    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.pipeline.execution import Execution
     from tests.simulation.world import Process, World
 
 TERMINAL = (State.SUCCEEDED, State.DEAD, State.CANCELLED)
@@ -213,7 +213,7 @@ class Observer:
 
     def _extend(self, process: Process, extensions: Any, heartbeat: Heartbeat, late: bool) -> None:
         for extension, extended in zip(extensions, heartbeat.leases, strict=True):
-            if extended.answer is not Answer.DONE:
+            if extended.answer is not SettleAnswer.DONE:
                 continue
             if self.expiry[extension.token] <= self.now:
                 self.wrong(f"the expired lease {extension.token} was extended")
@@ -236,12 +236,12 @@ class Observer:
             if held is not None and held.claimed_as == token:
                 self.outlived.add(attempt)
 
-    def _settle(self, process: Process, transitions: Any, answers: list[Settled], late: bool) -> None:
+    def _settle(self, process: Process, transitions: Any, answers: list[SettleResult], late: bool) -> None:
         for transition, answer in zip(transitions, answers, strict=True):
-            if answer.answer is Answer.DONE and answer.recorded is None:
+            if answer.answer is SettleAnswer.DONE and answer.recorded is None:
                 self._settled(transition, answer)
 
-    def _settled(self, transition: Transition, answer: Settled) -> None:
+    def _settled(self, transition: Transition, answer: SettleResult) -> None:
         attempt = (transition.job_id, transition.number)
         job_id = transition.job_id
         if attempt in self.ledger:
@@ -264,11 +264,11 @@ class Observer:
                 self.wrong(f"{released} was released twice")
         self._retried(transition, answer)
 
-    def _is_cancelled(self, transition: Transition, answer: Settled) -> bool:
+    def _is_cancelled(self, transition: Transition, answer: SettleResult) -> bool:
         """Whether a request to cancel has had its way, or a success was first."""
         return answer.state in (State.SUCCEEDED, State.CANCELLED)
 
-    def _retried(self, transition: Transition, answer: Settled) -> None:
+    def _retried(self, transition: Transition, answer: SettleResult) -> None:
         spec = self.specs.get(transition.job_id)
         if spec is None or transition.status not in FAILURES or answer.state in TERMINAL:
             return
@@ -300,16 +300,16 @@ class Observer:
         operation, _ = about
         for answer in answers:
             job_id = answer.job_id
-            if answer.verdict not in (Verdict.DONE, Verdict.REQUESTED):
+            if answer.verdict not in (OperationVerdict.DONE, OperationVerdict.REQUESTED):
                 continue
             self.note("operated", type(operation).__name__, job_id, answer.verdict)
             self._heed(operation, job_id, answer.verdict)
 
-    def _heed(self, operation: Any, job_id: str, verdict: Verdict) -> None:
+    def _heed(self, operation: Any, job_id: str, verdict: OperationVerdict) -> None:
         match operation:
             case Cancel():
                 self.may_be_cancelled.add(job_id)
-                if verdict is Verdict.REQUESTED:
+                if verdict is OperationVerdict.REQUESTED:
                     self._holder(job_id).cancel_requested = True
             case Discard():
                 self.may_be_cancelled.add(job_id)
@@ -461,7 +461,9 @@ def _digest(answer: Any) -> Any:
         return [(job.id, job.number) for job in answer.jobs]
     if isinstance(answer, list):
         return [
-            (str(each.answer), str(each.state), each.run_at) if isinstance(each, Settled) else str(each)[:60]
+            (str(each.answer), str(each.state), each.run_at)
+            if isinstance(each, SettleResult)
+            else str(each)[:60]
             for each in answer[:3]
         ]
     return type(answer).__name__

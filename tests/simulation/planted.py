@@ -11,22 +11,23 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from taskharbor import collecting, policy, retry
-from taskharbor.drivers.base import Answer, Extended, Settled
+from taskharbor import rescue
+from taskharbor.drivers.base import Extended, SettleAnswer, SettleResult
 from taskharbor.drivers.memory import leases, settle
 from taskharbor.drivers.memory.driver import MemoryDriver
 from taskharbor.errors import StoreError
-from taskharbor.job import State
-from taskharbor.outcome import HandedBack, Succeeded
-from taskharbor.rules import settling
-from taskharbor.worker import committer as committing
-from taskharbor.worker import endings, shift
-from taskharbor.worker.committer import Committer
-from taskharbor.worker.execution import Execution
-from taskharbor.worker.executor import Executor
-from taskharbor.worker.fetcher import Fetcher
-from taskharbor.worker.heartbeat import Heart
-from taskharbor.worker.live import StoreTime
+from taskharbor.records import State
+from taskharbor.rules import policy, retry, settling
+from taskharbor.rules.outcome import HandedBack, Succeeded
+from taskharbor.worker import run
+from taskharbor.worker.handlers import outcomes
+from taskharbor.worker.pipeline import committer as committing
+from taskharbor.worker.pipeline.committer import Committer
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.executor import Executor
+from taskharbor.worker.pipeline.fetcher import Fetcher
+from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
+from taskharbor.worker.pipeline.leases import StoreTime
 
 Planted = Callable[[], AbstractContextManager[Any]]
 PLANTED: dict[str, Planted] = {}
@@ -47,9 +48,9 @@ def plant(what: str) -> Callable[[Planted], Planted]:
 def expired_settles() -> Any:
     fence = settle.fence
 
-    def lenient(job: Any, token: str, number: int, now: int) -> Answer:
+    def lenient(job: Any, token: str, number: int, now: int) -> SettleAnswer:
         answer = fence(job, token, number, now)
-        return Answer.DONE if answer is Answer.LEASE_EXPIRED else answer
+        return SettleAnswer.DONE if answer is SettleAnswer.LEASE_EXPIRED else answer
 
     return mock.patch.object(settle, "fence", lenient)
 
@@ -58,10 +59,10 @@ def expired_settles() -> Any:
 def any_token_settles() -> Any:
     fence = settle.fence
 
-    def lenient(job: Any, token: str, number: int, now: int) -> Answer:
+    def lenient(job: Any, token: str, number: int, now: int) -> SettleAnswer:
         answer = fence(job, token, number, now)
         mine = job is not None and job.at.number == number
-        return Answer.DONE if answer is Answer.LEASE_MISMATCH and mine else answer
+        return SettleAnswer.DONE if answer is SettleAnswer.LEASE_MISMATCH and mine else answer
 
     return mock.patch.object(settle, "fence", lenient)
 
@@ -189,7 +190,7 @@ def neighbours_condemned() -> Any:
     def harsh(lease: Any, *more: Any, **settings: Any) -> Any:
         return weigh(replace(lease, alone=True), *more, **{**settings, "max_losses": 1})
 
-    return mock.patch.object(collecting, "settle_loss", harsh)
+    return mock.patch.object(rescue, "settle_loss", harsh)
 
 
 # -- in the worker -------------------------------------------------------------------------------
@@ -197,13 +198,13 @@ def neighbours_condemned() -> Any:
 
 @plant("a handler that stops early has succeeded")
 def stop_succeeds() -> Any:
-    return mock.patch.object(endings, "of_stop", return_value=Succeeded())
+    return mock.patch.object(outcomes, "of_stop", return_value=Succeeded())
 
 
 @plant("a handler that stops early has failed")
 def stop_fails() -> Any:
-    failed = endings.of_failure(RuntimeError("stopped"))
-    return mock.patch.object(endings, "of_stop", return_value=failed)
+    failed = outcomes.of_failure(RuntimeError("stopped"))
+    return mock.patch.object(outcomes, "of_stop", return_value=failed)
 
 
 @plant("at_most_once is not marked before the handler begins")
@@ -211,7 +212,7 @@ def once_not_marked() -> Any:
     async def unmarked(self: Any, execution: Execution) -> bool:
         return True
 
-    return mock.patch.object(Heart, "mark_at_most_once", unmarked)
+    return mock.patch.object(LeaseKeeper, "mark_at_most_once", unmarked)
 
 
 @plant("a settle that failed is not repeated")
@@ -220,7 +221,7 @@ def settle_not_repeated() -> Any:
         try:
             return await self._driver.settle(transitions)
         except StoreError:
-            return [Settled(Answer.NOT_RUNNING) for _ in transitions]
+            return [SettleResult(SettleAnswer.NOT_RUNNING) for _ in transitions]
 
     return mock.patch.object(Committer, "_settle_surely", once)
 
@@ -283,7 +284,7 @@ def timeout_by_wall_clock() -> Any:
         def asking(self) -> int:
             return int(self._clock.now())
 
-    return mock.patch.object(shift, "StoreTime", ByWallClock)
+    return mock.patch.object(run, "StoreTime", ByWallClock)
 
 
 @plant("the heart stops after its first failure")
@@ -295,7 +296,7 @@ def heart_stops() -> Any:
                 await self.beat()
         await asyncio.Event().wait()
 
-    return mock.patch.object(Heart, "run", once)
+    return mock.patch.object(LeaseKeeper, "run", once)
 
 
 @contextlib.contextmanager

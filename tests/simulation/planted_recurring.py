@@ -8,21 +8,20 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from taskharbor import recurring
 from taskharbor.drivers.memory import enqueue, settle
 from taskharbor.drivers.memory.store import Store
-from taskharbor.job import Misfire, State
-from taskharbor.rules import operating, settling
+from taskharbor.records import Misfire, State
+from taskharbor.rules import operating, recurrence, settling
 from taskharbor.schedule import parse
-from taskharbor.worker import executor
-from taskharbor.worker import recurring as rearming
+from taskharbor.worker.pipeline import executor
+from taskharbor.worker.pipeline import recurring as rearming
 from tests.simulation.planted_story import plant
 from tests.simulation.recurring_world import HecticWorld, RecurringWorld
 
 
 def _armed(change: Callable[[Any, Any, Any], Any]) -> Any:
     """Whoever arms a worker's transition is followed by a change to what came out."""
-    armed = recurring.armed
+    armed = recurrence.armed
 
     def changed(transition: Any, job: Any, options: Any, version: int, **more: Any) -> Any:
         return change(armed(transition, job, options, version, **more), transition, options)
@@ -65,17 +64,17 @@ def drifts() -> Any:
     def late(recurrence: Any, run: Any, now: int) -> int:
         return parse(recurrence.schedule).next_micros(now)
 
-    return mock.patch.object(recurring, "next_due", late)
+    return mock.patch.object(recurrence, "next_due", late)
 
 
 @plant("a missed occurrence is not made up for", RecurringWorld, "next due")
 def not_made_up() -> Any:
-    due = recurring.next_due
+    due = recurrence.next_due
 
     def skipping(recurrence: Any, run: Any, now: int) -> int:
         return due(replace(recurrence, misfire=Misfire.SKIP), run, now)
 
-    return mock.patch.object(recurring, "next_due", skipping)
+    return mock.patch.object(recurrence, "next_due", skipping)
 
 
 @plant("every missed occurrence is made up for", RecurringWorld, "next due")
@@ -83,7 +82,7 @@ def all_made_up() -> Any:
     def one_by_one(recurrence: Any, run: Any, now: int) -> int:
         return parse(recurrence.schedule).next_micros(run.due_at, run.due_at)
 
-    return mock.patch.object(recurring, "next_due", one_by_one)
+    return mock.patch.object(recurrence, "next_due", one_by_one)
 
 
 @plant("an occurrence that is too late is run all the same", HecticWorld, "misfire")
@@ -112,12 +111,12 @@ def version_unheeded() -> Any:
 
 @plant("an extra run consumes an occurrence", RecurringWorld, "next due")
 def extra_consumes() -> Any:
-    of = recurring.Run.of.__func__  # type: ignore[attr-defined]
+    of = recurrence.Run.of.__func__  # type: ignore[attr-defined]
 
     def ordinary(cls: Any, *args: Any) -> Any:
         return replace(of(cls, *args), is_extra=False)
 
-    return mock.patch.object(recurring.Run, "of", classmethod(ordinary))
+    return mock.patch.object(recurrence.Run, "of", classmethod(ordinary))
 
 
 @plant("what was asked for while it ran is forgotten", RecurringWorld, "run now")

@@ -9,17 +9,17 @@ from unittest import mock
 from msgspec.structs import replace
 
 from taskharbor.errors import StoreError
-from taskharbor.worker.heartbeat import Heart
-from taskharbor.worker.shift import Shift
-from taskharbor.worker.supervisor import parent, settling
-from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
-from taskharbor.worker.supervisor.outside import OutsideHeart
-from taskharbor.worker.supervisor.page import Held, Reader
+from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
+from taskharbor.worker.run import WorkerRun
+from taskharbor.worker.supervisor import crash_recovery, parent
+from taskharbor.worker.supervisor.child_process import ChildProcess
+from taskharbor.worker.supervisor.crash_recovery import RecoveredJobs
+from taskharbor.worker.supervisor.lease_keeper import SupervisorLeaseKeeper
+from taskharbor.worker.supervisor.liveness import Watch
 from taskharbor.worker.supervisor.parent import Supervisor
-from taskharbor.worker.supervisor.process import ChildProcess
-from taskharbor.worker.supervisor.seat import Ending, Seat
-from taskharbor.worker.supervisor.settling import Estate
-from taskharbor.worker.supervisor.watch import Watch
+from taskharbor.worker.supervisor.shared_memory import Held, Reader
+from taskharbor.worker.supervisor.slot import ExitKind, WorkerSlot
+from taskharbor.worker.supervisor.store_duties import StoreDuties
 from taskharbor.worker.worker import Worker
 from tests.simulation.planted import Planted
 
@@ -53,13 +53,13 @@ def claimed_is_lost() -> Any:
 @plant
 def begun_is_handed_back() -> Any:
     """what a dead child had begun is handed back uncounted"""
-    settle = settling.settle_left_behind
+    settle = crash_recovery.settle_orphaned_jobs
 
-    async def lenient(driver: Any, left: Any, *more: Any, **settings: Any) -> Estate:
+    async def lenient(driver: Any, left: Any, *more: Any, **settings: Any) -> RecoveredJobs:
         left = [(token, replace(held, begun={}, ended=set())) for token, held in left]
         return await settle(driver, left, *more, **settings)
 
-    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", lenient)
+    return mock.patch("taskharbor.worker.supervisor.store_duties.settle_orphaned_jobs", lenient)
 
 
 @plant
@@ -69,7 +69,7 @@ def settled_while_alive() -> Any:
 
     async def hasty(self: Any, child: ChildProcess) -> None:
         bookkeeper = self._children.__self__._bookkeeper
-        await bookkeeper.settle(child, settling.Death(child.name, "was stuck"))
+        await bookkeeper.settle(child, crash_recovery.ProcessExit(child.name, "was stuck"))
         await end_stuck(self, child)
 
     return mock.patch.object(Watch, "_end_stuck", hasty)
@@ -109,36 +109,36 @@ def claim_under_way_forgotten() -> Any:
 @plant
 def first_lease_only() -> Any:
     """of several leases of a dead child the first is settled"""
-    settle = settling.settle_left_behind
+    settle = crash_recovery.settle_orphaned_jobs
 
-    async def partly(driver: Any, left: Any, *more: Any, **settings: Any) -> Estate:
+    async def partly(driver: Any, left: Any, *more: Any, **settings: Any) -> RecoveredJobs:
         return await settle(driver, left[:1], *more, **settings)
 
-    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", partly)
+    return mock.patch("taskharbor.worker.supervisor.store_duties.settle_orphaned_jobs", partly)
 
 
 @plant
 def not_repeated() -> Any:
     """settling is not repeated when the store did not answer"""
-    settle = settling.settle_left_behind
+    settle = crash_recovery.settle_orphaned_jobs
 
-    async def once(*more: Any, **settings: Any) -> Estate:
+    async def once(*more: Any, **settings: Any) -> RecoveredJobs:
         try:
             return await settle(*more, **settings)
         except StoreError:
-            return Estate()
+            return RecoveredJobs()
 
-    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", once)
+    return mock.patch("taskharbor.worker.supervisor.store_duties.settle_orphaned_jobs", once)
 
 
 @plant
 def never_settled() -> Any:
     """what a dead child leaves behind waits for its lease"""
 
-    async def nothing(self: Any, child: Any, death: Any) -> Estate:
-        return Estate()
+    async def nothing(self: Any, child: Any, death: Any) -> RecoveredJobs:
+        return RecoveredJobs()
 
-    return mock.patch.object(Bookkeeper, "settle", nothing)
+    return mock.patch.object(StoreDuties, "settle", nothing)
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -152,18 +152,18 @@ def forgets_to_extend() -> Any:
         await self.beat()
         await asyncio.get_running_loop().create_future()
 
-    return mock.patch.object(OutsideHeart, "run", once)
+    return mock.patch.object(SupervisorLeaseKeeper, "run", once)
 
 
 @plant
 def relies_on_its_parent() -> Any:
     """a child whose supervisor hangs does not extend for itself"""
-    due = Heart._due
+    due = LeaseKeeper._due
 
     def trusting(self: Any) -> Any:
         return [] if self._extended_outside else due(self)
 
-    return mock.patch.object(Heart, "_due", trusting)
+    return mock.patch.object(LeaseKeeper, "_due", trusting)
 
 
 # -- lives ---------------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ def never_restarted() -> Any:
 
     async def once(self: Any) -> None:
         async with asyncio.TaskGroup() as group:
-            seat = Seat(group, self._start, self._live)
-            while await seat.one_life(self._orders) in (Ending.DONE, Ending.REPLACE):
+            seat = WorkerSlot(group, self._start, self._live)
+            while await seat.one_life(self._orders) in (ExitKind.DONE, ExitKind.REPLACE):
                 if self._stopping.is_set():
                     return
             await self._stopping.wait()
@@ -199,13 +199,13 @@ def suspects_not_seen_to() -> Any:
 @plant
 def neighbours_condemned() -> Any:
     """the death of a child counts against everything that it had begun"""
-    settle = settling.settle_left_behind
+    settle = crash_recovery.settle_orphaned_jobs
 
-    async def harsh(driver: Any, left: Any, *more: Any, **settings: Any) -> Estate:
+    async def harsh(driver: Any, left: Any, *more: Any, **settings: Any) -> RecoveredJobs:
         left = [(token, replace(held, alone=True)) for token, held in left]
         return await settle(driver, left, *more, **settings)
 
-    return mock.patch("taskharbor.worker.supervisor.bookkeeper.settle_left_behind", harsh)
+    return mock.patch("taskharbor.worker.supervisor.store_duties.settle_orphaned_jobs", harsh)
 
 
 @plant
@@ -227,7 +227,7 @@ def recycled_without_grace() -> Any:
         self.stop()
         self.stop()
 
-    return mock.patch.object(Shift, "_retire", abrupt)
+    return mock.patch.object(WorkerRun, "_retire", abrupt)
 
 
 @plant
@@ -237,7 +237,7 @@ def recycled_by_shutdown() -> Any:
     async def hurried(self: Any) -> None:
         self.leave()
 
-    return mock.patch.object(Shift, "_retire", hurried)
+    return mock.patch.object(WorkerRun, "_retire", hurried)
 
 
 @plant
@@ -247,7 +247,7 @@ def successor_comes_late() -> Any:
     async def never(self: Any, child: ChildProcess) -> None:
         await asyncio.get_running_loop().create_future()
 
-    return mock.patch.object(Seat, "_leaves_its_place", never)
+    return mock.patch.object(WorkerSlot, "_leaves_its_place", never)
 
 
 @plant
@@ -257,7 +257,9 @@ def crowded_seat() -> Any:
     async def any_number(self: Any, child: ChildProcess) -> None:
         await child.retiring.wait()
 
-    return mock.patch.multiple(Seat, is_shared=property(lambda self: False), _leaves_its_place=any_number)
+    return mock.patch.multiple(
+        WorkerSlot, is_shared=property(lambda self: False), _leaves_its_place=any_number
+    )
 
 
 @plant
@@ -269,14 +271,14 @@ def never_allowed_to_retire() -> Any:
 @plant
 def second_word_ends() -> Any:
     """a child that is told to stop while it retires ends at once"""
-    stop = Shift.stop
+    stop = WorkerRun.stop
 
     def impatient(self: Any) -> None:
         if self._retirement.is_due.is_set():
             self._ending_now.set()
         stop(self)
 
-    return mock.patch.object(Shift, "stop", impatient)
+    return mock.patch.object(WorkerRun, "stop", impatient)
 
 
 @plant

@@ -7,13 +7,13 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from taskharbor import collecting
-from taskharbor.drivers.base import Answer, StepNote, Verdict
+from taskharbor import rescue
+from taskharbor.drivers.base import OperationVerdict, SettleAnswer, StepNote
 from taskharbor.drivers.memory import enqueue, operate, reads, settle
 from taskharbor.drivers.memory.store import Store
-from taskharbor.job import State, StepRecord
+from taskharbor.records import State, StepRecord
 from taskharbor.rules import operating
-from taskharbor.worker.steps import LeasedSteps, Steps
+from taskharbor.worker.handlers.steps import LeasedSteps, Steps
 from taskharbor.workflow import failure
 from tests.simulation.planted import _both, released_early
 from tests.simulation.planted_story import plant
@@ -42,11 +42,11 @@ def step_not_the_stored() -> Any:
 def stale_step() -> Any:
     note = settle._note
 
-    def lenient(store: Any, one: Any, now: int) -> Answer:
+    def lenient(store: Any, one: Any, now: int) -> SettleAnswer:
         job = store.jobs.get(one.job_id)
         if isinstance(one, StepNote) and job is not None:
             job.steps.setdefault(one.name, StepRecord(one.result, one.number))
-            return Answer.DONE
+            return SettleAnswer.DONE
         return note(store, one, now)
 
     return mock.patch.object(settle, "_note", lenient)
@@ -76,13 +76,13 @@ def sleeps_short() -> Any:
 
 @plant("losses from before a new step count", StepsWorld, "history")
 def losses_stay() -> Any:
-    past = collecting.past_of
+    past = rescue.loss_history
 
     async def harsh(driver: Any, job: Any) -> Any:
         rows, _ = await past(driver, job)
         return rows, 0
 
-    return mock.patch.object(collecting, "past_of", harsh)
+    return mock.patch.object(rescue, "loss_history", harsh)
 
 
 # -- workflows -----------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def waiting_not_cancelled() -> Any:
     cancel = operating._cancelled
 
     def lenient(operation: Any, job: Any, at: Any, now: int) -> Any:
-        return Verdict.DONE if at.state is State.WAITING else cancel(operation, job, at, now)
+        return OperationVerdict.DONE if at.state is State.WAITING else cancel(operation, job, at, now)
 
     return mock.patch.object(operating, "_cancelled", lenient)
 

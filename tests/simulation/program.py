@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskharbor import Context, Harbor, RetryAfter, RetryPolicy, Unrecoverable
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.job import Delivery, NewJob, Options
+from taskharbor.records import Delivery, NewJob, Options
 
 RETRY_AFTER_SECONDS = 1.5
 POLICY = RetryPolicy(max_attempts=10, initial=0.4, maximum=3.0, multiplier=2.0, jitter=None)

@@ -15,20 +15,20 @@ from taskharbor.drivers.base import (
     ClaimRequest,
     Delete,
     Enqueued,
-    Operated,
-    Settled,
+    OperationResult,
+    OperationVerdict,
+    SettleResult,
     Transition,
     Update,
-    Verdict,
 )
-from taskharbor.job import AttemptStatus, JobFilter, JobRecord, Misfire, Reason, Recurrence, State
-from taskharbor.recurring import PARKED_AT
+from taskharbor.records import AttemptStatus, JobFilter, JobRecord, Misfire, Reason, Recurrence, State
+from taskharbor.rules.recurrence import PARKED_AT
 from tests.simulation.grid import Grid
 from tests.simulation.observer import TERMINAL, Held
 from tests.simulation.story_observer import StoryObserver
 
 if TYPE_CHECKING:
-    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.pipeline.execution import Execution
     from tests.simulation.recurring_world import RecurringWorld
     from tests.simulation.world import Process
 
@@ -139,12 +139,12 @@ class RecurringObserver(StoryObserver):
 
     # -- endings --
 
-    def _retried(self, transition: Transition, answer: Settled) -> None:
+    def _retried(self, transition: Transition, answer: SettleResult) -> None:
         it = self.recurring.get(transition.job_id)
         if it is None or it.recurrence is None or not it.recurrence.paused:  # that one is parked
             super()._retried(transition, answer)
 
-    def _settle(self, process: Process, transitions: Any, answers: list[Settled], late: bool) -> None:
+    def _settle(self, process: Process, transitions: Any, answers: list[SettleResult], late: bool) -> None:
         self._settler = process
         super()._settle(process, transitions, answers, late)
         self._settler = None
@@ -153,12 +153,12 @@ class RecurringObserver(StoryObserver):
         held = self.held[transition.job_id, transition.number]
         return transition.to is not State.READY or held.cancel_requested
 
-    def _is_cancelled(self, transition: Transition, answer: Settled) -> bool:
+    def _is_cancelled(self, transition: Transition, answer: SettleResult) -> bool:
         if transition.job_id not in self.recurring or self.recurring[transition.job_id].recurrence is None:
             return super()._is_cancelled(transition, answer)
         return True  # that its occurrence has ended is seen below
 
-    def _settled(self, transition: Transition, answer: Settled) -> None:
+    def _settled(self, transition: Transition, answer: SettleResult) -> None:
         super()._settled(transition, answer)
         job_id = transition.job_id
         it, record = self.recurring.get(job_id), self.look(job_id)
@@ -307,25 +307,25 @@ class RecurringObserver(StoryObserver):
 
     # -- operators --
 
-    def _operate(self, process: Process, about: Any, answers: list[Operated], late: bool) -> None:
+    def _operate(self, process: Process, about: Any, answers: list[OperationResult], late: bool) -> None:
         operation, _ = about
         for answer in answers:
             it = self.recurring.get(answer.job_id)
-            if it is None or answer.verdict not in (Verdict.DONE, Verdict.REQUESTED):
+            if it is None or answer.verdict not in (OperationVerdict.DONE, OperationVerdict.REQUESTED):
                 continue
             self.note("operated", type(operation).__name__, answer.job_id, answer.verdict)
             self.told[type(operation).__name__] += 1
             match operation:
                 case Update():
                     self._updated(it, operation, answer)
-                case Cancel() if answer.verdict is Verdict.REQUESTED:
+                case Cancel() if answer.verdict is OperationVerdict.REQUESTED:
                     self._holder(answer.job_id).cancel_requested = True
                 case Cancel():
                     self._cancelled(it, process, answer.job_id)
                 case Delete():
                     self._forget(answer.job_id)
 
-    def _updated(self, it: Recurring, update: Update, answer: Operated) -> None:
+    def _updated(self, it: Recurring, update: Update, answer: OperationResult) -> None:
         job_id, before = answer.job_id, it.recurrence
         if update.options is UNSET:
             if update.run_at is not UNSET:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from taskharbor.calling import step_to_end
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError
+from taskharbor.sync import run_inline
 from tests.simulation.link import Link
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ TIMED = (
     "prune_history", "get", "counts", "queues", "leases", "sign_on", "workers", "list",
 )  # fmt: skip
 TIMELESS = ("outlive", "history", "steps", "results", "get_workflows", "list_workflows", "pause", "sign_off")
-NEWS = frozenset(
+CHANGES = frozenset(
     {"enqueue", "enqueue_workflow", "settle", "operate", "pause", "expire"}
 )  # as of the memory driver
 
@@ -29,7 +29,7 @@ class StoryLink(Link):
 
     def __init__(self, world: StoryWorld, process: Process) -> None:
         self.clock = process.clock
-        self._news = world.news
+        self._changes = world.changes
         self._world = world
         self._process = process
 
@@ -39,14 +39,18 @@ class StoryLink(Link):
         observer = self._world.observer
         observer.before(verb, about)
         try:
-            answer = step_to_end(effect())
+            answer = run_inline(effect())
         except ConfigurationError:
             if late:  # nobody is left to be told
                 return None
             raise
-        if not isinstance(self._world.store, MemoryDriver) and verb in NEWS and (verb != "expire" or answer):
-            with self._news.lock:
-                self._news.post()
+        if (
+            not isinstance(self._world.store, MemoryDriver)
+            and verb in CHANGES
+            and (verb != "expire" or answer)
+        ):
+            with self._changes.lock:
+                self._changes.post()
         self._note_requests(verb, answer)
         observer.after(self._process, verb, about, answer, late)
         return answer

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from taskharbor.clock import MICROS_PER_SECOND, to_micros
-from taskharbor.drivers.base import Answer, Settled, StepNote, Transition
-from taskharbor.job import AttemptRecord, AttemptStatus, JobRecord, Reason
-from taskharbor.policy import LOST_ALONE
-from taskharbor.worker.steps import Sleep
+from taskharbor.drivers.base import SettleAnswer, SettleResult, StepNote, Transition
+from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, Reason
+from taskharbor.rules.policy import LOST_ALONE
+from taskharbor.worker.handlers.steps import Sleep
 from tests.simulation.observer import FAILURES, SLACK_SECONDS, Attempt, Observer
 from tests.simulation.story import POLICY
 
 if TYPE_CHECKING:
-    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.pipeline.execution import Execution
     from tests.simulation.story_world import StoryWorld
     from tests.simulation.world import Process
 
@@ -138,9 +138,9 @@ class StoryObserver(Observer):
             )
         self.told["sleeps"] += 1
 
-    def _note(self, process: Process, notes: Any, answers: list[Answer], late: bool) -> None:
+    def _note(self, process: Process, notes: Any, answers: list[SettleAnswer], late: bool) -> None:
         for note, answer in zip(notes, answers, strict=True):
-            if isinstance(note, StepNote) and answer is Answer.DONE:
+            if isinstance(note, StepNote) and answer is SettleAnswer.DONE:
                 self._noted(note)
 
     def _noted(self, note: StepNote) -> None:
@@ -165,7 +165,7 @@ class StoryObserver(Observer):
 
     # -- settling --
 
-    def _retried(self, transition: Transition, answer: Settled) -> None:
+    def _retried(self, transition: Transition, answer: SettleResult) -> None:
         job_id = transition.job_id
         if answer.run_at is None:
             return
@@ -247,7 +247,7 @@ class StoryObserver(Observer):
                 f"poison: condemned for {len(alone)} losses since attempt {since}, not {self.world.max_losses}"
             )
 
-    def _settled(self, transition: Transition, answer: Settled) -> None:
+    def _settled(self, transition: Transition, answer: SettleResult) -> None:
         if transition.reason is Reason.POISON:
             attempt = (transition.job_id, transition.number)
             self.stored_until[attempt] = dict(self.stored[transition.job_id])

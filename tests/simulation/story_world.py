@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from taskharbor.calling import step_to_end
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.memory.news import News
+from taskharbor.drivers.memory.changes import Changes
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreError, WorkflowNotFound
+from taskharbor.sync import run_inline
 from tests.simulation import story
 from tests.simulation.story_link import StoryLink
 from tests.simulation.world import START, Ordered, Process, World
@@ -25,7 +25,7 @@ class StoryWorld(World):
         self._given_store = store
         self.people: list[Process] = []
         super().__init__(seed)
-        self.news = getattr(self.store, "_news", None) or _news()
+        self.changes = getattr(self.store, "_changes", None) or _changes()
 
     def _new_store(self) -> Any:
         return super()._new_store() if self._given_store is None else self._given_store(self.universe)
@@ -35,7 +35,7 @@ class StoryWorld(World):
 
     def ask(self, verb: str, *args: Any, **more: Any) -> Any:
         """What the store says, with nothing in between."""
-        return step_to_end(getattr(self.store, verb)(*args, **more))
+        return run_inline(getattr(self.store, verb)(*args, **more))
 
     def _start_work(self) -> None:
         """The first operator is there already; a second one means that they may meet."""
@@ -48,8 +48,8 @@ class StoryWorld(World):
     def _open_queues(self) -> None:
         for queue in ("default", "mail"):
             self.ask("pause", queue, False)
-        with self.news.lock:
-            self.news.post()
+        with self.changes.lock:
+            self.changes.post()
 
     def _calm(self) -> None:
         super()._calm()
@@ -87,10 +87,10 @@ class StoryWorld(World):
         return contextlib.suppress(JobNotFound, JobConflict, WorkflowNotFound, ConfigurationError, StoreError)
 
 
-def _news() -> News:
-    news = News()
-    news._sleepers = Ordered()  # type: ignore[assignment]
-    return news
+def _changes() -> Changes:
+    changes = Changes()
+    changes._sleepers = Ordered()  # type: ignore[assignment]
+    return changes
 
 
 def at_random(chance: Any, seconds: float) -> int:

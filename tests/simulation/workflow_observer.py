@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from taskharbor.drivers.base import Cancel, Delete, Operated, Requeue, Settled, Transition, Verdict, member_id
-from taskharbor.job import AttemptStatus, JobFilter, JobRecord, Reason, State
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    OperationResult,
+    OperationVerdict,
+    Requeue,
+    SettleResult,
+    Transition,
+    member_id,
+)
+from taskharbor.records import AttemptStatus, JobFilter, JobRecord, Reason, State
 from taskharbor.workflow.handle import WorkflowState, state_of
 from tests.simulation.observer import TERMINAL
 from tests.simulation.story_observer import StoryObserver
 
 if TYPE_CHECKING:
-    from taskharbor.worker.execution import Execution
+    from taskharbor.worker.pipeline.execution import Execution
     from tests.simulation.workflow_world import MemberSpec, WorkflowSpec, WorkflowWorld
     from tests.simulation.world import Process
 
@@ -88,7 +97,7 @@ class WorkflowObserver(StoryObserver):
         held = self.held[transition.job_id, transition.number]
         return transition.to is not State.READY or held.cancel_requested
 
-    def _settled(self, transition: Transition, answer: Settled) -> None:
+    def _settled(self, transition: Transition, answer: SettleResult) -> None:
         super()._settled(transition, answer)
         job_id = transition.job_id
         member = self.members.get(job_id)
@@ -124,15 +133,15 @@ class WorkflowObserver(StoryObserver):
 
     # -- operators --
 
-    def _operate(self, process: Process, about: Any, answers: list[Operated], late: bool) -> None:
+    def _operate(self, process: Process, about: Any, answers: list[OperationResult], late: bool) -> None:
         operation, ids = about
         for answer in answers:
-            if answer.verdict not in (Verdict.DONE, Verdict.REQUESTED):
+            if answer.verdict not in (OperationVerdict.DONE, OperationVerdict.REQUESTED):
                 continue
             self.note("operated", type(operation).__name__, answer.job_id, answer.verdict)
             self.told[type(operation).__name__] += 1
             match operation:
-                case Cancel() if answer.verdict is Verdict.REQUESTED:
+                case Cancel() if answer.verdict is OperationVerdict.REQUESTED:
                     self._holder(answer.job_id).cancel_requested = True
                 case Requeue():
                     self._requeued(answer.job_id)

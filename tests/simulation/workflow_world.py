@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from taskharbor import chain, chord, group
 from taskharbor.drivers.base import member_id
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.simulation import story
 from tests.simulation.link import Rates
 from tests.simulation.story_world import StoryWorld, at_random

@@ -22,8 +22,8 @@ from taskharbor import Harbor, Worker
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreError
-from taskharbor.job import State
-from taskharbor.retry import RetryPolicy
+from taskharbor.records import State
+from taskharbor.rules.retry import RetryPolicy
 from tests.simulation import program
 from tests.simulation.link import FAIR, Link, Rates
 from tests.simulation.observer import Observer
@@ -33,7 +33,7 @@ START = 1_767_225_600_000_001  # an odd microsecond
 FAULTS_SECONDS = 12  # how long faults go on
 LIVENESS_SECONDS = 180  # after they have stopped, everything has ended within this time
 STEPS_MAX = 60_000
-UNFIT_GRACE_SECONDS = 6.0
+UNRUNNABLE_GRACE_SECONDS = 6.0
 
 
 class Findings(Struct):
@@ -99,7 +99,7 @@ class World:
 
     def _new_store(self) -> Any:
         store = MemoryDriver(ProcessClock(self.universe))
-        store._news._sleepers = Ordered()  # type: ignore[assignment]
+        store._changes._sleepers = Ordered()  # type: ignore[assignment]
         return store
 
     def _new_observer(self) -> Observer:
@@ -140,7 +140,7 @@ class World:
             grace_seconds=self.grace_seconds,
             retry=RetryPolicy(max_attempts=25, jitter=None),
             max_losses=self.max_losses,
-            unfit_grace_seconds=UNFIT_GRACE_SECONDS,
+            unrunnable_grace_seconds=UNRUNNABLE_GRACE_SECONDS,
             poll_seconds=self.chance.choice((0.5, 5.0)),
             name=process.name,
         )
@@ -352,8 +352,8 @@ def _seeded(seed: int) -> Iterator[None]:
         with (
             mock.patch.object(os, "urandom", chance.randbytes),
             mock.patch("taskharbor.client.options.new_id", new_id),
-            mock.patch("taskharbor.worker.recurring.new_id", new_id),
-            mock.patch("taskharbor.collecting.uuid_utils.uuid7", new_id),
+            mock.patch("taskharbor.worker.pipeline.recurring.new_id", new_id),
+            mock.patch("taskharbor.rescue.uuid_utils.uuid7", new_id),
             mock.patch("taskharbor.own_tasks.serials", itertools.count(1)),
         ):
             yield

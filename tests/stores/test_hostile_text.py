@@ -31,7 +31,7 @@ from taskharbor import (
 from taskharbor.codec import KEY_LIMIT, NAME_LIMIT, clean_text
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.context import PROGRESS_MESSAGE_MAX
-from taskharbor.worker.endings import ERROR_MAX
+from taskharbor.worker.handlers.outcomes import ERROR_MAX
 
 UNSTORABLE = ("nul \0 here", "\0", "lone \ud800 surrogate", "\udfff", "two \udc80\udc81")
 TEXTS = (

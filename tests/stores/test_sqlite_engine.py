@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor
-from taskharbor.calling import step_to_end
 from taskharbor.drivers.base import ClaimRequest, Transition
 from taskharbor.drivers.sqlite import SQLiteDriver, leases
 from taskharbor.drivers.sqlite.engine import _Write
 from taskharbor.drivers.sqlite.session import Session
-from taskharbor.job import AttemptStatus, JobFilter, NewJob, State
+from taskharbor.records import AttemptStatus, JobFilter, NewJob, State
+from taskharbor.sync import run_inline
 
 MINUTE = 60_000_000
 
@@ -27,9 +27,9 @@ MINUTE = 60_000_000
 @pytest.fixture
 def driver(file: Path) -> Iterator[SQLiteDriver]:
     driver = SQLiteDriver(str(file))
-    step_to_end(driver.open())
+    run_inline(driver.open())
     yield driver
-    step_to_end(driver.close())
+    run_inline(driver.close())
 
 
 def job(number: int, **fields: Any) -> NewJob:
@@ -72,12 +72,12 @@ async def test_interrupted_writer_rings_for_those_whose_writes_it_took(driver: S
     def write() -> None:
         engine._pending.append(other)  # its ring has been answered already: the thread found nothing to do
         with pytest.raises(KeyboardInterrupt):
-            step_to_end(engine.write(interrupted))
+            run_inline(engine.write(interrupted))
 
     await asyncio.to_thread(write)
     assert await asyncio.wait_for(other.future, 5) == "done"
     assert happened == ["interrupted"]
-    await asyncio.to_thread(lambda: step_to_end(engine.write(lambda _: None)))
+    await asyncio.to_thread(lambda: run_inline(engine.write(lambda _: None)))
     assert not engine._pending
 
 
@@ -92,7 +92,7 @@ async def test_interrupt_while_a_write_is_taken_loses_none(driver: SQLiteDriver,
 
     def write() -> None:
         with pytest.raises(KeyboardInterrupt):
-            step_to_end(engine.write(lambda _: None))
+            run_inline(engine.write(lambda _: None))
 
     await asyncio.to_thread(write)
     assert await asyncio.wait_for(other.future, 5) == "done"
@@ -117,7 +117,7 @@ async def test_interrupt_while_answers_are_delivered_leaves_nobody_waiting(
     def write() -> None:
         engine._pending.append(other)
         with pytest.raises(KeyboardInterrupt):
-            step_to_end(engine.write(lambda _: None))
+            run_inline(engine.write(lambda _: None))
 
     await asyncio.to_thread(write)
     assert await asyncio.wait_for(other.future, 5) == "done"
@@ -146,13 +146,13 @@ class Interrupted:
 
 def test_interrupt_after_a_read_has_begun_leaves_the_store_readable(driver: SQLiteDriver):
     engine = driver._engine
-    step_to_end(driver.enqueue([job(1)]))
+    run_inline(driver.enqueue([job(1)]))
     assert engine._reader is not None
     engine._reader = Interrupted(engine._reader, set(), {"BEGIN"})  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        step_to_end(driver.get([job(1).id]))
-    step_to_end(driver.enqueue([job(2)]))
-    assert None not in step_to_end(driver.get([job(1).id, job(2).id]))
+        run_inline(driver.get([job(1).id]))
+    run_inline(driver.enqueue([job(2)]))
+    assert None not in run_inline(driver.get([job(1).id, job(2).id]))
 
 
 def test_interrupts_within_a_write_leave_nothing_of_it_and_the_store_writable(driver: SQLiteDriver):
@@ -161,9 +161,9 @@ def test_interrupts_within_a_write_leave_nothing_of_it_and_the_store_writable(dr
     assert engine._writer is not None
     engine._writer = Interrupted(engine._writer, {"COMMIT", "ROLLBACK"}, set())  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        step_to_end(driver.enqueue([job(1)]))
-    step_to_end(driver.enqueue([job(2)]))
-    first, second = step_to_end(driver.get([job(1).id, job(2).id]))
+        run_inline(driver.enqueue([job(1)]))
+    run_inline(driver.enqueue([job(2)]))
+    first, second = run_inline(driver.get([job(1).id, job(2).id]))
     assert first is None
     assert second is not None
 
@@ -172,9 +172,9 @@ def test_interrupts_within_a_write_leave_nothing_of_it_and_the_store_writable(dr
 
 
 def test_list_reads_each_lease_once(driver: SQLiteDriver, monkeypatch: pytest.MonkeyPatch):
-    step_to_end(driver.enqueue([job(n) for n in range(60)]))
+    run_inline(driver.enqueue([job(n) for n in range(60)]))
     for n in range(3):
-        step_to_end(driver.claim(ClaimRequest(f"w/{n}", MINUTE, 20)))
+        run_inline(driver.claim(ClaimRequest(f"w/{n}", MINUTE, 20)))
     decoded: list[int] = []
     decode = leases._decode_entries
 
@@ -185,15 +185,15 @@ def test_list_reads_each_lease_once(driver: SQLiteDriver, monkeypatch: pytest.Mo
     monkeypatch.setattr(leases, "_decode_entries", counted)
     for where in (JobFilter(task="nope"), JobFilter(state=State.RUNNING)):
         decoded.clear()
-        step_to_end(driver.list(where))
+        run_inline(driver.list(where))
         assert len(decoded) == 3
     decoded.clear()
-    assert all(step_to_end(driver.get([job(n).id for n in range(60)])))
+    assert all(run_inline(driver.get([job(n).id for n in range(60)])))
     assert len(decoded) == 3
 
 
 def test_list_of_a_queues_ready_jobs_is_one_scan_however_many_other_jobs_there_are(driver: SQLiteDriver):
-    step_to_end(driver.enqueue([job(n, queue="a" if n % 100 == 0 else "b") for n in range(2_000)]))
+    run_inline(driver.enqueue([job(n, queue="a" if n % 100 == 0 else "b") for n in range(2_000)]))
     scans: list[str] = []
     assert driver._engine._reader is not None
     driver._engine._reader.set_trace_callback(
@@ -201,20 +201,20 @@ def test_list_of_a_queues_ready_jobs_is_one_scan_however_many_other_jobs_there_a
             scans.append(statement) if "FROM taskharbor_ready\nWHERE run_at" in statement else None
         )
     )
-    page = step_to_end(driver.list(JobFilter(state=State.READY, queue="a")))
+    page = run_inline(driver.list(JobFilter(state=State.READY, queue="a")))
     assert [found.id for found in page.jobs] == [job(n).id for n in range(1_900, -1, -100)]
     assert page.next_cursor is None
     assert len(scans) == 1
 
 
 def test_job_that_an_older_lease_names_is_shown_under_its_own(driver: SQLiteDriver):
-    """Settled under one lease that lives on for another job, and claimed again under the next."""
-    step_to_end(driver.enqueue([job(1), job(2)]))
-    step_to_end(driver.claim(ClaimRequest("a/1", MINUTE, 2)))
+    """SettleResult under one lease that lives on for another job, and claimed again under the next."""
+    run_inline(driver.enqueue([job(1), job(2)]))
+    run_inline(driver.claim(ClaimRequest("a/1", MINUTE, 2)))
     back = Transition("a/1", job(1).id, 1, AttemptStatus.FAILED, State.READY, attempts=1, delay=0)
-    step_to_end(driver.settle([back]))
-    step_to_end(driver.claim(ClaimRequest("b/1", MINUTE, 1)))
-    first, second = step_to_end(driver.get([job(1).id, job(2).id]))
+    run_inline(driver.settle([back]))
+    run_inline(driver.claim(ClaimRequest("b/1", MINUTE, 1)))
+    first, second = run_inline(driver.get([job(1).id, job(2).id]))
     assert first is not None
     assert second is not None
     assert (first.worker, first.number, second.worker) == ("b", 2, "a")
@@ -226,15 +226,15 @@ def test_job_that_an_older_lease_names_is_shown_under_its_own(driver: SQLiteDriv
 def test_job_in_no_place_is_shown_as_dead_and_can_be_brought_back_or_deleted(file: Path):
     with Harbor(f"sqlite:///{file}") as harbor:
         other, job_id = harbor.enqueue("t").id, harbor.enqueue("t").id
-        assert {check.name: check.ok for check in step_to_end(harbor.driver.check())}["places"]
+        assert {check.name: check.ok for check in run_inline(harbor.driver.check())}["places"]
         with closing(sqlite3.connect(file)) as connection, connection:
             connection.execute("DELETE FROM taskharbor_ready")
         assert {(job.state, job.reason) for job in harbor.jobs.list()} == {("dead", "unreadable")}
         assert "neither ready" in (harbor.jobs.get(job_id).record.unreadable or "")
-        [places] = [check for check in step_to_end(harbor.driver.check()) if check.name == "places"]
+        [places] = [check for check in run_inline(harbor.driver.check()) if check.name == "places"]
         assert not places.ok
         assert "2 jobs are in no place" in places.detail
         assert harbor.jobs.retry(job_id).state == "ready"
         harbor.jobs.delete(other)
-        assert step_to_end(harbor.driver.claim(ClaimRequest("a/1", MINUTE, 1))).jobs[0].id == job_id
+        assert run_inline(harbor.driver.claim(ClaimRequest("a/1", MINUTE, 1))).jobs[0].id == job_id
         assert harbor.jobs.counts()["dead"] == 0

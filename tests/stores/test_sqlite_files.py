@@ -135,7 +135,7 @@ def test_a_damaged_page_in_the_middle_is_told_by_whoever_meets_it(file: Path):
 
 
 def test_doctor_finds_a_damaged_page(file: Path):
-    from taskharbor.calling import step_to_end
+    from taskharbor.sync import run_inline
 
     filled(file, 2000)
     middle = file.stat().st_size // 4096 // 2  # rows of jobs: the tables' definitions stand at the beginning
@@ -143,7 +143,7 @@ def test_doctor_finds_a_damaged_page(file: Path):
         opened.seek(4096 * middle)
         opened.write(b"\xaa" * 4096 * 20)
     with Harbor(f"sqlite:///{file}") as harbor:
-        checks = {check.name: check.ok for check in step_to_end(harbor.driver.check())}
+        checks = {check.name: check.ok for check in run_inline(harbor.driver.check())}
     assert not checks["file"]
 
 

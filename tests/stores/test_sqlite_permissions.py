@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from taskharbor import Harbor
-from taskharbor.calling import step_to_end
 from taskharbor.drivers.base import Check
+from taskharbor.sync import run_inline
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
 
@@ -94,7 +94,7 @@ def test_a_database_of_the_application_keeps_its_permissions(file: Path):
 
 
 def permissions(harbor: Harbor) -> Check:
-    [found] = [check for check in step_to_end(harbor.driver.check()) if check.name == "permissions"]
+    [found] = [check for check in run_inline(harbor.driver.check()) if check.name == "permissions"]
     return found
 
 

@@ -22,8 +22,8 @@ from taskharbor import (
     SchemaError,
     TaskHarborError,
 )
-from taskharbor.calling import step_to_end
-from taskharbor.job import NewJob
+from taskharbor.records import NewJob
+from taskharbor.sync import run_inline
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_batch_that_fails_leaves_nothing_in_a_transaction_that_goes_on(
     with harbor.transaction(connection):
         connection.execute("INSERT INTO orders (name) VALUES ('x')")
         with pytest.raises((sqlite3.Error, ConfigurationError)):
-            step_to_end(harbor.driver.enqueue([good, bad]))
+            run_inline(harbor.driver.enqueue([good, bad]))
     connection.commit()
     assert stored(harbor) == 0
     assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)

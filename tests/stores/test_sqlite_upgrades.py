@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from taskharbor import Harbor, SchemaError, Worker
-from taskharbor.calling import step_to_end
 from taskharbor.drivers.sqlite import schema, sql
+from taskharbor.sync import run_inline
 
 ALL = sql.migrations()
 NEXT = ALL[-1][0] + 1
@@ -105,7 +105,7 @@ def test_doctor_does_not_mind_a_newer_schema_that_still_serves_it(
     with harbor_on(file) as new, newer_code(monkeypatch, serves=schema.latest_version()):
         new.migrate()
     with harbor_on(file) as old:
-        found = {check.name: check for check in step_to_end(old.driver.check())}
+        found = {check.name: check for check in run_inline(old.driver.check())}
     assert found["schema"].ok
     assert "newer, and it still serves this version" in found["schema"].detail
     assert "places" not in found  # it may know places that this code does not

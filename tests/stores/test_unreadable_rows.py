@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from taskharbor import Event, Harbor, Worker, chain
-from taskharbor.calling import step_to_end
 from taskharbor.cli import cli
-from taskharbor.drivers.base import Answer, ClaimRequest, Transition
-from taskharbor.job import AttemptStatus, State
+from taskharbor.drivers.base import ClaimRequest, SettleAnswer, Transition
+from taskharbor.records import AttemptStatus, State
 from taskharbor.server import application
+from taskharbor.sync import run_inline
 
 API = "/api/v1"
 NOW = 1_767_225_600_000_000
@@ -253,16 +253,16 @@ def test_lease_under_which_nothing_is_left_is_dropped(file: Path) -> None:
     """A job that had succeeded was put back by hand: it is not collected without end."""
     with Harbor(f"sqlite:///{file}") as harbor:
         driver, job = harbor.driver, harbor.enqueue("t")
-        now = step_to_end(driver.now())
-        [_] = step_to_end(driver.claim(ClaimRequest("w/1", 1000, 1), now=now)).jobs
+        now = run_inline(driver.now())
+        [_] = run_inline(driver.claim(ClaimRequest("w/1", 1000, 1), now=now)).jobs
         done = Transition("w/1", job.id, 1, AttemptStatus.SUCCEEDED, State.SUCCEEDED, started_at=now)
-        assert [each.answer for each in step_to_end(driver.settle([done], now=now))] == [Answer.DONE]
+        assert [each.answer for each in run_inline(driver.settle([done], now=now))] == [SettleAnswer.DONE]
         by_hand(file, lambda connection: insert(connection, "ready", row_like("ready", job.id)))
-        assert len(step_to_end(driver.claim(ClaimRequest("w/2", 1000, 1), now=now)).jobs) == 1
-        expired = step_to_end(driver.take_expired("c/1", 1000, now=now + 2000))
+        assert len(run_inline(driver.claim(ClaimRequest("w/2", 1000, 1), now=now)).jobs) == 1
+        expired = run_inline(driver.take_expired("c/1", 1000, now=now + 2000))
         assert expired is not None
         assert expired.jobs == []
-        assert step_to_end(driver.take_expired("c/2", 1000, now=now + 5000)) is None
+        assert run_inline(driver.take_expired("c/2", 1000, now=now + 5000)) is None
 
 
 async def test_unreadable_jobs_are_in_rest_answers(file: Path) -> None:
@@ -301,7 +301,7 @@ def test_doctor_counts_what_could_not_be_read(file: Path) -> None:
         by_hand(file, lambda connection: connection.execute("UPDATE taskharbor_ready SET delivery = 'maybe'"))
 
         def unreadable() -> tuple[bool, bool, str]:
-            [found] = [check for check in step_to_end(harbor.driver.check()) if check.name == "unreadable"]
+            [found] = [check for check in run_inline(harbor.driver.check()) if check.name == "unreadable"]
             return found.ok, found.severe, found.detail
 
         assert unreadable()[0]

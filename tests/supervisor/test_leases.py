@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.faults.processes import pause
 from tests.supervisor.conftest import Shop
 
@@ -81,6 +81,6 @@ def test_stats_name_what_runs_in_a_supervised_process(small: Shop):
 
 
 def _leases(shop: Shop):
-    from taskharbor.calling import step_to_end
+    from taskharbor.sync import run_inline
 
-    return step_to_end(shop.harbor.driver.leases())
+    return run_inline(shop.harbor.driver.leases())

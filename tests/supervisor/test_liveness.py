@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskharbor.cli import cli
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.supervisor.conftest import Shop
 
 pytestmark = [
@@ -104,7 +104,7 @@ def _workers(shop: Shop) -> list[dict[str, Any]]:
 
 def test_a_process_with_a_handler_that_does_not_end_is_replaced(small: Shop):
     job = small.harbor.enqueue("heed_nothing")
-    small.started(processes=1, stubborn_seconds="0.5", grace_seconds=1)
+    small.started(processes=1, unresponsive_seconds="0.5", grace_seconds=1)
     small.wait(lambda: len(small.lines("workers")) == 2, "the replacement", seconds=80)
     small.wait(lambda: job.refresh().state is State.DEAD, "the end of the job")
     assert "a worker process died" not in small.errors()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskharbor import presets
-from taskharbor.job import State
+from taskharbor.records import State
 
 
 def test_the_workers_policy_reaches_the_children(small):

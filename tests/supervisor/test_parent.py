@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.supervisor.conftest import COMMAND, Shop
 
 pytestmark = [

@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, chain
-from taskharbor.client.events import Event
 from taskharbor.client.handle import Job
-from taskharbor.client.losses import Losses
 from taskharbor.drivers.base import ClaimRequest, Transition
-from taskharbor.job import AttemptStatus, Reason, State
-from taskharbor.worker.supervisor.page import Held
-from taskharbor.worker.supervisor.settling import Death, Estate, describe, settle_left_behind
+from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.telemetry.events import Event
+from taskharbor.telemetry.losses import Losses
+from taskharbor.worker.supervisor.crash_recovery import (
+    ProcessExit,
+    RecoveredJobs,
+    describe,
+    settle_orphaned_jobs,
+)
+from taskharbor.worker.supervisor.shared_memory import Held
 
 LEASE = 30_000_000
-DEATH = Death("w", "was ended by SIGKILL")
+DEATH = ProcessExit("w", "was ended by SIGKILL")
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -45,8 +50,8 @@ class Dead:
         self.numbers = {job.id: job.number for job in claim.jobs}
         return self
 
-    async def settled(self, death: Death = DEATH, **more: Any) -> Estate:
-        return await settle_left_behind(
+    async def settled(self, death: ProcessExit = DEATH, **more: Any) -> RecoveredJobs:
+        return await settle_orphaned_jobs(
             self.harbor.driver,
             [(self.token, self.held)],
             death,
@@ -101,13 +106,13 @@ async def test_settled_again_nothing_happens(harbor: Harbor):
     dead = await Dead(harbor).claims()
     await dead.settled()
     before = await harbor.jobs.acounts()
-    assert await dead.settled() == Estate()
+    assert await dead.settled() == RecoveredJobs()
     assert await harbor.jobs.acounts() == before
 
 
 async def test_a_claim_that_never_reached_the_store_claims_nothing_now(harbor: Harbor):
     [job] = await enqueued(harbor, 1)
-    assert await Dead(harbor).settled() == Estate()
+    assert await Dead(harbor).settled() == RecoveredJobs()
     assert ((await job.arefresh()).state, (await job.arefresh()).number) == (State.READY, 0)
 
 
@@ -154,7 +159,7 @@ async def test_a_child_that_did_not_stop_in_time_has_its_jobs_released(harbor: H
     [once] = await enqueued(harbor, 1, delivery="at_most_once")
     dead = await Dead(harbor).claims()
     dead.held.begun = {often.id: 5, once.id: 5}
-    estate = await dead.settled(Death("w", "was ended by SIGKILL", interrupted=True))
+    estate = await dead.settled(ProcessExit("w", "was ended by SIGKILL", interrupted=True))
     assert (estate.lost, estate.handed_back) == (0, 2)
     assert (await often.arefresh()).state is State.READY
     assert (await often.ahistory())[0].status == "released"
@@ -167,7 +172,7 @@ async def test_a_job_that_a_shutdown_ends_for_good_is_told_of_as_every_other_end
     dead = await Dead(harbor).claims()
     dead.held.begun = {often.id: 5, asked.id: 5, once.id: 5}
     await harbor.jobs.acancel(asked.id)
-    await dead.settled(Death("w", "was ended by SIGKILL", interrupted=True))
+    await dead.settled(ProcessExit("w", "was ended by SIGKILL", interrupted=True))
     assert sorted(dead.events) == [("cancelled", asked.id, "cancelled"), ("dead", once.id, "interrupted")]
     assert (await asked.arefresh()).state is State.CANCELLED
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.supervisor.conftest import Shop, is_alive
 
 pytestmark = [

@@ -33,7 +33,7 @@ from taskharbor import (
     group,
     presets,
 )
-from taskharbor.job import Misfire
+from taskharbor.records import Misfire
 
 harbor = Harbor("memory://")
 

@@ -8,18 +8,18 @@ from typing import Any, get_args
 
 import pytest
 
-from taskharbor import AttemptStatus, Delivery, EventName, Reason, State, WorkflowState, job
+from taskharbor import AttemptStatus, Delivery, EventName, Reason, State, WorkflowState, records
 from taskharbor.client import filters, jobs, options, schedule
-from taskharbor.client.events import EVENT_NAMES
 from taskharbor.client.harbor import Declaration
+from taskharbor.telemetry.events import EVENT_NAMES
 from taskharbor.workflow.handle import WorkflowStateName
 
 NAMES: list[tuple[Any, type[StrEnum]]] = [
-    (job.StateName, State),
-    (job.ReasonName, Reason),
-    (job.AttemptStatusName, AttemptStatus),
-    (job.DeliveryName, Delivery),
-    (job.MisfireName, job.Misfire),
+    (records.StateName, State),
+    (records.ReasonName, Reason),
+    (records.AttemptStatusName, AttemptStatus),
+    (records.DeliveryName, Delivery),
+    (records.MisfireName, records.Misfire),
     (WorkflowStateName, WorkflowState),
 ]
 

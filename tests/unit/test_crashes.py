@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from taskharbor.drivers.base import Transition
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
-from taskharbor.outcome import Crashed
-from taskharbor.policy import LOST_ALONE, LOST_TOGETHER, settle_crash
+from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.rules.outcome import Crashed
+from taskharbor.rules.policy import LOST_ALONE, LOST_TOGETHER, settle_crash
 from tests.unit.test_policy import STARTED, TOKEN, claimed, lost, newest_first
 
 CRASHED = Crashed("lost: its process was killed by SIGSEGV (signal 11)")

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Transition
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
-from taskharbor.outcome import Disturbed
-from taskharbor.policy import DISTURBED, LOST_ALONE, LOST_TOGETHER, settle_disturbed
+from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.rules.outcome import Disturbed
+from taskharbor.rules.policy import DISTURBED, LOST_ALONE, LOST_TOGETHER, settle_disturbed
 from tests.unit.test_policy import STARTED, TOKEN, claimed, lost, newest_first
 
 

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskharbor.drivers.base import Claimed
-from taskharbor.job import NewJob, Options, Progress
-from taskharbor.locating import Address
-from taskharbor.outcome import Failed
-from taskharbor.retry import ErrorInfo
-from taskharbor.worker.isolation.messages import (
+from taskharbor.function_refs import FunctionRef
+from taskharbor.records import NewJob, Options, Progress
+from taskharbor.rules.outcome import Failed
+from taskharbor.rules.retry import ErrorInfo
+from taskharbor.worker.handlers.isolation.messages import (
     FRAME_MAX,
-    Begot,
     Call,
+    ChildEnqueued,
     Frames,
     Logged,
-    Noted,
+    ProgressReported,
     Raised,
     Ready,
     Returned,
@@ -25,13 +25,13 @@ from taskharbor.worker.isolation.messages import (
     read_from_process,
     read_to_process,
 )
-from taskharbor.worker.isolation.process import describe_exit
+from taskharbor.worker.handlers.isolation.process import describe_exit
 
 SAID = [
     Ready(),
-    Noted(1, Progress(0.5, "half")),
-    Begot(1, NewJob("id", "task", options=Options(retry=None, tags=("a",)))),
-    Begot(2, NewJob("id", "task", options=Options(timeout=3))),
+    ProgressReported(1, Progress(0.5, "half")),
+    ChildEnqueued(1, NewJob("id", "task", options=Options(retry=None, tags=("a",)))),
+    ChildEnqueued(2, NewJob("id", "task", options=Options(timeout=3))),
     Returned(3, None),
     Returned(3, '{"x":1}'),
     Raised(4, Failed(ErrorInfo.of(KeyError("a")), "KeyError: 'a'", "Traceback …")),
@@ -55,7 +55,7 @@ def test_frames_are_cut_where_they_end(messages, pieces):
 
 def test_a_call_arrives_as_it_was_sent():
     claimed = Claimed("id", "task", '{"é":1}', "queue", 3, 4, 1, 2, 5, 6, options='{"timeout":3}')
-    call = Call(1, Address("module", "function"), {"old": "new"}, claimed, 10, 11, None)
+    call = Call(1, FunctionRef("module", "function"), {"old": "new"}, claimed, 10, 11, None)
     [body] = Frames().feed(frame(call))
     assert read_to_process(body) == call
 

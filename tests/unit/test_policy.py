@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
 from taskharbor.errors import RetryAfter, Unrecoverable
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
-from taskharbor.lifecycle import SETTLES
-from taskharbor.outcome import (
+from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.rules.lifecycle import SETTLES
+from taskharbor.rules.outcome import (
     CancelledOnRequest,
     Expired,
     Failed,
@@ -24,9 +24,9 @@ from taskharbor.outcome import (
     Outcome,
     Slept,
     Succeeded,
-    Unfit,
+    Unrunnable,
 )
-from taskharbor.policy import (
+from taskharbor.rules.policy import (
     DEFAULT_MAX_LOSSES,
     LOST_ALONE,
     LOST_ENDED,
@@ -37,10 +37,10 @@ from taskharbor.policy import (
     Rules,
     settle_loss,
     settle_outcome,
-    settle_unfit,
+    settle_unrunnable,
     weigh_loss,
 )
-from taskharbor.retry import ErrorInfo, RetryPolicy
+from taskharbor.rules.retry import ErrorInfo, RetryPolicy
 
 TOKEN = "worker-1/7"
 NOW = 1_000_000 * MICROS_PER_SECOND
@@ -211,15 +211,15 @@ def test_a_cancelled_job_keeps_what_its_handler_raised_meanwhile():
     assert (transition.reason, transition.error) == (Reason.CANCELLED, "OSError: gone")
 
 
-def test_unfit_is_refused_here_because_it_needs_the_history():
-    with pytest.raises(AssertionError, match="settle_unfit"):
-        settled(Unfit(Reason.UNKNOWN_TASK, "x"))
+def test_unrunnable_is_refused_here_because_it_needs_the_history():
+    with pytest.raises(AssertionError, match="settle_unrunnable"):
+        settled(Unrunnable(Reason.UNKNOWN_TASK, "x"))
 
 
 # -- what a worker cannot begin ------------------------------------------------------------------
 
-UNKNOWN = Unfit(Reason.UNKNOWN_TASK, "no task is called 't' here")
-MISFIT = Unfit(Reason.INVALID_PAYLOAD, "x is missing")
+UNKNOWN = Unrunnable(Reason.UNKNOWN_TASK, "no task is called 't' here")
+MISFIT = Unrunnable(Reason.INVALID_PAYLOAD, "x is missing")
 
 
 def row(number: int, status: AttemptStatus, **more: Any) -> AttemptRecord:
@@ -231,13 +231,13 @@ def put_back(number: int, finished_at: int, reason: Reason = Reason.UNKNOWN_TASK
     return row(number, AttemptStatus.RELEASED, finished_at=finished_at, detail=str(reason))
 
 
-def put_backs(outcome: Unfit, *, until: State = State.DEAD) -> tuple[list[float], Transition]:
+def put_backs(outcome: Unrunnable, *, until: State = State.DEAD) -> tuple[list[float], Transition]:
     """The delays of one put-back after another, and the transition that ended them."""
     history: list[AttemptRecord] = []
     delays: list[float] = []
     now = NOW
     for number in range(1, 1000):
-        transition = settle_unfit(TOKEN, claimed(number), outcome, history, now=now)
+        transition = settle_unrunnable(TOKEN, claimed(number), outcome, history, now=now)
         if transition.to is until:
             return delays, transition
         assert transition.delay is not None
@@ -248,7 +248,7 @@ def put_backs(outcome: Unfit, *, until: State = State.DEAD) -> tuple[list[float]
 
 
 @pytest.mark.parametrize("outcome", [UNKNOWN, MISFIT], ids=["unknown_task", "invalid_payload"])
-def test_unfit_is_put_back_with_delays_doubling_from_1_to_30_seconds_for_5_minutes_then_dead(outcome):
+def test_unrunnable_is_put_back_with_delays_doubling_from_1_to_30_seconds_for_5_minutes_then_dead(outcome):
     delays, last = put_backs(outcome)
     assert delays[:7] == [1, 2, 4, 8, 16, 30, 30]
     assert set(delays[5:]) == {30}
@@ -258,7 +258,7 @@ def test_unfit_is_put_back_with_delays_doubling_from_1_to_30_seconds_for_5_minut
 
 
 def test_a_put_back_counts_nothing_and_says_why():
-    transition = settle_unfit(TOKEN, claimed(attempts=3), MISFIT, [], now=NOW)
+    transition = settle_unrunnable(TOKEN, claimed(attempts=3), MISFIT, [], now=NOW)
     assert (transition.status, transition.to) == (AttemptStatus.RELEASED, State.READY)
     assert (transition.attempts, transition.started_at) == (3, None)
     assert (transition.error, transition.detail) == ("x is missing", "invalid_payload")
@@ -266,35 +266,35 @@ def test_a_put_back_counts_nothing_and_says_why():
 
 def test_the_grace_counts_from_the_first_time_whichever_of_the_two_it_was():
     history = [put_back(2, NOW - 10, Reason.INVALID_PAYLOAD), put_back(1, NOW - 300 * MICROS_PER_SECOND)]
-    transition = settle_unfit(TOKEN, claimed(3), MISFIT, history, now=NOW)
+    transition = settle_unrunnable(TOKEN, claimed(3), MISFIT, history, now=NOW)
     assert (transition.to, transition.reason) == (State.DEAD, Reason.INVALID_PAYLOAD)
-    assert settle_unfit(TOKEN, claimed(3), MISFIT, history, now=NOW - 1).to is State.READY
+    assert settle_unrunnable(TOKEN, claimed(3), MISFIT, history, now=NOW - 1).to is State.READY
 
 
 def test_the_grace_is_a_setting():
-    assert settle_unfit(TOKEN, claimed(), UNKNOWN, [], now=NOW, grace_seconds=0).to is State.DEAD
+    assert settle_unrunnable(TOKEN, claimed(), UNKNOWN, [], now=NOW, grace_seconds=0).to is State.DEAD
     history = [put_back(1, NOW - 60 * MICROS_PER_SECOND)]
-    assert settle_unfit(TOKEN, claimed(2), UNKNOWN, history, now=NOW, grace_seconds=60).to is State.DEAD
-    assert settle_unfit(TOKEN, claimed(2), UNKNOWN, history, now=NOW, grace_seconds=61).to is State.READY
+    assert settle_unrunnable(TOKEN, claimed(2), UNKNOWN, history, now=NOW, grace_seconds=60).to is State.DEAD
+    assert settle_unrunnable(TOKEN, claimed(2), UNKNOWN, history, now=NOW, grace_seconds=61).to is State.READY
 
 
 def test_an_execution_in_between_begins_a_new_grace():
     old = put_back(1, NOW - 10_000 * MICROS_PER_SECOND)
     ran = row(2, AttemptStatus.FAILED, started_at=NOW - 9, finished_at=NOW - 8)
-    transition = settle_unfit(TOKEN, claimed(3), UNKNOWN, [ran, old], now=NOW)
+    transition = settle_unrunnable(TOKEN, claimed(3), UNKNOWN, [ran, old], now=NOW)
     assert (transition.to, transition.delay) == (State.READY, MICROS_PER_SECOND)
 
 
 def test_a_hand_back_in_between_does_not_begin_a_new_grace():
     old = put_back(1, NOW - 10_000 * MICROS_PER_SECOND)
     handed_back = row(2, AttemptStatus.RELEASED)
-    assert settle_unfit(TOKEN, claimed(3), UNKNOWN, [handed_back, old], now=NOW).to is State.DEAD
+    assert settle_unrunnable(TOKEN, claimed(3), UNKNOWN, [handed_back, old], now=NOW).to is State.DEAD
 
 
 def test_put_backs_of_an_earlier_run_do_not_count():
     history = [put_back(4, NOW - 10_000 * MICROS_PER_SECOND)]
     job = claimed(5, first_number=5)
-    transition = settle_unfit(TOKEN, job, UNKNOWN, history, now=NOW)
+    transition = settle_unrunnable(TOKEN, job, UNKNOWN, history, now=NOW)
     assert (transition.to, transition.delay) == (State.READY, MICROS_PER_SECOND)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from taskharbor import presets
 from taskharbor.errors import Unrecoverable
-from taskharbor.job import Reason
-from taskharbor.retry import RetryPolicy
+from taskharbor.records import Reason
+from taskharbor.rules.retry import RetryPolicy
 
 NETWORK_ERRORS = ("timeout", "unavailable", "connection")
 API_ERRORS = ("404", "authentication failed", "invalid request")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Answer, Claimed, Occurrence, Settled, Transition
-from taskharbor.job import (
+from taskharbor.drivers.base import Claimed, Occurrence, SettleAnswer, SettleResult, Transition
+from taskharbor.records import (
     NO_OPTIONS,
     SCHEDULE_TAG,
     AttemptRecord,
@@ -24,7 +24,7 @@ from taskharbor.job import (
     Recurrence,
     State,
 )
-from taskharbor.recurring import (
+from taskharbor.rules.recurrence import (
     LATER,
     PARKED_AT,
     RUN_NOW,
@@ -254,7 +254,9 @@ def test_what_only_a_newer_version_can_read_is_armed_blindly():
 def test_a_run_that_was_put_back_has_ended_only_by_request():
     transition = arm(ended(State.READY, AttemptStatus.FAILED, delay=SECOND))
     assert transition.occurrence is not None
-    assert not was_rearmed(transition, Settled(Answer.DONE, State.SCHEDULED, T0 + 2 * SECOND))
-    assert was_rearmed(transition, Settled(Answer.DONE, State.SCHEDULED, transition.occurrence.due_at))
-    assert was_rearmed(arm(ended(State.DEAD)), Settled(Answer.DONE, State.SCHEDULED, T0 + MINUTE))
-    assert not was_rearmed(ended(), Settled(Answer.DONE, State.SUCCEEDED))
+    assert not was_rearmed(transition, SettleResult(SettleAnswer.DONE, State.SCHEDULED, T0 + 2 * SECOND))
+    assert was_rearmed(
+        transition, SettleResult(SettleAnswer.DONE, State.SCHEDULED, transition.occurrence.due_at)
+    )
+    assert was_rearmed(arm(ended(State.DEAD)), SettleResult(SettleAnswer.DONE, State.SCHEDULED, T0 + MINUTE))
+    assert not was_rearmed(ended(), SettleResult(SettleAnswer.DONE, State.SUCCEEDED))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from taskharbor import presets
 from taskharbor.clock import MAX_SECONDS
 from taskharbor.errors import ConfigurationError, RetryAfter, Unrecoverable
-from taskharbor.job import Reason
-from taskharbor.retry import (
+from taskharbor.records import Reason
+from taskharbor.rules.retry import (
     UNSET,
     Decision,
     ErrorInfo,

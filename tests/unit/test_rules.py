@@ -11,21 +11,21 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Delete,
     Discard,
     Occurrence,
     Operation,
+    OperationVerdict,
     Requeue,
     RunNow,
     Seen,
+    SettleAnswer,
     Transition,
     Update,
-    Verdict,
 )
-from taskharbor.job import AttemptStatus, Delivery, NewJob, Options, Reason, State
-from taskharbor.lifecycle import LEGAL, TERMINAL, allows
+from taskharbor.records import AttemptStatus, Delivery, NewJob, Options, Reason, State
+from taskharbor.rules.lifecycle import LEGAL, TERMINAL, allows
 from taskharbor.rules.operating import Change, change
 from taskharbor.rules.settling import Move, fence, repeated, settle_move, was_outlived
 from taskharbor.rules.standing import Standing, StoredJob, first_run_at, job_record
@@ -53,16 +53,16 @@ def settle(t: Transition, at: Standing = RUNNING, *, cancel_requested: bool = Fa
 @pytest.mark.parametrize(
     ("is_recorded", "held", "expires_at", "is_covered", "answer"),
     [
-        (True, 3, NOW + 1, True, Answer.NOT_RUNNING),
-        (False, None, 0, False, Answer.NOT_RUNNING),
-        (False, None, 0, True, Answer.LEASE_MISMATCH),
-        (False, 4, NOW - 1, True, Answer.LEASE_MISMATCH),
-        (False, 3, NOW, True, Answer.LEASE_EXPIRED),
-        (False, 3, NOW + 1, True, Answer.DONE),
+        (True, 3, NOW + 1, True, SettleAnswer.NOT_RUNNING),
+        (False, None, 0, False, SettleAnswer.NOT_RUNNING),
+        (False, None, 0, True, SettleAnswer.LEASE_MISMATCH),
+        (False, 4, NOW - 1, True, SettleAnswer.LEASE_MISMATCH),
+        (False, 3, NOW, True, SettleAnswer.LEASE_EXPIRED),
+        (False, 3, NOW + 1, True, SettleAnswer.DONE),
     ],
 )
 def test_refusals_come_in_their_order(
-    is_recorded: bool, held: int | None, expires_at: int, is_covered: bool, answer: Answer
+    is_recorded: bool, held: int | None, expires_at: int, is_covered: bool, answer: SettleAnswer
 ) -> None:
     facts = {"held_number": held, "expires_at": expires_at, "is_covered": is_covered}
     assert fence(3, NOW, is_recorded=is_recorded, **facts) is answer  # type: ignore[arg-type]
@@ -70,10 +70,10 @@ def test_refusals_come_in_their_order(
 
 def test_repeated_settle_is_done_only_under_its_own_token_and_status() -> None:
     t = ending(AttemptStatus.FAILED, State.DEAD)
-    assert repeated(t, "w/1", AttemptStatus.FAILED, NOW).answer is Answer.DONE
-    assert repeated(t, "w/2", AttemptStatus.FAILED, NOW).answer is Answer.NOT_RUNNING
+    assert repeated(t, "w/1", AttemptStatus.FAILED, NOW).answer is SettleAnswer.DONE
+    assert repeated(t, "w/2", AttemptStatus.FAILED, NOW).answer is SettleAnswer.NOT_RUNNING
     other = repeated(t, "w/1", AttemptStatus.SUCCEEDED, NOW)
-    assert (other.answer, other.recorded) == (Answer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
+    assert (other.answer, other.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
 
 
 def test_only_a_loss_is_outlived_by_what_the_lease_says() -> None:
@@ -150,7 +150,7 @@ def test_every_settle_makes_a_legal_move(
     assert (move.to.finished_at is not None) is (move.to.state in TERMINAL)
     assert (move.to.next_at is None) is (move.to.state in TERMINAL)
     answer = move.answer(NOW)
-    assert (answer.answer, answer.state, answer.run_at) == (Answer.DONE, move.to.state, move.to.next_at)
+    assert (answer.answer, answer.state, answer.run_at) == (SettleAnswer.DONE, move.to.state, move.to.next_at)
 
 
 # -- what an operator's verb makes of a job --------------------------------------------------------
@@ -182,7 +182,7 @@ OPERATIONS: list[Operation] = [
 def test_every_operation_is_refused_or_makes_a_legal_move(operation: Operation, at: Standing) -> None:
     answer = change(operation, JOB, at, NOW)
     if not allows(at.state, operation):
-        assert answer is Verdict.CONFLICT
+        assert answer is OperationVerdict.CONFLICT
     elif isinstance(answer, Change):
         assert answer.to.state is at.state or answer.to.state in LEGAL[at.state]
         assert answer.to.number == at.number + answer.is_rearmed
@@ -218,10 +218,10 @@ def test_expiry_of_a_run_that_has_begun_is_not_set_again(has_begun: bool, begin_
 
 def test_update_that_relies_on_what_has_changed_is_refused() -> None:
     at = Standing(State.READY, 10, 2)
-    assert change(Update(version=7), JOB, at, NOW) is Verdict.CHANGED
-    assert change(Update(seen=Seen(1, False)), JOB, at, NOW) is Verdict.CHANGED
+    assert change(Update(version=7), JOB, at, NOW) is OperationVerdict.CHANGED
+    assert change(Update(seen=Seen(1, False)), JOB, at, NOW) is OperationVerdict.CHANGED
     keyed = replace(JOB, idempotency_key="k")
-    assert change(Update(queue="other"), keyed, at, NOW) is Verdict.CONFLICT
+    assert change(Update(queue="other"), keyed, at, NOW) is OperationVerdict.CONFLICT
 
 
 def test_options_that_cannot_be_read_stay_unless_the_update_says_others() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Transition
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
-from taskharbor.policy import UNSETTLED_DELAY_MAX_SECONDS, UNSETTLED_MAX, settle_unsettled
+from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.rules.policy import UNSETTLED_DELAY_MAX_SECONDS, UNSETTLED_MAX, settle_unsettled
 from tests.unit.test_policy import NOW, STARTED, TOKEN, claimed
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import taskharbor
-from taskharbor import Harbor, PayloadError, Worker, builtin, chain
+from taskharbor import Harbor, PayloadError, Worker, builtin_tasks, chain
 from taskharbor.codec import agreeing, counted
 from taskharbor.errors import ConfigurationError
 
@@ -32,7 +32,7 @@ WRONG = re.compile(
 
 def test_what_is_told_of_one_thing_is_told_of_one(tmp_path):
     with Harbor(f"sqlite:///{tmp_path}/harbor.db") as harbor:
-        builtin.register(harbor)
+        builtin_tasks.register(harbor)
 
         @harbor.task(name="one")
         def one(x: int) -> int:

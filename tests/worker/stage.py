@@ -21,11 +21,11 @@ from taskharbor.drivers.base import (
     Extension,
     Heartbeat,
     Note,
-    Settled,
+    SettleResult,
     Transition,
 )
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.job import AttemptRecord, State
+from taskharbor.records import AttemptRecord, State
 from taskharbor.telemetry.logs import Line
 
 PATIENCE_SECONDS = 30.0  # real ones: how long a test waits for something that should come at once
@@ -124,7 +124,9 @@ class FaultyDriver(MemoryDriver):
         await self._gate("cancel_requests", tokens)
         return await super().cancel_requests(tokens, since)
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         await self._gate("settle", transitions)
         answer = await super().settle(transitions, now=now)
         await self._answer("settle")

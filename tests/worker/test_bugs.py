@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Worker, policy
+from taskharbor import Worker
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.collecting import PUT_OFF_MAX
 from taskharbor.drivers.base import ClaimRequest, Transition
 from taskharbor.errors import PayloadError
-from taskharbor.job import AttemptStatus, Reason, State
-from taskharbor.policy import UNSETTLED_DELAY_MAX_SECONDS, UNSETTLED_MAX
-from taskharbor.worker import committer
-from taskharbor.worker.report import Reporter
+from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.rescue import PUT_OFF_MAX
+from taskharbor.rules import policy
+from taskharbor.rules.policy import UNSETTLED_DELAY_MAX_SECONDS, UNSETTLED_MAX
+from taskharbor.telemetry.attempts import Reporter
+from taskharbor.worker.pipeline import committer
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 
@@ -221,7 +222,7 @@ async def test_a_recurring_job_survives_what_is_unsettleable(faulty, store, cloc
         def broken_arming(*_: Any, **__: Any) -> Transition:
             raise KeyError("a bug")
 
-        monkeypatch.setattr("taskharbor.worker.recurring.armed", broken_arming)
+        monkeypatch.setattr("taskharbor.worker.pipeline.recurring.armed", broken_arming)
     clock.advance(3600)
     for _ in range(UNSETTLED_MAX):
         await soon(Worker(faulty).drain())

@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor.context import Context
 from taskharbor.errors import JobCancelled, StoreUnavailable
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 BEAT = 10.0  # a third of the lease of 30 s
@@ -143,7 +143,7 @@ async def test_a_failure_of_a_job_that_is_to_be_cancelled_is_not_retried(harbor)
 
 async def test_a_job_cancelled_while_it_waits_inside_the_worker_is_never_begun(memory, clock, monkeypatch):
     """Claimed ahead, not begun: the request reaches it with the heartbeat all the same."""
-    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 3600)  # what waits here is not handed back
     calls = []
     release = asyncio.Event()
     begun = asyncio.Event()

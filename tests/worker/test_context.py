@@ -12,7 +12,7 @@ import pytest
 from taskharbor import Context, Worker, current_context
 from taskharbor.clock import from_micros
 from taskharbor.errors import ConfigurationError, JobNotFound
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.worker.stage import soon, the_job, until, until_state, working
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from taskharbor import Worker
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import Delivery, Reason, State
+from taskharbor.records import Delivery, Reason, State
 from tests.worker.stage import soon, statuses, the_job, until, until_state, working
 
 

@@ -10,15 +10,15 @@ from datetime import timedelta
 import pytest
 
 from taskharbor import RetryPolicy, Worker
-from taskharbor.client.events import EVENT_NAMES, Event
 from taskharbor.clock import from_micros
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import State
+from taskharbor.records import State
+from taskharbor.telemetry.events import EVENT_NAMES, Event
 from tests.worker.stage import said, soon, statuses, the_job, until, until_state, working
 from tests.worker.test_delivery import vanish
 
 
-class Heard:
+class LeaseUpdate:
     """Subscribed to every event."""
 
     def __init__(self, harbor) -> None:
@@ -44,7 +44,7 @@ def test_there_are_eight_events_of_jobs_and_one_of_processes():
 
 
 async def test_a_success_is_enqueued_started_succeeded(harbor, clock):
-    heard = Heard(harbor)
+    heard = LeaseUpdate(harbor)
 
     @harbor.task(name="t")
     async def work() -> None: ...
@@ -59,7 +59,7 @@ async def test_a_success_is_enqueued_started_succeeded(harbor, clock):
 
 
 async def test_a_failure_is_failed_then_retried_and_in_the_end_dead(harbor, clock, drained):
-    heard = Heard(harbor)
+    heard = LeaseUpdate(harbor)
 
     @harbor.task(max_attempts=2)
     async def fail() -> None:
@@ -78,7 +78,7 @@ async def test_a_failure_is_failed_then_retried_and_in_the_end_dead(harbor, cloc
 
 
 async def test_a_job_that_was_not_begun_in_time_is_told_cancelled(harbor, clock, drained):
-    heard = Heard(harbor)
+    heard = LeaseUpdate(harbor)
 
     @harbor.task
     async def work() -> None: ...
@@ -93,7 +93,7 @@ async def test_a_job_that_was_not_begun_in_time_is_told_cancelled(harbor, clock,
 
 
 async def test_a_cancelled_running_job_is_told_cancelled(memory, clock):
-    heard = Heard(memory)
+    heard = LeaseUpdate(memory)
     begun = asyncio.Event()
 
     @memory.task
@@ -112,7 +112,7 @@ async def test_a_cancelled_running_job_is_told_cancelled(memory, clock):
 
 
 async def test_a_lost_job_is_told_lost_by_whoever_collects_it(memory, clock):
-    heard = Heard(memory)
+    heard = LeaseUpdate(memory)
     begun = []
 
     @memory.task(name="t")
@@ -134,7 +134,7 @@ async def test_a_lost_job_is_told_lost_by_whoever_collects_it(memory, clock):
 
 
 async def test_a_lost_job_that_was_to_be_cancelled_is_told_cancelled(memory, clock, caplog):
-    heard = Heard(memory)
+    heard = LeaseUpdate(memory)
     begun = []
 
     @memory.task(name="t")
@@ -157,7 +157,7 @@ async def test_a_lost_job_that_was_to_be_cancelled_is_told_cancelled(memory, clo
 
 
 async def test_a_lost_at_most_once_job_is_told_lost_and_dead(memory, clock):
-    heard = Heard(memory)
+    heard = LeaseUpdate(memory)
     begun = []
 
     @memory.task(delivery="at_most_once")
@@ -177,7 +177,7 @@ async def test_a_lost_at_most_once_job_is_told_lost_and_dead(memory, clock):
 
 
 async def test_an_existing_job_is_not_told_enqueued_again(harbor):
-    heard = Heard(harbor)
+    heard = LeaseUpdate(harbor)
 
     @harbor.task
     async def work() -> None: ...

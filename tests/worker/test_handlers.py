@@ -12,8 +12,8 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.errors import JobFailed
-from taskharbor.job import Reason, State
-from taskharbor.worker.endings import ERROR_MAX, TRACEBACK_MAX
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.outcomes import ERROR_MAX, TRACEBACK_MAX
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, working
 
 
@@ -213,7 +213,7 @@ class Unreadable(Exception):
         raise RuntimeError("no text")
 
 
-class Leaving(Exception):
+class Drained(Exception):
     def __str__(self):
         raise SystemExit(3)
 
@@ -232,7 +232,7 @@ def nameless() -> Exception:
 
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize(
-    ("error", "kept"), [(Unreadable, "Unreadable"), (Leaving, "Leaving"), (nameless, "BaseException")]
+    ("error", "kept"), [(Unreadable, "Unreadable"), (Drained, "Drained"), (nameless, "BaseException")]
 )
 async def test_an_error_that_cannot_be_read_is_still_an_error(harbor, drained, sync, error, kept):
     def raise_sync():

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from taskharbor import Worker
-from taskharbor.job import Reason, State
-from taskharbor.worker.isolation.running import CANCEL_PATIENCE_SECONDS
-from taskharbor.worker.lookout import LOOK_SECONDS
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.isolation.running import CANCEL_PATIENCE_SECONDS
+from taskharbor.worker.pipeline.cancel_watch import LOOK_SECONDS
 from tests.worker import isolated
 from tests.worker.apart import apart, begun, done, is_alive
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working

@@ -13,7 +13,7 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.worker import isolated
 from tests.worker.apart import children_of, is_alive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskharbor import Harbor, chord
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.worker import isolated
 from tests.worker.apart import apart, begun, done, is_alive
 from tests.worker.stage import statuses, the_job, until, working

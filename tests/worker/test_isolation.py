@@ -14,8 +14,8 @@ import pytest
 from taskharbor import Harbor, RemoteError, RetryPolicy, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Reason, State
-from taskharbor.worker.isolation.pool import IDLE_SECONDS
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.isolation.pool import IDLE_SECONDS
 from tests.worker import isolated
 from tests.worker.apart import apart, begun, children_of, done, is_alive
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, working

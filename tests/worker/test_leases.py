@@ -10,8 +10,8 @@ import time
 from taskharbor import Worker
 from taskharbor.drivers.base import ClaimRequest
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import State
-from taskharbor.worker.fetcher import AHEAD_MAX, BATCH_MAX
+from taskharbor.records import State
+from taskharbor.worker.pipeline.fetcher import AHEAD_MAX, BATCH_MAX
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 
@@ -128,7 +128,7 @@ async def test_expired_lease_cannot_commit(faulty, store, clock):
 
 
 async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, monkeypatch):
-    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 3600)  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
     calls = []
 
@@ -160,7 +160,7 @@ async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, 
 async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_under_the_extended_one(
     memory, clock, monkeypatch
 ):
-    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 3600)  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
 
     @memory.task
@@ -186,7 +186,7 @@ async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_un
 
 
 async def test_a_paused_queues_unbegun_jobs_are_handed_back_at_the_next_heartbeat(memory, clock, monkeypatch):
-    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)  # what waits here is not handed back
+    monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 3600)  # what waits here is not handed back
     begun, release = asyncio.Event(), asyncio.Event()
 
     @memory.task
@@ -388,7 +388,7 @@ async def test_what_was_claimed_ahead_and_cannot_begin_is_handed_back_to_others(
 
 async def test_jobs_that_had_not_begun_are_outlived_with_the_others(faulty, store, clock, monkeypatch):
     """An outage counts for nobody, begun or not: none of them becomes a suspect."""
-    monkeypatch.setattr("taskharbor.worker.shift.STALLED_SECONDS", 3600)
+    monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 3600)
     begun, release = asyncio.Event(), asyncio.Event()
 
     @faulty.task

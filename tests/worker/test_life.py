@@ -15,9 +15,9 @@ import pytest
 from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import State
-from taskharbor.worker.live import StoreTime
-from taskharbor.worker.shift import Shift
+from taskharbor.records import State
+from taskharbor.worker.pipeline.leases import StoreTime
+from taskharbor.worker.run import WorkerRun
 from tests.worker.stage import soon, the_job, until, until_state, working
 
 
@@ -163,8 +163,8 @@ def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, c
 def test_a_stop_of_a_worker_whose_loop_was_closed_does_nothing():
     worker = Worker(Harbor("memory://"))
 
-    async def shift() -> Shift:
-        return Shift(worker)
+    async def shift() -> WorkerRun:
+        return WorkerRun(worker)
 
     worker._shift = asyncio.run(shift())  # as a Ctrl-C leaves it that ends the loop in the middle
     worker.stop()
@@ -193,7 +193,7 @@ async def test_async_with_stops_the_worker_when_its_body_fails(memory):
 
 
 async def test_an_idle_worker_begins_a_new_job_without_time_having_to_pass(harbor):
-    """By the store's news, not by polling: the clock stands still."""
+    """By the store's token, not by polling: the clock stands still."""
 
     @harbor.task
     async def work(n: int) -> int:

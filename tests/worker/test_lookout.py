@@ -19,8 +19,8 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import State
-from taskharbor.worker.lookout import AWAY_SECONDS, LOOK_SECONDS
+from taskharbor.records import State
+from taskharbor.worker.pipeline.cancel_watch import AWAY_SECONDS, LOOK_SECONDS
 from tests.postgres import store as postgres
 from tests.worker import isolated
 from tests.worker.apart import apart, begun
@@ -158,7 +158,7 @@ async def test_nothing_is_looked_at_while_nobody_is_asked_to_end(harbors: Harbor
     """Whatever else happens in the store."""
     harbor, operator = harbors
     if isinstance(harbor.driver, PostgresDriver):
-        await soon(harbor.driver.wait(harbor.driver.news(), 3600))  # until it listens
+        await soon(harbor.driver.wait_for_change(harbor.driver.change_token(), 3600))  # until it listens
     started, cancelled = asyncio.Event(), asyncio.Event()
 
     @harbor.task(name="work")

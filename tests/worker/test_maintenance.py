@@ -9,10 +9,10 @@ import pytest
 
 from taskharbor import Harbor, State
 from taskharbor.clock import MICROS_PER_SECOND, seconds_to_micros
-from taskharbor.collecting import COLLECT_SECONDS, COLLECTOR_LEASE, Collector
 from taskharbor.drivers.base import ClaimRequest, Transition
-from taskharbor.job import AttemptStatus
-from taskharbor.worker import maintenance
+from taskharbor.records import AttemptStatus
+from taskharbor.rescue import COLLECT_SECONDS, COLLECTOR_LEASE, Collector
+from taskharbor.worker.upkeep import maintenance
 from tests.worker.stage import FaultyDriver, statuses, working
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from taskharbor import Context, Harbor, Job, Worker
-from taskharbor.job import Reason, State
 from taskharbor.own_tasks import OwnTask
-from taskharbor.worker.slot import Slot
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.slot import Slot
 from tests.faults.processes import wait_until
 from tests.postgres import store as postgres
 from tests.worker.stage import PATIENCE_SECONDS, FaultyDriver

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from taskharbor import Unrecoverable
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker.stage import statuses, the_job
 
 

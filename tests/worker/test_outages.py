@@ -8,7 +8,7 @@ import pytest
 
 from taskharbor import Context, Worker
 from taskharbor.errors import PayloadError, StoreUnavailable
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
 from taskharbor.errors import StoreUnavailable
-from taskharbor.worker.presence import FIRST_SECONDS, SIGN_ON_SECONDS
+from taskharbor.worker.upkeep.presence import FIRST_SECONDS, SIGN_ON_SECONDS
 from tests.worker.stage import FaultyDriver, until, working
 
 

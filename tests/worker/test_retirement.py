@@ -10,8 +10,8 @@ import pytest
 from taskharbor import ConfigurationError, Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.context import Context, current_context
-from taskharbor.job import Reason, State
-from taskharbor.worker import retirement
+from taskharbor.records import Reason, State
+from taskharbor.worker.upkeep import retirement
 from tests.worker import isolated
 from tests.worker.apart import apart
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state

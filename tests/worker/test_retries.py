@@ -8,7 +8,7 @@ import pytest
 
 from taskharbor import RetryAfter, RetryPolicy, Unrecoverable, Worker, presets
 from taskharbor.clock import from_micros
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker.stage import attempts_of, soon, statuses, the_job, working
 
 

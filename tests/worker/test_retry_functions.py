@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor import ConfigurationError, Failure, Harbor, RetryPolicy, Worker, presets
 from taskharbor.clock import from_micros
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker import isolated
 from tests.worker.apart import apart, done
 from tests.worker.stage import the_job

@@ -9,8 +9,8 @@ import pytest
 
 from taskharbor import Worker
 from taskharbor.context import Context
-from taskharbor.job import Reason, State
-from taskharbor.worker.threads import Interruption
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.threads import Interruption
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 from tests.worker.test_timeouts import busy_until
 

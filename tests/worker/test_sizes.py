@@ -13,9 +13,9 @@ import pytest
 from taskharbor import Context, Harbor, Worker, chord
 from taskharbor.drivers.base import CLAIM_BYTES, SETTLE_BYTES, claimed_size, transition_size
 from taskharbor.errors import OperationRefused, StoreUnavailable, WorkflowStuck
-from taskharbor.worker import results as results_module
-from taskharbor.worker.committer import HELD_BYTES
-from taskharbor.worker.fetcher import AHEAD_BYTES
+from taskharbor.worker.pipeline import dependency_results
+from taskharbor.worker.pipeline.committer import HELD_BYTES
+from taskharbor.worker.pipeline.fetcher import AHEAD_BYTES
 from tests.worker.stage import soon, until, working
 
 MEBIBYTE = 1_048_576
@@ -187,7 +187,7 @@ async def test_a_job_that_cannot_be_claimed_is_told_of_and_tried_again_with_paus
 
 async def test_results_of_others_are_read_a_bounded_number_of_bytes_at_a_time(faulty, store, monkeypatch):
     """Many that begin at once share reads, as far as their results fit; one that takes too much fails alone."""
-    monkeypatch.setattr(results_module, "RESULTS_LIMIT", 250_000)
+    monkeypatch.setattr(dependency_results, "RESULTS_LIMIT", 250_000)
     reads: list[int] = []
     read = store.results
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from taskharbor import Context, LeaseLost, Worker, current_context
-from taskharbor.collecting import collect_expired
 from taskharbor.drivers.base import ClaimRequest, StepNote
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import State
-from taskharbor.worker import steps as steps_module
-from taskharbor.worker.threads import Interruption
+from taskharbor.records import State
+from taskharbor.rescue import rescue_expired_leases
+from taskharbor.worker.handlers import steps as steps_module
+from taskharbor.worker.handlers.threads import Interruption
 from tests.worker.stage import statuses, the_job, until, working
 
 
@@ -498,7 +498,7 @@ async def test_newly_stored_step_resets_the_losses(harbor, clock):
             if claim.jobs:
                 break
         clock.advance(5)
-        await collect_expired(driver, max_losses=2)
+        await rescue_expired_leases(driver, max_losses=2)
         return (await the_job(harbor, job)).state
 
     climber = await climb.aenqueue()

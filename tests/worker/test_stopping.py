@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from taskharbor import Context, Harbor, StopRequested, Worker
-from taskharbor.job import Reason, State
-from taskharbor.worker.threads import Interruption
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.threads import Interruption
 from tests.worker import isolated
 from tests.worker.apart import apart, begun, done
 from tests.worker.stage import (

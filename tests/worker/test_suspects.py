@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from taskharbor import Worker
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker.stage import soon, statuses, the_job, until, until_state, working
 from tests.worker.test_delivery import vanish
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from taskharbor import Worker
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import Reason, State
+from taskharbor.records import Reason, State
 from tests.worker.stage import soon, statuses, the_job, until, until_state, working
 from tests.worker.test_delivery import vanish
 
@@ -35,7 +35,7 @@ async def test_a_cancelled_drain_releases_what_it_had(harbor):
     assert slots == []
 
 
-@pytest.mark.parametrize("verb", ["news", "wait"])
+@pytest.mark.parametrize("verb", ["change_token", "wait_for_change"])
 async def test_a_store_that_cannot_be_watched_for_a_while_stops_nobody(memory, clock, verb, monkeypatch):
     @memory.task
     async def work() -> int:

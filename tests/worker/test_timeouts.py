@@ -9,8 +9,8 @@ import pytest
 
 from taskharbor import Worker
 from taskharbor.context import Context
-from taskharbor.job import Reason, State
-from taskharbor.worker.threads import Interruption
+from taskharbor.records import Reason, State
+from taskharbor.worker.handlers.threads import Interruption
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 
@@ -307,7 +307,7 @@ async def test_an_interrupted_thread_serves_the_next_job_unharmed(memory, clock)
 async def test_a_sync_handler_whose_time_is_over_before_a_thread_took_it_does_not_begin(
     memory, clock, monkeypatch
 ):
-    from taskharbor.worker.threads import Call
+    from taskharbor.worker.handlers.threads import Call
 
     gate = threading.Event()
     original = Call.run

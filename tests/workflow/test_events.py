@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, Worker, Workflow, chain, group
-from taskharbor.client.events import Event
 from taskharbor.clock import ManualClock, from_micros
-from taskharbor.job import State
+from taskharbor.records import State
+from taskharbor.telemetry.events import Event
 from tests.worker.stage import until
 from tests.worker.test_delivery import vanish
 
@@ -74,7 +74,7 @@ async def test_those_that_end_with_a_failed_job_are_told_cancelled(
 async def test_each_of_many_is_told_of_once_though_several_that_it_depends_on_fail_at_once(
     harbor: Harbor, drained: Callable[..., Any], told: list[Event], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("taskharbor.client.endings.READ_AT_ONCE", 3)
+    monkeypatch.setattr("taskharbor.telemetry.cancellations.READ_AT_ONCE", 3)
 
     @harbor.task(name="fail", max_attempts=1)
     async def fail() -> None:

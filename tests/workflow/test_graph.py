@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskharbor import ConfigurationError, Harbor, PayloadError, Workflow, chain, chord, group
-from taskharbor.job import Takes
+from taskharbor.records import Takes
 from taskharbor.workflow import graph as graph_module
 from taskharbor.workflow.graph import Graph, filled, graph_of, indexes_in, value_of
 from taskharbor.workflow.parts import part_of

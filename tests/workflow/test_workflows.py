@@ -25,8 +25,8 @@ from taskharbor import (
 )
 from taskharbor.drivers.base import ClaimRequest
 from taskharbor.errors import JobConflict
-from taskharbor.job import Reason, State
-from taskharbor.worker import results as results_module
+from taskharbor.records import Reason, State
+from taskharbor.worker.pipeline import dependency_results
 from tests.worker.stage import until, working
 
 
@@ -226,7 +226,7 @@ async def test_handler_that_returns_nothing_hands_on_none(memory, drained):
 
 
 async def test_results_that_are_too_many_are_a_clear_failure(memory, drained, monkeypatch):
-    monkeypatch.setattr(results_module, "RESULTS_LIMIT", 10)
+    monkeypatch.setattr(dependency_results, "RESULTS_LIMIT", 10)
     tasks = Tasks(memory)
     workflow = await chord([tasks.number.s(n) for n in range(100)], tasks.total.s()).aenqueue()
     await drained(memory)

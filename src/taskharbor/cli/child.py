@@ -21,10 +21,10 @@ from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session
 from taskharbor.telemetry import logs
 from taskharbor.worker.signals import run_with_signals
-from taskharbor.worker.supervisor.body import DUMP_SIGNAL
-from taskharbor.worker.supervisor.channel import Channel, Orders, Refusal
-from taskharbor.worker.supervisor.child import Child, address_of, worker_for
-from taskharbor.worker.supervisor.page import Publisher
+from taskharbor.worker.supervisor.channel import Channel, StartupError, WorkerConfig
+from taskharbor.worker.supervisor.child_main import Child, address_of, worker_for
+from taskharbor.worker.supervisor.os_process import DUMP_SIGNAL
+from taskharbor.worker.supervisor.shared_memory import Publisher
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -60,7 +60,7 @@ def _inherited(end: int, page: int) -> tuple[socket.socket, Publisher]:
     return socket.socket(fileno=end), publisher
 
 
-def _orders(end: socket.socket) -> Orders | None:
+def _orders(end: socket.socket) -> WorkerConfig | None:
     """The first line, and no more of it; None when the supervisor is gone already."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -68,10 +68,10 @@ def _orders(end: socket.socket) -> Orders | None:
         if not byte:
             return None
         line += byte
-    return msgspec.json.decode(bytes(line), type=Orders)
+    return msgspec.json.decode(bytes(line), type=WorkerConfig)
 
 
-def _open(orders: Orders) -> Harbor:
+def _open(orders: WorkerConfig) -> Harbor:
     from taskharbor.cli.worker import offer_builtin
 
     harbor = Session(orders.app, orders.url, Screen(as_json=False), orders.include).open(create=True)
@@ -85,7 +85,7 @@ def _refuse(end: socket.socket, error: Exception) -> int:
     code, message = EXIT_FAILED, told(error)
     if isinstance(error, click.ClickException):
         code, message = error.exit_code, error.format_message()
-    end.sendall(msgspec.json.encode(Refusal(message, code)) + b"\n")
+    end.sendall(msgspec.json.encode(StartupError(message, code)) + b"\n")
     return code
 
 

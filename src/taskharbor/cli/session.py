@@ -58,7 +58,7 @@ class Session:
         """Do the work with the harbor, and let go of it."""
         import asyncio
 
-        from taskharbor.calling import fastest_loop
+        from taskharbor.sync import fastest_loop
 
         async def whole() -> T:
             async with self.open(create=create) as harbor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from taskharbor.cli.screen import Screen
-from taskharbor.worker.supervisor.channel import Orders
+from taskharbor.worker.supervisor.channel import WorkerConfig
 from taskharbor.worker.supervisor.parent import STUCK_SECONDS, GaveUp, Settings, Supervisor
 
 # -P: not even the current folder is on the path of a child before it loads the application.
@@ -18,7 +18,7 @@ CHILD = (sys.executable, "-P", "-m", "taskharbor.cli.child")
 
 def supervise(
     screen: Screen,
-    orders: Orders,
+    orders: WorkerConfig,
     processes: int,
     stuck_seconds: float | None,
     health_file: Path | None,

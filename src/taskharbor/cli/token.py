@@ -12,7 +12,7 @@ from taskharbor.views.documents import instant, of_list
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-    from taskharbor.job import TokenRecord
+    from taskharbor.records import TokenRecord
 
 
 @click.group(no_args_is_help=False)
@@ -45,7 +45,7 @@ def create(session: Session, name: str, role: str, expires_in: float | None) -> 
     Example:
       taskharbor token create dashboard --role read
     """
-    from taskharbor.tokens import create_token
+    from taskharbor.server.tokens import create_token
 
     async def work(harbor: Harbor) -> tuple[str, TokenRecord]:
         return await create_token(harbor.driver, name, role, expires_in)

@@ -11,12 +11,12 @@ import click
 
 from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
-from taskharbor.errors import StoreUnavailable, StubbornHandler
+from taskharbor.errors import StoreUnavailable, UnresponsiveHandler
 from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-    from taskharbor.worker.supervisor.channel import Orders
+    from taskharbor.worker.supervisor.channel import WorkerConfig
 
 logger = logging.getLogger("taskharbor.cli")
 
@@ -26,11 +26,13 @@ POLICIES = (
     *("default", "full_jitter", "conservative", "aggressive", "standard"),
     *("network", "external_api", "database", "email", "schedule", "none"),
 )
-EXIT_STUBBORN = 75  # "try again later", as sysexits.h says: whoever started the worker should start it again
+EXIT_UNRESPONSIVE = (
+    75  # "try again later", as sysexits.h says: whoever started the worker should start it again
+)
 
 
 class GivenUp(click.ClickException):
-    exit_code = EXIT_STUBBORN
+    exit_code = EXIT_UNRESPONSIVE
 
 
 @click.command
@@ -73,7 +75,7 @@ class GivenUp(click.ClickException):
     help="Let no job fail more often in a run, whatever it asks for; 0 lifts the cap.  [default: the policy's]",
 )
 @click.option(
-    "--stubborn-seconds",
+    "--unresponsive-seconds",
     type=duration,
     metavar="SECONDS",
     help="End, with status 75, when a handler in a thread has not ended so long after its timeout "
@@ -142,7 +144,7 @@ def worker(
     grace_seconds: float,
     retry: str | None,
     max_attempts: int | None,
-    stubborn_seconds: float | None,
+    unresponsive_seconds: float | None,
     handler_max_jobs: int | None,
     http_allow: tuple[str, ...],
     drain: bool,
@@ -173,7 +175,7 @@ def worker(
       taskharbor worker -A app:harbor --drain
     """
     from taskharbor.telemetry import logs
-    from taskharbor.worker.supervisor.channel import Orders
+    from taskharbor.worker.supervisor.channel import WorkerConfig
 
     if include and session.app is None:
         raise click.UsageError("--include names modules of an application: name that as well, with --app")
@@ -181,7 +183,7 @@ def worker(
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
     open_to_http_jobs(http_allow)
-    orders = Orders(
+    orders = WorkerConfig(
         app=session.app,
         url=session.url,
         queues=None if queues is None else [name.strip() for name in queues.split(",")],
@@ -193,7 +195,7 @@ def worker(
         drain=drain,
         max_jobs=max_jobs,
         max_memory_mib=max_memory,
-        stubborn_seconds=stubborn_seconds,
+        unresponsive_seconds=unresponsive_seconds,
         handler_max_jobs=handler_max_jobs,
         retry=retry,
         max_attempts=max_attempts,
@@ -211,12 +213,12 @@ def worker(
 
 
 def work_here(
-    session: Session, orders: Orders, health_file: Path | None, health_address: tuple[str, int] | None
+    session: Session, orders: WorkerConfig, health_file: Path | None, health_address: tuple[str, int] | None
 ) -> None:
     """The worker is this process."""
     with session.open(create=True) as harbor:
         from taskharbor.worker.signals import run_with_signals
-        from taskharbor.worker.supervisor.child import worker_for
+        from taskharbor.worker.supervisor.child_main import worker_for
         from taskharbor.worker.supervisor.health import Signs, health_of, work_with_signs
 
         if session.app is None:
@@ -226,7 +228,7 @@ def work_here(
             work = works.drain if orders.drain else works.run
             signs = Signs(lambda: health_of(works), health_file, health_address)
             run_with_signals(lambda: work_with_signs(works, work, signs), works)
-        except StubbornHandler as error:
+        except UnresponsiveHandler as error:
             raise GivenUp(str(error)) from error
         if session.screen.as_json:
             session.screen.document({"worker": works.name, "counts": counts_of(harbor)})
@@ -251,10 +253,10 @@ def open_to_http_jobs(entries: tuple[str, ...]) -> None:
 
 
 def offer_builtin(harbor: Any) -> None:
-    from taskharbor import builtin
+    from taskharbor import builtin_tasks
     from taskharbor.telemetry.logs import masked_url
 
-    builtin.register(harbor)
+    builtin_tasks.register(harbor)
     log_line(
         logger,
         logging.INFO,

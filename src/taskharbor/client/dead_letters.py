@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Unpack
 
-from taskharbor.client.facade import synced
 from taskharbor.client.filters import DeadWhere, asked_filter
 from taskharbor.client.handle import Job
 from taskharbor.client.jobs import JobPage
 from taskharbor.client.operating import Operator, conflict, requeue_operation
 from taskharbor.client.options import checked_id
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
-from taskharbor.drivers.base import Discard, Operation, Requeue, Verdict
+from taskharbor.drivers.base import Discard, Operation, OperationVerdict, Requeue
 from taskharbor.errors import ConfigurationError, JobConflict
-from taskharbor.job import Delivery, JobFilter, State
-from taskharbor.lifecycle import REQUEUEABLE
+from taskharbor.records import Delivery, JobFilter, State
+from taskharbor.rules.lifecycle import REQUEUEABLE
 
 
 class DeadLetters(Operator):
@@ -38,7 +38,7 @@ class DeadLetters(Operator):
             state=State.DEAD, queue=queue, task=task, tag=tag, workflow=workflow, cursor=cursor, limit=limit
         )
 
-    list = synced(alist)
+    list = sync_method(alist)
 
     async def arequeue(
         self,
@@ -51,7 +51,7 @@ class DeadLetters(Operator):
         """Begin a new run of a dead (or cancelled) job. An at_most_once one that was claimed needs `force=True`."""
         return await self._requeue(id, requeue_operation(run_at, reset_attempts), force, "dlq.requeue()")
 
-    requeue = synced(arequeue)
+    requeue = sync_method(arequeue)
 
     async def _requeue(self, id: object, operation: Requeue, force: bool, verb: str) -> Job[Any]:
         job_id = checked_id(id)
@@ -88,7 +88,7 @@ class DeadLetters(Operator):
             done += len(await self._done(operation, ids))
         return done
 
-    requeue_all = synced(arequeue_all)
+    requeue_all = sync_method(arequeue_all)
 
     async def adiscard(self, id: object) -> Job[Any]:
         """Take a dead job out of the queue for good: it becomes cancelled, reason discarded."""
@@ -97,7 +97,7 @@ class DeadLetters(Operator):
         self._harbor._tell_cancelled(job.record)
         return job
 
-    discard = synced(adiscard)
+    discard = sync_method(adiscard)
 
     async def adiscard_all(self, /, filter: JobFilter | None = None, **where: Unpack[DeadWhere]) -> int:
         """Discard every dead job that matches; how many."""
@@ -111,11 +111,11 @@ class DeadLetters(Operator):
             done += len(discarded)
         return done
 
-    discard_all = synced(adiscard_all)
+    discard_all = sync_method(adiscard_all)
 
     async def _done(self, operation: Operation, ids: Sequence[str]) -> builtins.list[str]:
         answers = await self._driver.operate(operation, ids)
-        return [answer.job_id for answer in answers if answer.verdict is Verdict.DONE]
+        return [answer.job_id for answer in answers if answer.verdict is OperationVerdict.DONE]
 
 
 def _dead_filter(filter: JobFilter | None, where: DeadWhere) -> JobFilter:

@@ -7,7 +7,7 @@ from typing import TypedDict
 from taskharbor.client.options import checked_id, refuse_unknown
 from taskharbor.codec import checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import JobFilter, State, StateName
+from taskharbor.records import JobFilter, State, StateName
 
 FILTERS = frozenset(JobFilter.__struct_fields__)
 PAGE_MAX = 1_000

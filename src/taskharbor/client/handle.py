@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskharbor.client.awaiting import Unended, until_ended
 from taskharbor.client.display import shown_payload
-from taskharbor.client.facade import synced
+from taskharbor.client.sync_methods import sync_method
+from taskharbor.client.waiting import Pending, until_ended
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
-from taskharbor.job import (
+from taskharbor.records import (
     RESERVED_TAGS,
     AttemptRecord,
     AttemptStatus,
@@ -212,13 +212,13 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         """The job as it stands now."""
         return await self._harbor.jobs.aget(self.id)
 
-    refresh = synced(arefresh)
+    refresh = sync_method(arefresh)
 
     async def ahistory(self, limit: int = 10) -> list[Attempt]:
         """Its attempts, newest first."""
         return await self._harbor.jobs.ahistory(self.id, limit)
 
-    history = synced(ahistory)
+    history = sync_method(ahistory)
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         """Wait for the job to end and give what its handler returned.
@@ -228,9 +228,9 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         """
         return await until_ended(self._driver, timeout, self._result)
 
-    result = synced(aresult)
+    result = sync_method(aresult)
 
-    async def _result(self) -> R_co | Unended:
+    async def _result(self) -> R_co | Pending:
         [record] = await self._driver.get([self.id])
         if record is None:
             raise JobNotFound(self.id, f"no job has the id {self.id}; it was deleted or pruned")
@@ -238,7 +238,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
             return self._harbor._decode_result(record)  # type: ignore[no-any-return]
         if record.state in (State.DEAD, State.CANCELLED):
             raise _ending(record)
-        return Unended(f"job {self.id} is still {record.state}")
+        return Pending(f"job {self.id} is still {record.state}")
 
 
 class Step(Struct, frozen=True):

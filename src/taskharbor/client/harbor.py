@@ -11,12 +11,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from taskharbor import presets
-from taskharbor.client import everywhere
+from taskharbor import builtin_tasks, presets
 from taskharbor.client.dead_letters import DeadLetters
-from taskharbor.client.endings import tell_cancelled
-from taskharbor.client.events import Event, EventName, Events
-from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.jobs import Jobs
 from taskharbor.client.options import (
@@ -33,6 +29,7 @@ from taskharbor.client.options import (
 )
 from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import Transaction, block_of, refuse_inside_transaction
 from taskharbor.client.workflows import Workflows
@@ -41,9 +38,11 @@ from taskharbor.codec import agreeing, checked_name, counted, decode_result, enc
 from taskharbor.context import Context
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import ConfigurationError, PayloadError
-from taskharbor.job import JobRecord, Misfire, MisfireName, NewJob, Recurrence
-from taskharbor.locating import refuse_while_importing
-from taskharbor.retry import RetryPolicy
+from taskharbor.function_refs import forbid_during_import
+from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob, Recurrence
+from taskharbor.rules.retry import RetryPolicy
+from taskharbor.telemetry.cancellations import report_cancelled
+from taskharbor.telemetry.events import Event, EventName, Events
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -208,7 +207,7 @@ class Harbor:
 
     def _known(self, name: str) -> Task[Any, Any, Any, Any] | None:
         """The task of this name, declared here or known everywhere."""
-        return self.tasks.get(name) or everywhere.task_of(self, name)
+        return self.tasks.get(name) or builtin_tasks.task_of(self, name)
 
     def on(self, name: EventName) -> Callable[[F], F]:
         """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
@@ -239,13 +238,13 @@ class Harbor:
         [job] = await self._store([self._by_name(task, payload, dict(options))])
         return job
 
-    enqueue = synced(aenqueue)
+    enqueue = sync_method(aenqueue)
 
     async def aenqueue_many(self, signatures: Iterable[Signature[Any]]) -> list[Job[Any]]:
         """Store a job for each signature, of whatever tasks: one round trip, all or nothing."""
         return await self._store([_checked_signature(signature).new_job() for signature in signatures])
 
-    enqueue_many = synced(aenqueue_many)
+    enqueue_many = sync_method(aenqueue_many)
 
     def _by_name(self, name: str, payload: Mapping[str, Any] | None, options: dict[str, Any]) -> NewJob:
         checked = checked_options(options)
@@ -260,7 +259,7 @@ class Harbor:
 
     async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
         """Hand jobs to the store; handles of what now stands for each."""
-        refuse_while_importing("a job was enqueued")
+        forbid_during_import("a job was enqueued")
         block = block_of(self)
         if block is not None:
             block.refuse_when_over()
@@ -284,7 +283,7 @@ class Harbor:
 
     def _tell_cancelled(self, record: JobRecord) -> None:
         """An operator ended a job that was not running."""
-        tell_cancelled(self.events, record)
+        report_cancelled(self.events, record)
 
     def transaction(self, connection: Any) -> Transaction:
         """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
@@ -322,14 +321,14 @@ class Harbor:
         """Bring the store's schema up to date; the names of what was applied."""
         return await self.driver.migrate()
 
-    migrate = synced(amigrate)
+    migrate = sync_method(amigrate)
 
     async def aprune(self, limit: int | None = None) -> int:
         """Delete finished jobs that are older than the retention allows, at most `limit`; how many."""
         refuse_inside_transaction(self, "prune()")
         return await self.retention.prune(self.driver, limit)
 
-    prune = synced(aprune)
+    prune = sync_method(aprune)
 
     async def _prune_schedules(self) -> int:
         """Delete what is old in the history of recurring jobs, which never finish; how many attempts."""
@@ -351,10 +350,10 @@ class Harbor:
 
     async def _collect_all_expired(self) -> bool:
         """Settle what expired leases hold, and tell of it as a worker would."""
-        from taskharbor.client.losses import Losses  # a producer never does
-        from taskharbor.collecting import collect_expired
+        from taskharbor.rescue import rescue_expired_leases
+        from taskharbor.telemetry.losses import Losses  # a producer never does
 
-        return bool(await collect_expired(self.driver, report=Losses(self.events, logger).tell))
+        return bool(await rescue_expired_leases(self.driver, report=Losses(self.events, logger).tell))
 
     def _decode_result(self, record: JobRecord) -> Any:
         """What the job's handler returned, in the type its task declares where the task is known."""
@@ -370,7 +369,7 @@ class Harbor:
         await self.events.aclose()  # first: a subscriber may still use the store
         await self.driver.close()
 
-    close = synced(aclose)
+    close = sync_method(aclose)
 
     def __enter__(self) -> Harbor:
         return self

@@ -9,8 +9,6 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import UnsetType
 
-from taskharbor.client.endings import READ_AT_ONCE
-from taskharbor.client.facade import synced
 from taskharbor.client.filters import JobWhere, asked_filter, checked_cursor, checked_limit, job_filter
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.operating import Operator, not_found, requeue_operation
@@ -23,13 +21,23 @@ from taskharbor.client.options import (
     refuse_huge,
     refuse_unknown,
 )
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, decode_result, encode_payload
-from taskharbor.drivers.base import Cancel, Delete, Operated, Operation, RunNow, Update, Verdict
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    Operation,
+    OperationResult,
+    OperationVerdict,
+    RunNow,
+    Update,
+)
 from taskharbor.errors import ConfigurationError, JobConflict
-from taskharbor.job import JobFilter, JobRecord, State, StateName
-from taskharbor.lifecycle import CANCELLABLE, DELETABLE
-from taskharbor.retry import resolve_max_attempts
+from taskharbor.records import JobFilter, JobRecord, State, StateName
+from taskharbor.rules.lifecycle import CANCELLABLE, DELETABLE
+from taskharbor.rules.retry import resolve_max_attempts
+from taskharbor.telemetry.cancellations import READ_AT_ONCE
 
 
 class JobChanges(TypedDict, total=False):
@@ -67,7 +75,7 @@ class Jobs(Operator):
             raise not_found(job_id)
         return Job(record, self._harbor)
 
-    get = synced(aget)
+    get = sync_method(aget)
 
     async def alist(
         self,
@@ -85,7 +93,7 @@ class Jobs(Operator):
         page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
         return JobPage([Job(record, self._harbor) for record in page.jobs], page.next_cursor)
 
-    list = synced(alist)
+    list = sync_method(alist)
 
     async def aupdate(self, /, id: object, **changes: Unpack[JobChanges]) -> Job[Any]:
         """Change a job that is neither running nor finished: priority, run_at, payload, limits, timeout, tags."""
@@ -97,7 +105,7 @@ class Jobs(Operator):
         await self._operate(update, id, "jobs.update()")
         return await self.aget(id)
 
-    update = synced(aupdate)
+    update = sync_method(aupdate)
 
     async def acancel(self, id: object) -> Job[Any]:
         """End a job that has not begun; ask a running one to end. Of a recurring one, that ends the occurrence."""
@@ -114,24 +122,26 @@ class Jobs(Operator):
             )
         answer = await self._operate(Cancel(), id, "jobs.cancel()")
         job = await self.aget(id)
-        if answer.verdict is Verdict.DONE:  # a running one ends in its worker, which tells of it then
+        if (
+            answer.verdict is OperationVerdict.DONE
+        ):  # a running one ends in its worker, which tells of it then
             self._harbor._tell_cancelled(job.record)
             await self._tell_cancelled(answer.cancelled)
         return job
 
-    cancel = synced(acancel)
+    cancel = sync_method(acancel)
 
     async def adelete(self, id: object) -> None:
         """Remove a job that is not running, with its history."""
         await self._operate(Delete(), id, "jobs.delete()")
 
-    delete = synced(adelete)
+    delete = sync_method(adelete)
 
     async def aretry(self, id: object, *, run_at: datetime | None = None, force: bool = False) -> Job[Any]:
         """Begin a new run of a dead or cancelled job."""
         return await self._harbor.dlq._requeue(id, requeue_operation(run_at), force, "jobs.retry()")
 
-    retry = synced(aretry)
+    retry = sync_method(aretry)
 
     async def arun_now(self, id: object) -> Job[Any]:
         """Make a scheduled job ready. Of a recurring one, that is an extra run."""
@@ -143,7 +153,7 @@ class Jobs(Operator):
         await self._operate(RunNow(), id, "jobs.run_now()")
         return await self.aget(id)
 
-    run_now = synced(arun_now)
+    run_now = sync_method(arun_now)
 
     async def acancel_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
         """Cancel every job that matches and is not finished; how many."""
@@ -151,20 +161,20 @@ class Jobs(Operator):
             Cancel(), asked_filter(filter, where), CANCELLABLE, "jobs.cancel_all()"
         )
 
-    cancel_all = synced(acancel_all)
+    cancel_all = sync_method(acancel_all)
 
     async def adelete_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
         """Delete every job that matches and is not running; how many. Schedules stay."""
         return await self._operate_all(Delete(), asked_filter(filter, where), DELETABLE, "jobs.delete_all()")
 
-    delete_all = synced(adelete_all)
+    delete_all = sync_method(adelete_all)
 
     async def acounts(self, queue: str | None = None) -> dict[str, int]:
         """How many jobs stand in each of the seven states."""
         counts = await self._driver.counts(None if queue is None else checked_name("queue", queue))
         return {str(state): count for state, count in counts.items()}
 
-    counts = synced(acounts)
+    counts = sync_method(acounts)
 
     async def ahistory(self, id: object, limit: int = 10) -> builtins.list[Attempt]:
         """The job's attempts, newest first."""
@@ -174,7 +184,7 @@ class Jobs(Operator):
             await self.aget(job_id)  # no attempt yet, or no such job?
         return [Attempt(record) for record in attempts]
 
-    history = synced(ahistory)
+    history = sync_method(ahistory)
 
     async def asteps(self, id: object) -> builtins.list[Step]:
         """The job's durable steps, in the order in which attempts stored them."""
@@ -185,7 +195,7 @@ class Jobs(Operator):
         found = [Step(name, decode_result(step.result), step.number) for name, step in steps.items()]
         return sorted(found, key=lambda step: (step.number, step.name))
 
-    steps = synced(asteps)
+    steps = sync_method(asteps)
 
     async def _refuse_unfit_payload(self, id: object, payload: str) -> None:
         """A payload that the task, if it is declared here, could not be called with."""
@@ -204,7 +214,9 @@ class Jobs(Operator):
         async for jobs in self._matching(where):
             one_off = [job for job in jobs if job.state in allowed and not _recurs(job)]
             answers = await self._driver.operate(operation, [job.id for job in one_off])
-            done += sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
+            done += sum(
+                answer.verdict in (OperationVerdict.DONE, OperationVerdict.REQUESTED) for answer in answers
+            )
             if isinstance(operation, Cancel):
                 await self._tell_ended(answers)
                 done += await self._cancel_occurrences(
@@ -215,7 +227,9 @@ class Jobs(Operator):
     async def _cancel_occurrences(self, jobs: builtins.list[JobRecord]) -> int:
         """Recurring ones go on: only the occurrence that is next or under way is ended."""
         answers = [await self._harbor.schedules._cancel_occurrence(job) for job in jobs]
-        return sum(answer.verdict in (Verdict.DONE, Verdict.REQUESTED) for answer in answers)
+        return sum(
+            answer.verdict in (OperationVerdict.DONE, OperationVerdict.REQUESTED) for answer in answers
+        )
 
     async def _refuse_schedule(self, id: object) -> None:
         job = await self.aget(id)
@@ -226,9 +240,9 @@ class Jobs(Operator):
                 f"job {job.id} is the schedule {name!r}; change it with harbor.schedules.update({name!r}, …)",
             )
 
-    async def _tell_ended(self, answers: Sequence[Operated]) -> None:
+    async def _tell_ended(self, answers: Sequence[OperationResult]) -> None:
         """Of those that were cancelled, and of those that ended with them."""
-        await self._tell_cancelled([a.job_id for a in answers if a.verdict is Verdict.DONE])
+        await self._tell_cancelled([a.job_id for a in answers if a.verdict is OperationVerdict.DONE])
         await self._tell_cancelled([job_id for a in answers for job_id in a.cancelled])
 
     async def _tell_cancelled(self, ids: Sequence[str]) -> None:

@@ -13,16 +13,16 @@ from taskharbor.drivers.base import (
     Delete,
     Discard,
     Driver,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Requeue,
     RunNow,
     Update,
-    Verdict,
 )
 from taskharbor.errors import JobConflict, JobNotFound
-from taskharbor.job import JobFilter, JobRecord, State
-from taskharbor.lifecycle import CANCELLABLE, DELETABLE, REQUEUEABLE
+from taskharbor.records import JobFilter, JobRecord, State
+from taskharbor.rules.lifecycle import CANCELLABLE, DELETABLE, REQUEUEABLE
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -72,16 +72,16 @@ class Operator:
     def _driver(self) -> Driver:
         return self._harbor.driver
 
-    async def _operate(self, operation: Operation, id: object, verb: str) -> Operated:
+    async def _operate(self, operation: Operation, id: object, verb: str) -> OperationResult:
         """Do it to one job, or raise what stands against it."""
         job_id = checked_id(id)
         refuse_inside_transaction(self._harbor, verb)
         # A job whose lease has expired only looks like running: the policy puts it where it belongs first.
         await self._harbor._collect_expired(job_id)
         [answer] = await self._driver.operate(operation, [job_id])
-        if answer.verdict is Verdict.NOT_FOUND:
+        if answer.verdict is OperationVerdict.NOT_FOUND:
             raise not_found(job_id)
-        if answer.verdict is Verdict.CONFLICT:
+        if answer.verdict is OperationVerdict.CONFLICT:
             raise conflict(job_id, answer.state, type(operation))
         return answer
 

@@ -13,8 +13,16 @@ from msgspec import UNSET, UnsetType
 from taskharbor.clock import check_seconds, seconds_to_micros, to_micros
 from taskharbor.codec import KEY_LIMIT, agreeing, checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, RESERVED_TAGS, Delivery, DeliveryName, NewJob, Options
-from taskharbor.retry import RetryPolicy, resolve_max_attempts
+from taskharbor.records import (
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RESERVED_TAGS,
+    Delivery,
+    DeliveryName,
+    NewJob,
+    Options,
+)
+from taskharbor.rules.retry import RetryPolicy, resolve_max_attempts
 
 TAGS_MAX = 32
 FIRST_INSTANT = to_micros(datetime.min.replace(tzinfo=UTC))

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from taskharbor.client.facade import synced
 from taskharbor.client.operating import Operator
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.clock import from_micros
 from taskharbor.codec import checked_name
@@ -49,19 +49,19 @@ class Queues(Operator):
             for q in await self._driver.queues()
         ]
 
-    list = synced(alist)
+    list = sync_method(alist)
 
     async def apause(self, name: str) -> None:
         """Stop this queue's jobs from being claimed; those claimed but not begun are handed back."""
         await self._set_paused(name, True)
 
-    pause = synced(apause)
+    pause = sync_method(apause)
 
     async def aresume(self, name: str) -> None:
         """Let this queue's jobs be claimed again."""
         await self._set_paused(name, False)
 
-    resume = synced(aresume)
+    resume = sync_method(aresume)
 
     async def _set_paused(self, name: str, paused: bool) -> None:
         queue = checked_name("queue", name)

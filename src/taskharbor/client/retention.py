@@ -11,8 +11,8 @@ from taskharbor.clock import seconds_to_micros
 from taskharbor.codec import shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import State
-from taskharbor.lifecycle import TERMINAL
+from taskharbor.records import State
+from taskharbor.rules.lifecycle import TERMINAL
 
 DAY_SECONDS = 86_400.0
 BATCH = 500  # jobs deleted in one transaction, so that pruning never holds others up

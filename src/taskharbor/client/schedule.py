@@ -15,7 +15,7 @@ from taskharbor.client.options import OWN_OPTIONS, checked_options, new_job, ref
 from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import agreeing, checked_name, decode_payload, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import (
+from taskharbor.records import (
     RESERVED_TAGS,
     SCHEDULE_TAG,
     AttemptStatus,
@@ -28,7 +28,7 @@ from taskharbor.job import (
     Recurrence,
     State,
 )
-from taskharbor.retry import RetryPolicy
+from taskharbor.rules.retry import RetryPolicy
 from taskharbor.schedule import Schedule as Recurring
 from taskharbor.schedule import parse
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
-from taskharbor.builtin import NAMES as BUILT_IN
-from taskharbor.client.facade import synced
+from taskharbor.builtin_tasks import TRIAL_NAMES as BUILT_IN
 from taskharbor.client.operating import Operator
 from taskharbor.client.options import merged
 from taskharbor.client.schedule import (
@@ -25,13 +24,14 @@ from taskharbor.client.schedule import (
     recurring_job,
     schedule_id,
 )
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, encode_payload
-from taskharbor.drivers.base import Cancel, Delete, Operated, Seen, Update, Verdict
+from taskharbor.drivers.base import Cancel, Delete, OperationResult, OperationVerdict, Seen, Update
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreUnavailable
-from taskharbor.job import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
-from taskharbor.lifecycle import TERMINAL
-from taskharbor.recurring import PARKED_AT, after_cancelling
+from taskharbor.records import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
+from taskharbor.rules.lifecycle import TERMINAL
+from taskharbor.rules.recurrence import PARKED_AT, after_cancelling
 from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ class Schedules(Operator):
         ]
         return sorted(found, key=lambda each: (each.application, each.name))
 
-    list = synced(alist)
+    list = sync_method(alist)
 
     async def aget(self, name: str, *, application: str | None = None) -> Schedule:
         """The schedule of this name, or JobNotFound."""
         record, recurrence = await self._record(self._id(name, application), name)
         return self._told(record, recurrence)
 
-    get = synced(aget)
+    get = sync_method(aget)
 
     # -- changing --
 
@@ -106,7 +106,7 @@ class Schedules(Operator):
         await self._ensure([job], replace=replace)
         return await self.aget(name, application=application)
 
-    add = synced(aadd)
+    add = sync_method(aadd)
 
     async def aupdate(
         self, /, name: str, *, application: str | None = None, **changes: Unpack[ScheduleChanges]
@@ -132,7 +132,7 @@ class Schedules(Operator):
         await self._change(name, application, "schedules.update()", change)
         return await self.aget(name, application=application)
 
-    update = synced(aupdate)
+    update = sync_method(aupdate)
 
     async def apause(self, name: str, *, application: str | None = None) -> Schedule:
         """Let it run no more, until it is resumed. A run that is under way goes on."""
@@ -144,7 +144,7 @@ class Schedules(Operator):
         await self._change(name, application, "schedules.pause()", pause)
         return await self.aget(name, application=application)
 
-    pause = synced(apause)
+    pause = sync_method(apause)
 
     async def aresume(self, name: str, *, application: str | None = None) -> Schedule:
         """Let it run again. What came due meanwhile was missed: `misfire` says what becomes of it."""
@@ -156,14 +156,14 @@ class Schedules(Operator):
         await self._change(name, application, "schedules.resume()", resume)
         return await self.aget(name, application=application)
 
-    resume = synced(aresume)
+    resume = sync_method(aresume)
 
     async def arun_now(self, name: str, *, application: str | None = None) -> Schedule:
         """An extra run that consumes no occurrence: at once, or right after the run that is under way."""
         await self._run_now(self._id(name, application), name, "schedules.run_now()")
         return await self.aget(name, application=application)
 
-    run_now = synced(arun_now)
+    run_now = sync_method(arun_now)
 
     async def adelete(self, name: str, *, application: str | None = None) -> None:
         """Remove a schedule with its history. A run that is under way goes on, and is the last one."""
@@ -174,17 +174,17 @@ class Schedules(Operator):
             record, _recurrence = await self._record(job_id, name)
             if record.state is not State.RUNNING:
                 [answer] = await self._driver.operate(Delete(), [job_id])
-                if answer.verdict is Verdict.DONE:
+                if answer.verdict is OperationVerdict.DONE:
                     return
                 continue  # it has begun meanwhile
             tags = tuple(tag for tag in record.options.tags if tag != SCHEDULE_TAG)
             ordinary = replace(record.options, recurrence=None, tags=tags)
             answer = await self._update(record, Update(options=ordinary))
-            if answer.verdict is Verdict.DONE:
+            if answer.verdict is OperationVerdict.DONE:
                 return
         raise _too_quick(name)
 
-    delete = synced(adelete)
+    delete = sync_method(adelete)
 
     # -- what the code declares --
 
@@ -231,7 +231,7 @@ class Schedules(Operator):
             if update is None:
                 return True
             answer = await self._update(record, update)
-            if answer.verdict is Verdict.DONE:
+            if answer.verdict is OperationVerdict.DONE:
                 log_line(
                     logger,
                     logging.INFO,
@@ -272,20 +272,20 @@ class Schedules(Operator):
             else:  # before it is due: that makes it an extra run
                 update = Update(run_at=await self._driver.now())
             answer = await self._update(record, update)
-            if answer.verdict is Verdict.DONE:
+            if answer.verdict is OperationVerdict.DONE:
                 return
         raise _too_quick(name)
 
-    async def _cancel_occurrence(self, record: JobRecord) -> Operated:
+    async def _cancel_occurrence(self, record: JobRecord) -> OperationResult:
         """End the occurrence that is next or under way; the one after it is set."""
         for _ in range(ROUNDS_MAX):
             occurrence = after_cancelling(record, await self._driver.now())
             [answer] = await self._driver.operate(Cancel(occurrence, _seen(record)), [record.id])
-            if answer.verdict is not Verdict.CHANGED:
+            if answer.verdict is not OperationVerdict.CHANGED:
                 return answer
             [found] = await self._driver.get([record.id])
             if found is None or found.options.recurrence is None:
-                return Operated(record.id, Verdict.NOT_FOUND)
+                return OperationResult(record.id, OperationVerdict.NOT_FOUND)
             record = found
         raise _too_quick(_name_of(record))
 
@@ -334,11 +334,11 @@ class Schedules(Operator):
             if update is None:
                 return
             answer = await self._update(record, update)
-            if answer.verdict is Verdict.DONE:
+            if answer.verdict is OperationVerdict.DONE:
                 return
         raise _too_quick(name)
 
-    async def _update(self, record: JobRecord, update: Update) -> Operated:
+    async def _update(self, record: JobRecord, update: Update) -> OperationResult:
         """If nobody has changed it since it was read, and it stands where it stood then, be it running or not."""
         update = replace(update, version=record.version, seen=_seen(record), while_running=True)
         [answer] = await self._driver.operate(update, [record.id])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 from msgspec import UnsetType
 
 from taskharbor.client.display import shown_payload
-from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
 from taskharbor.client.options import (
     EnqueueOptions,
@@ -21,12 +20,13 @@ from taskharbor.client.options import (
     new_job,
     refuse_none_of_declared,
 )
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.codec import result_decoder, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError, PayloadError
-from taskharbor.job import Delivery, NewJob, Recurrence
-from taskharbor.locating import address_of
-from taskharbor.retry import UNSET, RetryPolicy
+from taskharbor.function_refs import address_of
+from taskharbor.records import Delivery, NewJob, Recurrence
+from taskharbor.rules.retry import UNSET, RetryPolicy
 from taskharbor.signature import CallPlan
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Enqueueable(Generic[P, R]):
         [handle] = await self._task.harbor._store([job])
         return handle
 
-    enqueue = synced(aenqueue)
+    enqueue = sync_method(aenqueue)
 
     async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
         """Store a job for each mapping of arguments: one round trip, all or nothing."""
@@ -98,7 +98,7 @@ class Enqueueable(Generic[P, R]):
             _refuse_one_name_for_many(self._options)
         return await self._task.harbor._store(jobs)
 
-    enqueue_many = synced(aenqueue_many)
+    enqueue_many = sync_method(aenqueue_many)
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """A signature of this task; arguments may be left out, to be filled by what comes before it. Those that are

@@ -5,15 +5,15 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from taskharbor.client.facade import synced
 from taskharbor.client.filters import checked_cursor, checked_limit
 from taskharbor.client.operating import Operator
 from taskharbor.client.options import checked_id
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Cancel, Requeue, member_id
 from taskharbor.errors import JobConflict
-from taskharbor.job import Delivery, JobFilter, JobRecord, State
+from taskharbor.records import Delivery, JobFilter, JobRecord, State
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Composition, Workflow
@@ -46,7 +46,7 @@ class Workflows(Operator):
             composition = chain(composition)
         return await store_workflow(self._harbor, composition._part(), composition._options)
 
-    enqueue = synced(aenqueue)
+    enqueue = sync_method(aenqueue)
 
     async def aget(self, id: object) -> Workflow:
         """The workflow with this id, or WorkflowNotFound."""
@@ -58,7 +58,7 @@ class Workflows(Operator):
             raise not_found(workflow_id)
         return Workflow._stored(record, self._harbor)
 
-    get = synced(aget)
+    get = sync_method(aget)
 
     async def alist(
         self,
@@ -74,7 +74,7 @@ class Workflows(Operator):
         cursor, limit = checked_cursor(cursor), checked_limit(limit)
         return await (self._page(cursor, limit) if wanted is None else self._search(wanted, cursor, limit))
 
-    list = synced(alist)
+    list = sync_method(alist)
 
     async def _page(self, cursor: str | None, limit: int) -> WorkflowList:
         from taskharbor.workflow.handle import Workflow
@@ -113,7 +113,7 @@ class Workflows(Operator):
             await self._harbor.jobs._tell_ended(answers)
         return await self.aget(id)
 
-    cancel = synced(acancel)
+    cancel = sync_method(acancel)
 
     async def aretry(self, id: object, *, force: bool = False) -> Workflow:
         """Begin a new run of every member that is dead or cancelled, so that the workflow goes on.
@@ -140,4 +140,4 @@ class Workflows(Operator):
         await self._driver.operate(Requeue(), sorted(job.id for job in ended))
         return await self.aget(id)
 
-    retry = synced(aretry)
+    retry = sync_method(aretry)

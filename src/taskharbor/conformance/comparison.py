@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from msgspec import Struct
 
-from taskharbor.drivers.base import Answer, Claim, Settled, Transition
+from taskharbor.drivers.base import Claim, SettleAnswer, SettleResult, Transition
 
 
 def differences(expected: object, answer: object, path: str = "answer") -> Iterator[str]:
@@ -36,14 +36,14 @@ def repeated_claim_promised(claim: Claim) -> tuple[object, ...]:
 
 
 def settled_promised(
-    batch: Sequence[Transition], rows: Set[tuple[str, int]], answers: Sequence[Settled]
+    batch: Sequence[Transition], rows: Set[tuple[str, int]], answers: Sequence[SettleResult]
 ) -> list[tuple[object, ...]]:
     """Of a settle that is repeated, that it is done; of a refused one, why. `rows` were there before."""
     over = set(rows)
     promised: list[tuple[object, ...]] = []
     for each, settled in zip(batch, answers, strict=True):
         attempt = (each.job_id, each.number)
-        if settled.answer is not Answer.DONE:
+        if settled.answer is not SettleAnswer.DONE:
             promised.append((settled.answer, settled.recorded))
         elif attempt in over:
             promised.append((settled.answer,))

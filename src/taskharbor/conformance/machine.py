@@ -26,20 +26,20 @@ from taskharbor.conformance.comparison import (
 from taskharbor.conformance.store import MINUTE, Factory, Held, Store, opened
 from taskharbor.conformance.stories import HAND_BACK, QUEUES, SUCCESS, Features, Outcome
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Claimed,
     Extension,
     Note,
     Operation,
     ProgressNote,
+    SettleAnswer,
     StepNote,
     Transition,
 )
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NewJob, NewWorkflow, Progress, State
-from taskharbor.lifecycle import TERMINAL
+from taskharbor.records import NewJob, NewWorkflow, Progress, State
+from taskharbor.rules.lifecycle import TERMINAL
 
 T = TypeVar("T")
 Draw = st.DataObject
@@ -326,7 +326,7 @@ class DriverMachine(RuleBasedStateMachine):
         promised = partial(settled_promised, batch, rows)
         answers = self.both(lambda store: store.settle_all(*batch), promised)
         for each, settled in zip(batch, answers, strict=True):
-            if settled.answer is Answer.DONE and (each.job_id, each.number) not in rows:
+            if settled.answer is SettleAnswer.DONE and (each.job_id, each.number) not in rows:
                 self._live.pop(each.job_id, None)
         born = [job.id for each in batch for job in each.inserts]
         born += [each.dead_letter.id for each in batch if each.dead_letter is not None]

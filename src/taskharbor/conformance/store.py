@@ -12,7 +12,6 @@ import pytest
 
 from taskharbor.clock import MICROS_PER_SECOND, ManualClock
 from taskharbor.drivers.base import (
-    Answer,
     CancelRequests,
     Claim,
     Claimed,
@@ -24,15 +23,16 @@ from taskharbor.drivers.base import (
     Extension,
     Heartbeat,
     Operation,
+    OperationVerdict,
     ProgressNote,
-    Settled,
+    SettleAnswer,
+    SettleResult,
     StepNote,
     Transition,
-    Verdict,
     WorkflowEnqueued,
     member_id,
 )
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     AttemptStatus,
     JobFilter,
@@ -217,18 +217,18 @@ class Store:
         proof = {"token": held.token, "job_id": held.id, "number": held.number}
         return Transition(**{**proof, "status": status, "to": to, "attempts": held.job.attempts, **fields})
 
-    def settle_all(self, *transitions: Transition) -> list[Settled]:
+    def settle_all(self, *transitions: Transition) -> list[SettleResult]:
         return self.run(self.driver.settle(transitions, now=self.now))
 
-    def settle(self, held: Held, status: AttemptStatus, to: State, **fields: Any) -> Settled:
+    def settle(self, held: Held, status: AttemptStatus, to: State, **fields: Any) -> SettleResult:
         [settled] = self.settle_all(self.transition(held, status, to, **fields))
         return settled
 
-    def succeed(self, held: Held, **fields: Any) -> Settled:
+    def succeed(self, held: Held, **fields: Any) -> SettleResult:
         fields = {"started_at": self.now, **fields}
         return self.settle(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED, **fields)
 
-    def fail(self, held: Held, **fields: Any) -> Settled:
+    def fail(self, held: Held, **fields: Any) -> SettleResult:
         """A failure that is retried."""
         fields = {
             "attempts": held.job.attempts + 1,
@@ -239,35 +239,35 @@ class Store:
         }
         return self.settle(held, AttemptStatus.FAILED, State.READY, **fields)
 
-    def bury(self, held: Held, **fields: Any) -> Settled:
+    def bury(self, held: Held, **fields: Any) -> SettleResult:
         """The last failure: into the dead-letter queue."""
         fields = {"attempts": held.job.attempts + 1, "started_at": self.now, "error": "boom", **fields}
         fields = {"reason": Reason.EXHAUSTED, **fields}
         return self.settle(held, AttemptStatus.FAILED, State.DEAD, **fields)
 
-    def hand_back(self, held: Held, **fields: Any) -> Settled:
+    def hand_back(self, held: Held, **fields: Any) -> SettleResult:
         return self.settle(held, AttemptStatus.RELEASED, State.READY, **fields)
 
-    def lose(self, held: Held, **fields: Any) -> Settled:
+    def lose(self, held: Held, **fields: Any) -> SettleResult:
         """What a collector says of a job whose worker vanished."""
         return self.settle(held, AttemptStatus.LOST, State.READY, **fields)
 
-    def sleep(self, held: Held, delay: int) -> Settled:
+    def sleep(self, held: Held, delay: int) -> SettleResult:
         return self.settle(held, AttemptStatus.SLEPT, State.READY, started_at=self.now, delay=delay)
 
-    def end_cancelled(self, held: Held, **fields: Any) -> Settled:
+    def end_cancelled(self, held: Held, **fields: Any) -> SettleResult:
         fields = {"started_at": self.now, "reason": Reason.CANCELLED, **fields}
         return self.settle(held, AttemptStatus.CANCELLED, State.CANCELLED, **fields)
 
     # -- notes --
 
-    def report(self, held: Held, fraction: float, message: str = "", **fields: Any) -> Answer:
+    def report(self, held: Held, fraction: float, message: str = "", **fields: Any) -> SettleAnswer:
         proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
         note = ProgressNote(progress=Progress(fraction, message), **proof)
         [answer] = self.run(self.driver.note([note], now=self.now))
         return answer
 
-    def step(self, held: Held, name: str, result: str, **fields: Any) -> Answer:
+    def step(self, held: Held, name: str, result: str, **fields: Any) -> SettleAnswer:
         proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
         [answer] = self.run(self.driver.note([StepNote(name=name, result=result, **proof)], now=self.now))
         return answer
@@ -362,10 +362,10 @@ class Store:
 
     # -- operators --
 
-    def operate(self, operation: Operation, *ids: str) -> list[Verdict]:
+    def operate(self, operation: Operation, *ids: str) -> list[OperationVerdict]:
         return [answer.verdict for answer in self.run(self.driver.operate(operation, ids, now=self.now))]
 
-    def do(self, operation: Operation, job_id: str) -> Verdict:
+    def do(self, operation: Operation, job_id: str) -> OperationVerdict:
         [verdict] = self.operate(operation, job_id)
         return verdict
 
@@ -454,11 +454,11 @@ async def waiting_for_news(driver: Driver) -> asyncio.Future[None]:
     A driver may have more news than there are; then it has some now and then, and that is as still as it gets.
     """
     for _ in range(10):
-        waiting = asyncio.ensure_future(driver.wait(driver.news(), 3600))
+        waiting = asyncio.ensure_future(driver.wait_for_change(driver.change_token(), 3600))
         done, _ = await asyncio.wait([waiting], timeout=STILL_SECONDS)
         if not done:
             return waiting
-    return asyncio.ensure_future(driver.wait(driver.news(), 3600))
+    return asyncio.ensure_future(driver.wait_for_change(driver.change_token(), 3600))
 
 
 def ids(held: Sequence[Held | Claimed]) -> list[str]:

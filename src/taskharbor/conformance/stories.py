@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, LEASE, MINUTE, SECOND
 from taskharbor.drivers.base import Cancel, Delete, Discard, Occurrence, Operation, Requeue, RunNow, Update
-from taskharbor.job import AttemptStatus, Delivery, NewJob, Options, Reason, Recurrence, State
-from taskharbor.lifecycle import SETTLES
+from taskharbor.records import AttemptStatus, Delivery, NewJob, Options, Reason, Recurrence, State
+from taskharbor.rules.lifecycle import SETTLES
 
 Features = dict[str, Any]
 Outcome = tuple[tuple[AttemptStatus, State], list[Features]]

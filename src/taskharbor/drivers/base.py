@@ -30,7 +30,6 @@ from taskharbor.drivers.contract.enqueueing import (
 )
 from taskharbor.drivers.contract.leasing import (
     CLAIM_BYTES,
-    Answer,
     CancelRequests,
     Claim,
     Claimed,
@@ -40,6 +39,7 @@ from taskharbor.drivers.contract.leasing import (
     Extension,
     Heartbeat,
     Outlook,
+    SettleAnswer,
     worker_of,
 )
 from taskharbor.drivers.contract.operating import (
@@ -48,13 +48,13 @@ from taskharbor.drivers.contract.operating import (
     Cancel,
     Delete,
     Discard,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Requeue,
     RunNow,
     Seen,
     Update,
-    Verdict,
     with_dependants,
 )
 from taskharbor.drivers.contract.reading import (
@@ -68,7 +68,7 @@ from taskharbor.drivers.contract.settling import (
     Note,
     Occurrence,
     ProgressNote,
-    Settled,
+    SettleResult,
     StepNote,
     Transition,
 )
@@ -81,7 +81,7 @@ from taskharbor.drivers.contract.sizes import (
     transition_size,
 )
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
@@ -105,7 +105,7 @@ __all__ = [
     "member_id",
     # leasing
     "CLAIM_BYTES",
-    "Answer",
+    "SettleAnswer",
     "CancelRequests",
     "Claim",
     "Claimed",
@@ -122,13 +122,13 @@ __all__ = [
     "Cancel",
     "Delete",
     "Discard",
-    "Operated",
+    "OperationResult",
     "Operation",
     "Requeue",
     "RunNow",
     "Seen",
     "Update",
-    "Verdict",
+    "OperationVerdict",
     "with_dependants",
     # reading
     "Check",
@@ -140,7 +140,7 @@ __all__ = [
     "Note",
     "Occurrence",
     "ProgressNote",
-    "Settled",
+    "SettleResult",
     "StepNote",
     "Transition",
     # sizes
@@ -247,7 +247,9 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         """Apply each transition that its lease and attempt number prove; refuse the others.
 
         Refusals, in this order: `NOT_RUNNING` (no lease covers the job), `LEASE_MISMATCH` (another lease
@@ -260,7 +262,7 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
         """Store progress and steps, fenced as a settle is."""
 
     @abstractmethod
@@ -271,15 +273,15 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    def news(self) -> int:
-        """A number that is another one once anything has changed. Take it, look at the store, then `wait`."""
+    def change_token(self) -> int:
+        """Return a number that differs after any change. Take it, look at the store, then call `wait_for_change`."""
 
     @abstractmethod
-    async def wait(self, news: int, seconds: float) -> None:
-        """Return once there are other news than these, at the latest after `seconds`.
+    async def wait_for_change(self, token: int, seconds: float) -> None:
+        """Return as soon as the store has changed since `token`, or after `seconds`.
 
-        News are new work, the end of a job, an operator's doing: whatever somebody might wait for. A
-        driver may have more news than there are; it never has fewer.
+        A change is anything that a caller may wait for: new work, a finished job, an operator's action.
+        Spurious wake-ups are allowed; missed ones are not.
         """
 
     # -- reads --
@@ -346,8 +348,8 @@ class Driver(ABC):
     @abstractmethod
     async def operate(
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
-    ) -> list[Operated]:
-        """Do one thing to each of these jobs whose state allows it; see `taskharbor.lifecycle`.
+    ) -> list[OperationResult]:
+        """Do one thing to each of these jobs whose state allows it; see `taskharbor.rules.lifecycle`.
 
         A dependant that ended with several of them is told of the first one, by id.
         """

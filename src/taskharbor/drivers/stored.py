@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from taskharbor.clock import to_micros
 from taskharbor.codec import counted
 from taskharbor.drivers.base import Check, worker_of
-from taskharbor.job import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
 
 E = TypeVar("E", bound=StrEnum)
 

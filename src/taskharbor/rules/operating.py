@@ -9,14 +9,14 @@ from taskharbor.drivers.contract.operating import (
     Cancel,
     Discard,
     Operation,
+    OperationVerdict,
     Requeue,
     RunNow,
     Seen,
     Update,
-    Verdict,
 )
-from taskharbor.job import Reason, State
-from taskharbor.lifecycle import allows
+from taskharbor.records import Reason, State
+from taskharbor.rules.lifecycle import allows
 from taskharbor.rules.settling import finished, rearmed
 from taskharbor.rules.standing import Standing, StoredJob, runnable_state
 
@@ -38,14 +38,14 @@ def change(
     *,
     has_begun: bool = False,
     waits: bool = False,
-) -> Change | Verdict:
+) -> Change | OperationVerdict:
     """What the operation makes of the job, or why it makes nothing of it.
 
     `has_begun` says of an update that an attempt of the run has begun, `waits` of a requeue that a job which this one
     depends on has not succeeded. `Delete` changes nothing: a store erases what no unfinished job needs.
     """
     if not allows(at.state, operation):
-        return Verdict.CONFLICT
+        return OperationVerdict.CONFLICT
     match operation:
         case Cancel():
             return _cancelled(operation, job, at, now)
@@ -59,7 +59,7 @@ def change(
         case Update():
             return _updated(operation, job, at, now, has_begun=has_begun)
         case _:
-            return Verdict.DONE
+            return OperationVerdict.DONE
 
 
 def has_moved_on(at: Standing, seen: Seen | None) -> bool:
@@ -67,15 +67,15 @@ def has_moved_on(at: Standing, seen: Seen | None) -> bool:
     return seen is not None and seen != Seen(at.number, at.state is State.RUNNING)
 
 
-def _cancelled(cancel: Cancel, job: StoredJob, at: Standing, now: int) -> Change | Verdict:
+def _cancelled(cancel: Cancel, job: StoredJob, at: Standing, now: int) -> Change | OperationVerdict:
     if at.state is State.RUNNING:
-        return Verdict.REQUESTED
+        return OperationVerdict.REQUESTED
     if cancel.occurrence is None:
         return Change(job, finished(at, State.CANCELLED, Reason.CANCELLED, now))
     if at.state is State.WAITING:
-        return Verdict.CONFLICT
+        return OperationVerdict.CONFLICT
     if cancel.occurrence.version != job.version or has_moved_on(at, cancel.seen):
-        return Verdict.CHANGED
+        return OperationVerdict.CHANGED
     return Change(job, rearmed(at.number + 1, cancel.occurrence, job.delivery, now), is_rearmed=True)
 
 
@@ -100,11 +100,13 @@ _COLUMNS = ("queue", "task", "delivery", "priority", "run_at", "payload", "expir
 _OPTIONS = ("max_attempts", "timeout", "tags")
 
 
-def _updated(update: Update, job: StoredJob, at: Standing, now: int, *, has_begun: bool) -> Change | Verdict:
+def _updated(
+    update: Update, job: StoredJob, at: Standing, now: int, *, has_begun: bool
+) -> Change | OperationVerdict:
     if update.version not in (None, job.version) or has_moved_on(at, update.seen):
-        return Verdict.CHANGED
+        return OperationVerdict.CHANGED
     if update.queue not in (UNSET, job.queue) and job.idempotency_key is not None:
-        return Verdict.CONFLICT
+        return OperationVerdict.CONFLICT
     if at.state is State.RUNNING:  # its place and due time are the settle's to set
         update = replace(update, run_at=UNSET, due_at=UNSET, expires_at=UNSET, at_due=False)
         return Change(_updated_job(update, job), at)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from taskharbor.drivers.contract.leasing import Answer
-from taskharbor.drivers.contract.settling import Occurrence, Settled, Transition
-from taskharbor.job import AttemptStatus, Delivery, NewJob, Reason, State
+from taskharbor.drivers.contract.leasing import SettleAnswer
+from taskharbor.drivers.contract.settling import Occurrence, SettleResult, Transition
+from taskharbor.records import AttemptStatus, Delivery, NewJob, Reason, State
 from taskharbor.rules.standing import Standing, runnable_state
 
 # -- the fence -------------------------------------------------------------------------------------
@@ -20,25 +20,25 @@ def fence(
     held_number: int | None,
     expires_at: int,
     is_covered: bool,
-) -> Answer:
+) -> SettleAnswer:
     """Decide whether an attempt may write: DONE, or the refusal. The order of the refusals is part of the contract.
 
     `is_recorded`: the attempt has its row of history. `held_number`: the attempt of this job that the lease given
     covers, None if none, and `expires_at` is that lease's. `is_covered`: any lease covers the job.
     """
     if is_recorded:
-        return Answer.NOT_RUNNING
+        return SettleAnswer.NOT_RUNNING
     if held_number != number:
-        return Answer.LEASE_MISMATCH if is_covered else Answer.NOT_RUNNING
+        return SettleAnswer.LEASE_MISMATCH if is_covered else SettleAnswer.NOT_RUNNING
     if now >= expires_at:
-        return Answer.LEASE_EXPIRED
-    return Answer.DONE
+        return SettleAnswer.LEASE_EXPIRED
+    return SettleAnswer.DONE
 
 
-def repeated(t: Transition, token: str, status: AttemptStatus, now: int) -> Settled:
+def repeated(t: Transition, token: str, status: AttemptStatus, now: int) -> SettleResult:
     """Answer a settle whose attempt has its row already: it may be the one that wrote it, asked again."""
     same = token == t.token and status is t.status
-    return Settled(Answer.DONE if same else Answer.NOT_RUNNING, recorded=status, at=now)
+    return SettleResult(SettleAnswer.DONE if same else SettleAnswer.NOT_RUNNING, recorded=status, at=now)
 
 
 def was_outlived(t: Transition, lease_outlived: bool) -> bool:
@@ -57,8 +57,8 @@ class Move(Struct, frozen=True, gc=False):
     inserts: tuple[NewJob, ...] = ()
     dead_letter: NewJob | None = None
 
-    def answer(self, now: int) -> Settled:
-        return Settled(Answer.DONE, self.to.state, self.to.next_at, at=now)
+    def answer(self, now: int) -> SettleResult:
+        return SettleResult(SettleAnswer.DONE, self.to.state, self.to.next_at, at=now)
 
 
 def settle_move(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from taskharbor.job import (
+from taskharbor.records import (
     NO_OPTIONS,
     AttemptStatus,
     Delivery,
@@ -16,7 +16,7 @@ from taskharbor.job import (
     State,
     encode_options,
 )
-from taskharbor.lifecycle import TERMINAL
+from taskharbor.rules.lifecycle import TERMINAL
 
 
 class StoredJob(Struct, frozen=True, gc=False):

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from taskharbor.server.app import application
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 
 __all__ = ["Role", "application"]

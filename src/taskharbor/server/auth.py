@@ -12,11 +12,11 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from taskharbor.drivers.base import Driver
-from taskharbor.job import TokenRecord
+from taskharbor.records import TokenRecord
 from taskharbor.server.clients import Proxies, address_of, key_of
 from taskharbor.server.errors import ApiError
 from taskharbor.server.limits import Failures
-from taskharbor.tokens import Role, checked_role, matching
+from taskharbor.server.tokens import Role, checked_role, matching
 
 TOKENS_SECONDS = 1.0  # for so long a token that was revoked may still be taken
 

@@ -10,8 +10,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from taskharbor.client.filters import PAGE_MAX
 from taskharbor.clock import MAX_SECONDS
 from taskharbor.codec import KEY_LIMIT, NAME_LIMIT
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, Reason, State
-from taskharbor.retry import MAX_ATTEMPTS
+from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, Reason, State
+from taskharbor.rules.retry import MAX_ATTEMPTS
 from taskharbor.workflow.handle import WorkflowState
 
 PATTERNS_MAX = 100

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from taskharbor.client.events import JOB_EVENTS, Event
 from taskharbor.errors import StoreError
 from taskharbor.server.errors import ApiError, api_error, logger
 from taskharbor.server.shares import Shares
+from taskharbor.telemetry.events import JOB_EVENTS, Event
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -154,14 +154,14 @@ class Feed:
         told: dict[str, int] | None = None
         while True:
             try:
-                news = driver.news()
+                token = driver.change_token()
                 counts = await self._harbor.jobs.acounts()
                 if counts != told:
                     if told is not None:
                         self._tell(_message("counts", counts))
                     told = counts
                 await asyncio.sleep(COUNTS_SECONDS)
-                await driver.wait(news, HEARTBEAT_SECONDS)
+                await driver.wait_for_change(token, HEARTBEAT_SECONDS)
             except StoreError as error:
                 logger.warning("the store cannot be watched for the event stream: %s", error)
                 await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor

@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from taskharbor.client.options import checked_instant
 from taskharbor.codec import reason_of, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.retry import RetryPolicy
+from taskharbor.rules.retry import RetryPolicy
 from taskharbor.server.documents import RetryDocument
 from taskharbor.views.documents import camel_case
 

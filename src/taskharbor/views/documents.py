@@ -15,7 +15,7 @@ from taskharbor.client.schedule import Schedule
 from taskharbor.clock import from_micros
 from taskharbor.codec import decode_payload, decode_result
 from taskharbor.errors import PayloadError
-from taskharbor.job import RESERVED_TAGS, Delivery, JobRecord, Options
+from taskharbor.records import RESERVED_TAGS, Delivery, JobRecord, Options
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Workflow

@@ -11,7 +11,7 @@ from taskharbor.views.documents import instant
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.drivers.base import WorkerRecord
-    from taskharbor.job import JobRecord
+    from taskharbor.records import JobRecord
 
 
 async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[dict[str, Any]]:

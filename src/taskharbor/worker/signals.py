@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from taskharbor.calling import fastest_loop
-from taskharbor.worker.stubborn import UNWIND_SECONDS
+from taskharbor.sync import fastest_loop
+from taskharbor.worker.upkeep.unresponsive import UNWIND_SECONDS
 
 if TYPE_CHECKING:
     from taskharbor.worker.worker import Worker

@@ -1,4 +1,4 @@
-"""`Worker`: what a user configures, starts and stops. Each of its runs is a `Shift`."""
+"""`Worker`: what a user configures, starts and stops. Each of its runs is a `WorkerRun`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from taskharbor.client.options import checked_timeout, checked_worker_retry
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
 from taskharbor.errors import ConfigurationError
-from taskharbor.locating import refuse_while_importing
-from taskharbor.policy import DEFAULT_MAX_LOSSES, UNFIT_GRACE_SECONDS
-from taskharbor.retry import RetryPolicy
-from taskharbor.worker.isolation.pool import refuse_unreachable_hooks
-from taskharbor.worker.oversight import Oversight
-from taskharbor.worker.retirement import Succession
-from taskharbor.worker.shift import Phase, Shift
+from taskharbor.function_refs import forbid_during_import
+from taskharbor.rules.policy import DEFAULT_MAX_LOSSES, UNRUNNABLE_GRACE_SECONDS
+from taskharbor.rules.retry import RetryPolicy
+from taskharbor.worker.handlers.isolation.pool import refuse_unreachable_hooks
+from taskharbor.worker.run import Phase, WorkerRun
 from taskharbor.worker.signals import run_with_signals
+from taskharbor.worker.supervisor_link import SupervisorLink
+from taskharbor.worker.upkeep.retirement import ReplacementPolicy
 
 CONCURRENCY_MAX = 10_000
 LEASE_SECONDS_MIN = 0.1
@@ -43,7 +43,7 @@ class Worker:
     `max_attempts` (0 lifts the cap); None means that the first failure is the last. Left out, it is the harbor's
     `worker_retry`.
 
-    `stubborn_seconds` ends the worker, with `StubbornHandler`, when a handler in a thread has not ended so long
+    `unresponsive_seconds` ends the worker, with `UnresponsiveHandler`, when a handler in a thread has not ended so long
     after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
     replaces a process of `isolation="process"` handlers after so many jobs.
 
@@ -54,8 +54,8 @@ class Worker:
     `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history has them all the same.
     """
 
-    _oversight: Oversight | None = None  # a supervisor in another process
-    _succession: Succession | None = None  # who replaces it when it retires
+    _oversight: SupervisorLink | None = None  # a supervisor in another process
+    _succession: ReplacementPolicy | None = None  # who replaces it when it retires
     _on_stop: Callable[[], None] | None = None  # called when a shutdown begins
     _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
 
@@ -69,9 +69,9 @@ class Worker:
         grace_seconds: float = GRACE_SECONDS,
         *,
         max_losses: int = DEFAULT_MAX_LOSSES,
-        unfit_grace_seconds: float = UNFIT_GRACE_SECONDS,
+        unrunnable_grace_seconds: float = UNRUNNABLE_GRACE_SECONDS,
         poll_seconds: float = 5.0,
-        stubborn_seconds: float | None = None,
+        unresponsive_seconds: float | None = None,
         handler_max_jobs: int | None = None,
         max_jobs: int | None = None,
         max_memory_mib: int | None = None,
@@ -89,10 +89,12 @@ class Worker:
         self.grace_seconds = check_seconds(grace_seconds, "grace_seconds")
         self.retry = harbor.worker_retry if retry is UNSET else checked_worker_retry(retry)
         self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
-        self.unfit_grace_seconds = check_seconds(unfit_grace_seconds, "unfit_grace_seconds")
+        self.unrunnable_grace_seconds = check_seconds(unrunnable_grace_seconds, "unrunnable_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
-        self.stubborn_seconds = (
-            None if stubborn_seconds is None else checked_timeout(stubborn_seconds, "stubborn_seconds")
+        self.unresponsive_seconds = (
+            None
+            if unresponsive_seconds is None
+            else checked_timeout(unresponsive_seconds, "unresponsive_seconds")
         )
         self.handler_max_jobs = _checked_limit("handler_max_jobs", handler_max_jobs)
         self.max_jobs = _checked_limit("max_jobs", max_jobs)
@@ -107,7 +109,7 @@ class Worker:
             if name is not None
             else f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         )
-        self._shift: Shift | None = None
+        self._shift: WorkerRun | None = None
         self._background: asyncio.Task[None] | None = None
 
     # -- running --
@@ -189,12 +191,12 @@ class Worker:
             await self._shift.heard(cancel_requested, paused, refused)
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
-        refuse_while_importing("a worker was started")
+        forbid_during_import("a worker was started")
         self.harbor._import_included()
         refuse_unreachable_hooks(self.harbor)
         if self._shift is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
-        self._shift = shift = Shift(self)  # first of all: from here on `stop` is heard
+        self._shift = shift = WorkerRun(self)  # first of all: from here on `stop` is heard
         try:
             if await shift.with_store(self._open_store):
                 await self._work_between_hooks(shift, until_drained, started)
@@ -206,7 +208,7 @@ class Worker:
         await self.harbor.schedules._reconcile()
 
     async def _work_between_hooks(
-        self, shift: Shift, until_drained: bool, started: asyncio.Event | None
+        self, shift: WorkerRun, until_drained: bool, started: asyncio.Event | None
     ) -> None:
         try:
             for hook in self.harbor.start_hooks:

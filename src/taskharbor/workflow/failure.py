@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from taskharbor.codec import to_json
 from taskharbor.drivers.base import Claimed, Driver, Transition
 from taskharbor.errors import PayloadError
-from taskharbor.job import Delivery, NewJob, Options, State
+from taskharbor.records import Delivery, NewJob, Options, State
 
 if TYPE_CHECKING:
     from taskharbor.workflow.parts import WorkflowOptions

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, PayloadError
-from taskharbor.job import Takes
+from taskharbor.records import Takes
 
 if TYPE_CHECKING:
     from taskharbor.client.task import Signature

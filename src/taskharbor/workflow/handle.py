@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 import msgspec
 from msgspec import Struct
 
-from taskharbor.calling import run_on_loop_thread, step_to_end
-from taskharbor.client.awaiting import Unended, until_ended
-from taskharbor.client.facade import synced
 from taskharbor.client.handle import Job
+from taskharbor.client.sync_methods import sync_method
+from taskharbor.client.waiting import Pending, until_ended
 from taskharbor.clock import from_micros
 from taskharbor.codec import agreeing, counted, shorten
 from taskharbor.drivers.base import member_id
@@ -24,7 +23,8 @@ from taskharbor.errors import (
     WorkflowNotFound,
     WorkflowStuck,
 )
-from taskharbor.job import JobFilter, JobRecord, State, WorkflowRecord
+from taskharbor.records import JobFilter, JobRecord, State, WorkflowRecord
+from taskharbor.sync import run_inline, run_on_loop_thread
 from taskharbor.workflow.failure import Template
 from taskharbor.workflow.graph import Part, Woven, filled, indexes_in, value_of
 from taskharbor.workflow.parts import Composition, Node, Weaving, Written
@@ -245,19 +245,19 @@ class Workflow(Composition):
         """The workflow as it stands now."""
         return await self._harbor.workflows.aget(self.id)
 
-    refresh = synced(arefresh)
+    refresh = sync_method(arefresh)
 
     async def acancel(self) -> Workflow:
         """End all that has not begun, and ask what is running to end."""
         return await self._harbor.workflows.acancel(self.id)
 
-    cancel = synced(acancel)
+    cancel = sync_method(acancel)
 
     async def aretry(self, *, force: bool = False) -> Workflow:
         """Begin again what is dead or cancelled; see `harbor.workflows.retry`."""
         return await self._harbor.workflows.aretry(self.id, force=force)
 
-    retry = synced(aretry)
+    retry = sync_method(aretry)
 
     async def aresult(self, timeout: float | None = None) -> Any:
         """Wait for it to succeed, and give its result: the last step's, or the list of a group's.
@@ -267,7 +267,7 @@ class Workflow(Composition):
         """
         return await until_ended(self._driver, timeout, self._result)
 
-    result = synced(aresult)
+    result = sync_method(aresult)
 
     async def _result(self) -> Any:
         [record] = await self._driver.get_workflows([self.id])
@@ -280,7 +280,7 @@ class Workflow(Composition):
             raise await self._ending(state, record)
         have = agreeing(record.succeeded, "has", "have")
         so_far = f"{record.succeeded:,} of {counted(record.total, 'job')} {have} succeeded"
-        return Unended(f"workflow {self.id} is still running", f": {so_far}")
+        return Pending(f"workflow {self.id} is still running", f": {so_far}")
 
     async def _read_result(self) -> Any:
         value = value_of(self._about.shape)
@@ -374,7 +374,7 @@ class WorkflowJobs(Sequence[Job[Any]]):
                 yield job
 
     def _now(self, indexes: Sequence[int]) -> list[Job[Any]]:
-        run = step_to_end if self._harbor.driver.inline else run_on_loop_thread
+        run = run_inline if self._harbor.driver.inline else run_on_loop_thread
         return run(self._read(indexes))
 
     async def _read(self, indexes: Sequence[int]) -> list[Job[Any]]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.client.facade import synced
 from taskharbor.client.options import checked_id
+from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.task import Signature
 from taskharbor.codec import KEY_LIMIT, checked_name, shorten
 from taskharbor.drivers.base import Driver
@@ -91,7 +91,7 @@ class Composition:
 
         return await store_workflow(self._harbor, self._part(), self._options)
 
-    enqueue = synced(aenqueue)
+    enqueue = sync_method(aenqueue)
 
     @property
     def _harbor(self) -> Harbor:

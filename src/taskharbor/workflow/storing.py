@@ -12,7 +12,7 @@ from taskharbor.client.options import job_maker
 from taskharbor.client.transaction import block_of
 from taskharbor.drivers.base import Enqueued
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NewJob, NewWorkflow, State, Takes, WorkflowRecord
+from taskharbor.records import NewJob, NewWorkflow, State, Takes, WorkflowRecord
 from taskharbor.workflow.failure import failure_template
 from taskharbor.workflow.graph import MEMBERS_MAX, Graph, Part, graph_of
 from taskharbor.workflow.handle import About, Workflow

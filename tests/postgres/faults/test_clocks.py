@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from taskharbor.job import State
+from taskharbor.records import State
 from tests.faults.processes import Crew, wait_until
 
 pytestmark = pytest.mark.timeout(100)

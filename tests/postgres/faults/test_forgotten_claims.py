@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import asyncpg
 
-from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Extension, Note, StepNote, Transition
+from taskharbor.drivers.base import Claimed, ClaimRequest, Extension, Note, SettleAnswer, StepNote, Transition
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.job import AttemptStatus, Delivery, NewJob, State
+from taskharbor.records import AttemptStatus, Delivery, NewJob, State
 from tests.postgres.server import DURABLE, Server, running
 
 T = TypeVar("T")
@@ -96,15 +96,15 @@ def test_claim_that_a_crash_forgot_is_made_anew_and_only_the_new_lease_commits()
 
         async def try_everything(driver: PostgresDriver) -> None:
             [refused] = await driver.settle([success(old_token, old)])
-            assert refused.answer is Answer.LEASE_MISMATCH
+            assert refused.answer is SettleAnswer.LEASE_MISMATCH
             notes: list[Note] = [StepNote(old_token, old.id, old.number, "step", "1")]
-            assert await driver.note(notes) == [Answer.LEASE_MISMATCH]
+            assert await driver.note(notes) == [SettleAnswer.LEASE_MISMATCH]
             heartbeat = await driver.extend([Extension(old_token, LEASE)])
-            assert heartbeat.leases[0].answer is Answer.NOT_RUNNING  # its worker interrupts the handler
+            assert heartbeat.leases[0].answer is SettleAnswer.NOT_RUNNING  # its worker interrupts the handler
             [done] = await driver.settle([success("worker-b/1", new)])
-            assert done.answer is Answer.DONE
+            assert done.answer is SettleAnswer.DONE
             [late] = await driver.settle([success(old_token, old)])
-            assert late.answer is Answer.NOT_RUNNING
+            assert late.answer is SettleAnswer.NOT_RUNNING
             rows = await driver.history(JOB)
             assert [row.worker for row in rows if row.status is AttemptStatus.SUCCEEDED] == ["worker-b"]
             assert await driver.steps(JOB) == {}
@@ -122,7 +122,7 @@ def test_claim_of_an_at_most_once_job_is_never_forgotten() -> None:
         async def look(driver: PostgresDriver) -> None:
             assert (await driver.claim(ClaimRequest("worker-b/1", LEASE, 1, once_limit=1))).jobs == []
             [settled] = await driver.settle([success("worker-a/1", job)])
-            assert settled.answer is Answer.DONE
+            assert settled.answer is SettleAnswer.DONE
 
         on(server, look)
 
@@ -135,7 +135,7 @@ def test_claim_is_on_disk_once_the_job_is_marked_as_at_most_once() -> None:
         async def claim_and_mark(driver: PostgresDriver) -> Claimed:
             job = await claimed(driver, "worker-a/1")
             heartbeat = await driver.extend([Extension("worker-a/1", LEASE, at_most_once=(job.id,))])
-            assert heartbeat.leases[0].answer is Answer.DONE
+            assert heartbeat.leases[0].answer is SettleAnswer.DONE
             return job
 
         job = on(server, claim_and_mark)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from taskharbor.drivers.postgres import news
+from taskharbor.drivers.postgres import changes
 from tests.faults.processes import Crew, wait_until
 from tests.postgres import store
 from tests.postgres.proxy import proxy_thread
@@ -28,7 +28,7 @@ def _listeners(dsn: str) -> set[int]:
         dsn,
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 "
         "AND state = 'idle'",
-        news.LISTENER,
+        changes.LISTENER,
     )
     return {row["pid"] for row in found}
 

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import pytest
 
-from taskharbor.drivers.base import Answer, ClaimRequest, Extension, Transition
+from taskharbor.drivers.base import ClaimRequest, Extension, SettleAnswer, Transition
 from taskharbor.drivers.postgres import PostgresDriver, connections, sql
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import AttemptStatus, NewJob, Options, State
+from taskharbor.records import AttemptStatus, NewJob, Options, State
 from tests.faults.audit import audit
 from tests.faults.processes import Crew, called, wait_until
 from tests.postgres.proxy import Proxy, proxy_thread
@@ -137,7 +137,7 @@ async def test_settle_repeated_answers_done_and_happens_once(
         lambda: driver.settle(settled),
     )
     for _ in range(2):
-        assert [each.answer for each in await driver.settle(settled)] == [Answer.DONE] * 2
+        assert [each.answer for each in await driver.settle(settled)] == [SettleAnswer.DONE] * 2
     for each in claim.jobs:
         assert [(row.number, row.status) for row in await driver.history(each.id)] == [(1, status)]
     counts = await driver.counts()
@@ -153,7 +153,7 @@ async def test_heartbeat_and_collection_whose_answers_were_lost_can_be_repeated(
     await lost(proxy, STATEMENTS["extend"], cut, lambda: driver.extend([Extension("worker/1", 0)]))
     [extended] = (await driver.extend([Extension("worker/1", LEASE)])).leases
     assert (
-        extended.answer is Answer.LEASE_EXPIRED
+        extended.answer is SettleAnswer.LEASE_EXPIRED
     )  # the one whose answer was lost took effect: no time at all
     await lost(proxy, STATEMENTS["take_expired"], cut, lambda: driver.take_expired("worker/2", LEASE))
     taken = await driver.take_expired("worker/2", LEASE)
@@ -182,7 +182,7 @@ async def test_transaction_of_a_client_that_vanished_holds_its_locks_for_seconds
                 break
             except StoreUnavailable:
                 continue
-    assert settled.answer is Answer.DONE
+    assert settled.answer is SettleAnswer.DONE
     assert [(row.number, row.status) for row in await driver.history(job(1).id)] == [
         (1, AttemptStatus.FAILED)
     ]

@@ -14,7 +14,7 @@ from taskharbor.cli.demo.stage import Stage
 from taskharbor.cli.screen import span
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.client.harbor import Harbor
-from taskharbor.job import AttemptStatus, JobRecord, State
+from taskharbor.records import AttemptStatus, JobRecord, State
 from taskharbor.views import documents
 
 QUEUE = "demo"

@@ -11,7 +11,7 @@ import click
 
 from taskharbor.cli.screen import STYLES, aligned, rich_table, terminal_console
 from taskharbor.codec import decode_payload
-from taskharbor.job import JobRecord, State
+from taskharbor.records import JobRecord, State
 from taskharbor.telemetry.logs import one_line
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import HOUR, MINUTE, Chapter, Held, Store
-from taskharbor.drivers.base import Answer, Cancel, Requeue, Verdict
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.drivers.base import Cancel, OperationVerdict, Requeue, SettleAnswer
+from taskharbor.records import AttemptStatus, Reason, State
 
 UNSUCCESSFUL = (
     (AttemptStatus.FAILED, State.READY),
@@ -27,7 +27,7 @@ class Cancellation(Chapter):
         """What has not begun is cancelled now and never handed out."""
         job_id = store.job_in(state)
         store.pass_time(1)
-        assert store.do(Cancel(), job_id) is Verdict.DONE
+        assert store.do(Cancel(), job_id) is OperationVerdict.DONE
         record = store.job(job_id)
         assert (record.state, record.reason) == (State.CANCELLED, Reason.CANCELLED)
         assert record.finished_at == store.now
@@ -41,27 +41,27 @@ class Cancellation(Chapter):
         """Between two attempts a job is not running, so cancelling it ends it."""
         held = store.running()
         store.settle(held, status, State.READY, started_at=store.now, delay=HOUR)
-        assert store.do(Cancel(), held.id) is Verdict.DONE
+        assert store.do(Cancel(), held.id) is OperationVerdict.DONE
         assert store.state(held.id) is State.CANCELLED
 
     def test_suspect_is_cancelled_at_once(self, store: Store) -> None:
         """The suspects' place is no hiding place."""
         held = store.running()
         store.lose(held, suspect=True)
-        assert store.do(Cancel(), held.id) is Verdict.DONE
+        assert store.do(Cancel(), held.id) is OperationVerdict.DONE
         assert store.claim(suspects=True) == []
 
     def test_running_job_is_asked_to_end(self, store: Store) -> None:
         """Cancelling a running job is a request, which is shown and waits for the worker."""
         held = store.running()
-        assert store.do(Cancel(), held.id) is Verdict.REQUESTED
+        assert store.do(Cancel(), held.id) is OperationVerdict.REQUESTED
         record = store.job(held.id)
         assert (record.state, record.cancel_requested) == (State.RUNNING, True)
 
     def test_request_can_be_repeated(self, store: Store) -> None:
         """Asking twice is asking."""
         held = store.running()
-        assert store.operate(Cancel(), held.id, held.id) == [Verdict.REQUESTED] * 2
+        assert store.operate(Cancel(), held.id, held.id) == [OperationVerdict.REQUESTED] * 2
         assert store.extend(held.token).cancel_requested == (held.id,)
 
     def test_request_reaches_the_worker_with_every_heartbeat(self, store: Store) -> None:
@@ -108,7 +108,7 @@ class Cancellation(Chapter):
         store.look(held.token)
         assert store.everything() == before
         store.let_expire()
-        assert store.extend(held.token).answer is Answer.LEASE_EXPIRED
+        assert store.extend(held.token).answer is SettleAnswer.LEASE_EXPIRED
 
     def test_request_concerns_one_job_of_its_lease(self, store: Store) -> None:
         """The neighbours under the same lease go on as if nothing had happened."""
@@ -134,7 +134,7 @@ class Cancellation(Chapter):
         held = store.running()
         store.do(Cancel(), held.id)
         settled = store.settle(held, status, to, started_at=store.now, delay=MINUTE, reason=Reason.EXHAUSTED)
-        assert (settled.answer, settled.state, settled.run_at) == (Answer.DONE, State.CANCELLED, None)
+        assert (settled.answer, settled.state, settled.run_at) == (SettleAnswer.DONE, State.CANCELLED, None)
         record = store.job(held.id)
         assert (record.state, record.reason) == (State.CANCELLED, Reason.CANCELLED)
         assert record.finished_at == store.now
@@ -169,7 +169,7 @@ class Cancellation(Chapter):
         """An expired lease that nobody collected makes a running job, so that cancelling it is a request."""
         held = store.running()
         store.let_expire()
-        assert store.do(Cancel(), held.id) is Verdict.REQUESTED
+        assert store.do(Cancel(), held.id) is OperationVerdict.REQUESTED
         assert store.lose(store.collect_one()).state is State.CANCELLED
 
     def test_collector_hears_the_request_too(self, store: Store) -> None:
@@ -198,7 +198,7 @@ class Cancellation(Chapter):
         store.do(Cancel(), held.id)
         store.fail(held)
         before = store.everything()
-        assert store.fail(held).answer is Answer.DONE
+        assert store.fail(held).answer is SettleAnswer.DONE
         assert store.everything() == before
 
     def test_refused_settle_does_not_cancel(self, store: Store) -> None:
@@ -206,5 +206,5 @@ class Cancellation(Chapter):
         held = store.running()
         store.do(Cancel(), held.id)
         forged = Held("nobody/1", held.job)
-        assert store.fail(forged).answer is Answer.LEASE_MISMATCH
+        assert store.fail(forged).answer is SettleAnswer.LEASE_MISMATCH
         assert store.state(held.id) is State.RUNNING

@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor.conformance.store import DAY, HOUR, LEASE, MINUTE, SECOND, Chapter, Store, ids
 from taskharbor.drivers.base import CLAIM_BYTES, Requeue, claimed_size
-from taskharbor.job import Delivery, Options, State
+from taskharbor.records import Delivery, Options, State
 
 
 def payload_of(size: int) -> str:

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store, waiting_for_news
-from taskharbor.drivers.base import Answer, Claimed, ClaimRequest, Driver, Enqueued, Transition
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, Enqueued, SettleAnswer, Transition
+from taskharbor.records import AttemptStatus, Reason, State
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Concurrency(Chapter):
             (AttemptStatus.RELEASED, State.READY),
         ]
 
-        async def settle(caller: int) -> Answer:
+        async def settle(caller: int) -> SettleAnswer:
             status, to = statuses[caller % len(statuses)]
             [settled] = await store.driver.settle([store.transition(held, status, to)], now=store.now)
             return settled.answer
@@ -86,7 +86,7 @@ class Concurrency(Chapter):
         [attempt] = store.history(held.id)
         winner = [status for status, _ in statuses].index(attempt.status)
         assert answers == [
-            Answer.DONE if caller % len(statuses) == winner else Answer.NOT_RUNNING
+            SettleAnswer.DONE if caller % len(statuses) == winner else SettleAnswer.NOT_RUNNING
             for caller in range(CALLERS)
         ]
 
@@ -131,14 +131,14 @@ class Concurrency(Chapter):
             ) -> bool:
                 if caller == 0:
                     done = store.transition(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED)
-                    return (await store.driver.settle([done], now=in_time))[0].answer is Answer.DONE
+                    return (await store.driver.settle([done], now=in_time))[0].answer is SettleAnswer.DONE
                 expired = await store.driver.take_expired(f"collector/{held.id}", LEASE, now=too_late)
                 if expired is None:
                     return False
                 lost = Transition(
                     expired.token, held.id, 1, AttemptStatus.LOST, State.DEAD, reason=Reason.LOST
                 )
-                return (await store.driver.settle([lost], now=too_late))[0].answer is Answer.DONE
+                return (await store.driver.settle([lost], now=too_late))[0].answer is SettleAnswer.DONE
 
             outcomes = self.at_once(store, race, callers=2)
             assert outcomes.count(True) == 1
@@ -161,13 +161,13 @@ class Concurrency(Chapter):
                 finished += [
                     one.id
                     for one, settled in zip(held, answers, strict=True)
-                    if settled.answer is Answer.DONE
+                    if settled.answer is SettleAnswer.DONE
                 ]
             return finished
 
         finished = [job_id for jobs in self.at_once(store, take_part) for job_id in jobs]
         while held := store.claim():
-            finished += [one.id for one in held if store.succeed(one).answer is Answer.DONE]
+            finished += [one.id for one in held if store.succeed(one).answer is SettleAnswer.DONE]
         assert len(finished) == len(set(finished)) == CALLERS * 30
         assert store.counts()[State.SUCCEEDED] == CALLERS * 30
 
@@ -191,7 +191,7 @@ class SecondDriver(Chapter):
         try:
             assert store.everything() == before
             assert store.enqueue(idempotency_key="k") == job_id
-            assert store.succeed(held).answer is Answer.DONE
+            assert store.succeed(held).answer is SettleAnswer.DONE
         finally:
             store.run(store.driver.close())
 
@@ -208,7 +208,7 @@ class SecondDriver(Chapter):
                 [settled] = await store.driver.settle(
                     [_success(Held(f"second/{n}", claim.jobs[0]))], now=store.now
                 )
-                assert settled.answer is Answer.DONE
+                assert settled.answer is SettleAnswer.DONE
             await second.close()
 
         store.run(story())
@@ -256,7 +256,7 @@ def _success(held: Held) -> Transition:
 def _succeeding(store: Store, members: list[Held]) -> Callable[[int], Awaitable[tuple[str, ...]]]:
     async def succeed(caller: int) -> tuple[str, ...]:
         [settled] = await store.driver.settle([_success(members[caller])], now=store.now)
-        assert settled.answer is Answer.DONE
+        assert settled.answer is SettleAnswer.DONE
         return settled.released
 
     return succeed

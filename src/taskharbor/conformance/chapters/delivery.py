@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import SECOND, Chapter, Store, ids
-from taskharbor.drivers.base import Answer, Requeue
-from taskharbor.job import AttemptStatus, Delivery, Reason, State
+from taskharbor.drivers.base import Requeue, SettleAnswer
+from taskharbor.records import AttemptStatus, Delivery, Reason, State
 
 ONCE = Delivery.AT_MOST_ONCE
 
@@ -31,7 +31,7 @@ class Delivering(Chapter):
         store.succeed(held, result="1")
         before = store.everything()
         refused = store.bury(held)
-        assert (refused.answer, refused.recorded) == (Answer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
+        assert (refused.answer, refused.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
         assert store.everything() == before
 
     def test_one_run_commits_one_outcome(self, store: Store) -> None:
@@ -41,7 +41,7 @@ class Delivering(Chapter):
         store.lose(store.collect_one())
         store.succeed(store.claim_one(), result="1")
         before = store.everything()
-        assert store.succeed(late, result="2").answer is Answer.NOT_RUNNING
+        assert store.succeed(late, result="2").answer is SettleAnswer.NOT_RUNNING
         assert store.everything() == before
 
     @pytest.mark.parametrize("delivery", [None, *Delivery])
@@ -136,7 +136,7 @@ class Delivering(Chapter):
         """A worker whose lease is over cannot mark a job, so it may not begin it."""
         held = store.running()
         store.let_expire()
-        assert store.extend(held.token, at_most_once=(held.id,)).answer is Answer.LEASE_EXPIRED
+        assert store.extend(held.token, at_most_once=(held.id,)).answer is SettleAnswer.LEASE_EXPIRED
         assert store.job(held.id).delivery is None
 
     def test_lost_job_keeps_its_place_in_the_line(self, store: Store) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import HOUR, Chapter, Store
-from taskharbor.drivers.base import Answer, Cancel, Delete, Requeue, Verdict
+from taskharbor.drivers.base import Cancel, Delete, OperationVerdict, Requeue, SettleAnswer
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import AttemptStatus, State
+from taskharbor.records import AttemptStatus, State
 
 
 class Dependants(Chapter):
@@ -94,7 +94,7 @@ class Dependants(Chapter):
         waiting = store.enqueue(depends_on=(held.id,))
         store.succeed(held)
         again = store.claim_one()
-        assert store.succeed(held).answer is Answer.DONE
+        assert store.succeed(held).answer is SettleAnswer.DONE
         assert (again.id, store.state(waiting)) == (waiting, State.RUNNING)
 
     def test_released_job_has_the_place_it_was_enqueued_for(self, store: Store) -> None:
@@ -120,7 +120,7 @@ class Dependants(Chapter):
         held = store.running()
         waiting = store.enqueue(depends_on=(held.id,))
         if ending == "deleted dependant":
-            assert store.do(Delete(), waiting) is Verdict.DONE
+            assert store.do(Delete(), waiting) is OperationVerdict.DONE
             assert store.succeed(held).released == ()
             assert store.find(waiting) is None
             return
@@ -150,7 +150,7 @@ class Dependants(Chapter):
         held = store.running()
         waiting = store.enqueue(depends_on=(held.id,))
         store.do(Cancel(), waiting)
-        assert store.do(Requeue(), waiting) is Verdict.DONE
+        assert store.do(Requeue(), waiting) is OperationVerdict.DONE
         assert store.state(waiting) is State.WAITING
         assert store.succeed(held).released == (waiting,)
         assert store.claimed_ids() == [waiting]
@@ -169,19 +169,19 @@ class Dependants(Chapter):
         held = store.running()
         waiting = store.enqueue(depends_on=(held.id,))
         store.bury(held)
-        assert store.do(Delete(), held.id) is Verdict.CONFLICT
+        assert store.do(Delete(), held.id) is OperationVerdict.CONFLICT
         assert store.state(held.id) is State.DEAD
         store.do(Cancel(), waiting)
-        assert store.do(Delete(), held.id) is Verdict.DONE
+        assert store.do(Delete(), held.id) is OperationVerdict.DONE
 
     def test_succeeded_dependency_of_an_unfinished_job_cannot_be_deleted(self, store: Store) -> None:
         """A dependant that has not finished still needs what it depended on."""
         done = store.job_in(State.SUCCEEDED)
         store.enqueue(depends_on=(done,))
-        assert store.do(Delete(), done) is Verdict.CONFLICT
+        assert store.do(Delete(), done) is OperationVerdict.CONFLICT
 
     def test_dependency_and_dependant_can_be_deleted_in_one_call(self, store: Store) -> None:
         """The ids of a call are taken in order: once the dependant has gone, its dependency may go."""
         before = store.enqueue()
         waiting = store.enqueue(depends_on=(before,))
-        assert store.operate(Delete(), waiting, before) == [Verdict.DONE, Verdict.DONE]
+        assert store.operate(Delete(), waiting, before) == [OperationVerdict.DONE, OperationVerdict.DONE]

@@ -9,7 +9,7 @@ from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Store, large_text
 from taskharbor.drivers.base import Delete
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Delivery, NewJob, Options, State
+from taskharbor.records import Delivery, NewJob, Options, State
 
 MEBIBYTE = 1024 * 1024
 

@@ -6,7 +6,7 @@ import pytest
 
 from taskharbor.conformance.store import HOUR, MINUTE, SECOND, Chapter, Store
 from taskharbor.drivers.base import Requeue, Update
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.records import AttemptStatus, Reason, State
 
 
 class Expiry(Chapter):

@@ -6,9 +6,9 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import HOUR, MINUTE, SECOND, Chapter, Store
-from taskharbor.drivers.base import Answer, Discard, Requeue, Verdict
-from taskharbor.job import AttemptStatus, Options, Reason, State
-from taskharbor.lifecycle import SETTLES
+from taskharbor.drivers.base import Discard, OperationVerdict, Requeue, SettleAnswer
+from taskharbor.records import AttemptStatus, Options, Reason, State
+from taskharbor.rules.lifecycle import SETTLES
 
 DEATHS = (
     Reason.EXHAUSTED,
@@ -35,7 +35,7 @@ class Failure(Chapter):
         held = store.running()
         reason = {State.DEAD: Reason.EXHAUSTED, State.CANCELLED: Reason.CANCELLED}.get(to)
         settled = store.settle(held, status, to, started_at=store.now, reason=reason)
-        assert (settled.answer, settled.state, settled.at) == (Answer.DONE, to, store.now)
+        assert (settled.answer, settled.state, settled.at) == (SettleAnswer.DONE, to, store.now)
         assert store.state(held.id) is to
         assert store.last_attempt(held.id).status is status
 
@@ -172,7 +172,7 @@ class Failure(Chapter):
         """A requeued job is ready now, its failures back to 0, and nothing says that it was finished."""
         job_id = store.job_in(state)
         store.pass_time(HOUR)
-        assert store.do(Requeue(), job_id) is Verdict.DONE
+        assert store.do(Requeue(), job_id) is OperationVerdict.DONE
         record = store.job(job_id)
         assert (record.state, record.run_at, record.attempts) == (State.READY, store.now, 0)
         assert (record.reason, record.finished_at) == (None, None)
@@ -207,14 +207,19 @@ class Failure(Chapter):
         """Of several jobs, those that can be requeued are."""
         dead, ready, other = store.job_in(State.DEAD), store.enqueue(), store.job_in(State.DEAD)
         verdicts = store.operate(Requeue(), dead, ready, store.new_id(), other)
-        assert verdicts == [Verdict.DONE, Verdict.CONFLICT, Verdict.NOT_FOUND, Verdict.DONE]
+        assert verdicts == [
+            OperationVerdict.DONE,
+            OperationVerdict.CONFLICT,
+            OperationVerdict.NOT_FOUND,
+            OperationVerdict.DONE,
+        ]
         assert store.counts()[State.READY] == 3
 
     def test_discarded_job_is_cancelled_for_that_reason(self, store: Store) -> None:
         """Discarding takes a job out of the dead-letter queue for good, and says so."""
         job_id = store.job_in(State.DEAD)
         store.pass_time(MINUTE)
-        assert store.do(Discard(), job_id) is Verdict.DONE
+        assert store.do(Discard(), job_id) is OperationVerdict.DONE
         record = store.job(job_id)
         assert (record.state, record.reason) == (State.CANCELLED, Reason.DISCARDED)
         assert record.finished_at == store.now

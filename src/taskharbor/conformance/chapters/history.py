@@ -6,7 +6,7 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import MINUTE, SECOND, Chapter, Store
-from taskharbor.job import AttemptRecord, AttemptStatus, State
+from taskharbor.records import AttemptRecord, AttemptStatus, State
 
 
 class History(Chapter):

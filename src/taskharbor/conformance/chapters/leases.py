@@ -9,21 +9,21 @@ import pytest
 from msgspec import structs
 
 from taskharbor.clock import seconds_to_micros
-from taskharbor.collecting import COLLECT_SECONDS, COLLECTOR_LEASE, Collector
 from taskharbor.conformance.store import HOUR, LEASE, SECOND, Chapter, Held, Store, ids, large_text
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     Delete,
     Driver,
     Extension,
     LeaseRecord,
+    OperationVerdict,
     Requeue,
-    Settled,
+    SettleAnswer,
+    SettleResult,
     Transition,
-    Verdict,
 )
-from taskharbor.job import AttemptStatus, Reason, State
+from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.rescue import COLLECT_SECONDS, COLLECTOR_LEASE, Collector
 
 
 def leases(store: Store) -> list[LeaseRecord]:
@@ -49,7 +49,7 @@ class _Vanishing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._driver, name)
 
-    async def settle(self, transitions: Sequence[Transition]) -> list[Settled]:
+    async def settle(self, transitions: Sequence[Transition]) -> list[SettleResult]:
         raise _Vanished
 
 
@@ -58,34 +58,34 @@ class Leases(Chapter):
         """A lease holds up to the microsecond before its expiry."""
         in_time, late = store.running(), store.running()
         store.pass_time(LEASE - 1)
-        assert store.succeed(in_time).answer is Answer.DONE
+        assert store.succeed(in_time).answer is SettleAnswer.DONE
         store.pass_time(1)
-        assert store.succeed(late).answer is Answer.LEASE_EXPIRED
+        assert store.succeed(late).answer is SettleAnswer.LEASE_EXPIRED
 
     def test_extended_lease_lasts_from_the_stores_now(self, store: Store) -> None:
         """A heartbeat sets the expiry anew, counted from the moment the store hears it."""
         held = store.running()
         store.pass_time(LEASE - 1)
         extended = store.extend(held.token)
-        assert (extended.answer, extended.expires_at) == (Answer.DONE, store.now + LEASE)
+        assert (extended.answer, extended.expires_at) == (SettleAnswer.DONE, store.now + LEASE)
         store.pass_time(LEASE - 1)
         assert store.take_expired() is None
-        assert store.succeed(held).answer is Answer.DONE
+        assert store.succeed(held).answer is SettleAnswer.DONE
 
     def test_expired_lease_cannot_be_extended(self, store: Store) -> None:
         """A worker that was away for longer than its lease does not get it back."""
         held = store.running()
         store.let_expire()
         before = store.everything()
-        assert store.extend(held.token, running=((held.id, 1),)).answer is Answer.LEASE_EXPIRED
+        assert store.extend(held.token, running=((held.id, 1),)).answer is SettleAnswer.LEASE_EXPIRED
         assert store.everything() == before
 
     def test_unknown_lease_cannot_be_extended(self, store: Store) -> None:
         """A token that has no lease is told so: never claimed, or all of it settled."""
         held = store.running()
-        assert store.extend("nobody/1").answer is Answer.NOT_RUNNING
+        assert store.extend("nobody/1").answer is SettleAnswer.NOT_RUNNING
         store.succeed(held)
-        assert store.extend(held.token).answer is Answer.NOT_RUNNING
+        assert store.extend(held.token).answer is SettleAnswer.NOT_RUNNING
 
     def test_heartbeat_answers_lease_by_lease(self, store: Store) -> None:
         """One heartbeat may extend many leases; each is answered, in the order given."""
@@ -96,7 +96,11 @@ class Leases(Chapter):
             *[Extension(held.token, HOUR) for held in (other, live)], Extension("nobody/1", HOUR)
         )
         assert [extended.token for extended in beat.leases] == [other.token, live.token, "nobody/1"]
-        assert [extended.answer for extended in beat.leases] == [Answer.DONE, Answer.DONE, Answer.NOT_RUNNING]
+        assert [extended.answer for extended in beat.leases] == [
+            SettleAnswer.DONE,
+            SettleAnswer.DONE,
+            SettleAnswer.NOT_RUNNING,
+        ]
         assert beat.now == store.now
         store.let_expire()
         assert store.job(dead.id).lease_expired
@@ -147,7 +151,7 @@ class Fencing(Chapter):
         job_id, other = store.job_in(state), store.running()
         forged = Held(other.token, structs.replace(other.job, id=job_id, number=store.job(job_id).number + 1))
         before = store.everything()
-        assert store.succeed(forged).answer is Answer.NOT_RUNNING
+        assert store.succeed(forged).answer is SettleAnswer.NOT_RUNNING
         assert store.everything() == before
 
     def test_job_that_nobody_knows_cannot_be_settled(self, store: Store) -> None:
@@ -155,8 +159,8 @@ class Fencing(Chapter):
         held = store.running()
         forged = Held(held.token, structs.replace(held.job, id=store.new_id()))
         settled = store.succeed(forged)
-        assert (settled.answer, settled.recorded) == (Answer.NOT_RUNNING, None)
-        assert store.report(forged, 0.5) is Answer.NOT_RUNNING
+        assert (settled.answer, settled.recorded) == (SettleAnswer.NOT_RUNNING, None)
+        assert store.report(forged, 0.5) is SettleAnswer.NOT_RUNNING
 
     # -- LEASE_MISMATCH: another lease or number does --
 
@@ -165,7 +169,7 @@ class Fencing(Chapter):
         held, other = store.running(), store.running()
         before = store.everything()
         for token in (other.token, "nobody/1", held.token + "x", held.token.upper(), ""):
-            assert store.succeed(held, token=token).answer is Answer.LEASE_MISMATCH, token
+            assert store.succeed(held, token=token).answer is SettleAnswer.LEASE_MISMATCH, token
         assert store.everything() == before
 
     @pytest.mark.parametrize("number", [0, 2, 3, -1])
@@ -173,17 +177,17 @@ class Fencing(Chapter):
         """The right token with another attempt's number proves nothing."""
         held = store.running()
         before = store.everything()
-        assert store.succeed(held, number=number).answer is Answer.LEASE_MISMATCH
+        assert store.succeed(held, number=number).answer is SettleAnswer.LEASE_MISMATCH
         assert store.everything() == before
 
     def test_mismatch_comes_before_expiry(self, store: Store) -> None:
         """That another lease covers the job is said first, even when that one or one's own has expired."""
         held = store.running()
         store.let_expire()
-        assert store.succeed(held, token="nobody/1").answer is Answer.LEASE_MISMATCH
-        assert store.succeed(held, number=9).answer is Answer.LEASE_MISMATCH
+        assert store.succeed(held, token="nobody/1").answer is SettleAnswer.LEASE_MISMATCH
+        assert store.succeed(held, number=9).answer is SettleAnswer.LEASE_MISMATCH
         store.collect()
-        assert store.succeed(held).answer is Answer.LEASE_MISMATCH
+        assert store.succeed(held).answer is SettleAnswer.LEASE_MISMATCH
 
     # -- LEASE_EXPIRED: this one does, but its time is over --
 
@@ -194,7 +198,7 @@ class Fencing(Chapter):
         store.let_expire()
         before = store.everything()
         to = State.SUCCEEDED if status is AttemptStatus.SUCCEEDED else State.DEAD
-        assert store.settle(held, status, to).answer is Answer.LEASE_EXPIRED
+        assert store.settle(held, status, to).answer is SettleAnswer.LEASE_EXPIRED
         assert store.everything() == before
 
     def test_expired_lease_stores_no_note(self, store: Store) -> None:
@@ -202,8 +206,8 @@ class Fencing(Chapter):
         held = store.running()
         store.let_expire()
         before = store.everything()
-        assert store.report(held, 0.5) is Answer.LEASE_EXPIRED
-        assert store.step(held, "a", "1") is Answer.LEASE_EXPIRED
+        assert store.report(held, 0.5) is SettleAnswer.LEASE_EXPIRED
+        assert store.step(held, "a", "1") is SettleAnswer.LEASE_EXPIRED
         assert store.everything() == before
 
     @pytest.mark.parametrize("proof", [{"token": "nobody/1"}, {"number": 2}])
@@ -211,8 +215,8 @@ class Fencing(Chapter):
         """Another token or number can neither report progress nor store a step."""
         held = store.running()
         before = store.everything()
-        assert store.report(held, 0.5, **proof) is Answer.LEASE_MISMATCH
-        assert store.step(held, "a", "1", **proof) is Answer.LEASE_MISMATCH
+        assert store.report(held, 0.5, **proof) is SettleAnswer.LEASE_MISMATCH
+        assert store.step(held, "a", "1", **proof) is SettleAnswer.LEASE_MISMATCH
         assert store.everything() == before
 
     def test_settled_attempt_stores_no_note(self, store: Store) -> None:
@@ -220,8 +224,8 @@ class Fencing(Chapter):
         first, _ = two_under_one_lease(store)
         store.fail(first, delay=HOUR)
         before = store.everything()
-        assert store.report(first, 0.5) is Answer.NOT_RUNNING
-        assert store.step(first, "a", "1") is Answer.NOT_RUNNING
+        assert store.report(first, 0.5) is SettleAnswer.NOT_RUNNING
+        assert store.step(first, "a", "1") is SettleAnswer.NOT_RUNNING
         assert store.everything() == before
 
     # -- many bytes --
@@ -247,7 +251,7 @@ class Fencing(Chapter):
             store.transition(held[29], AttemptStatus.SUCCEEDED, State.SUCCEEDED, inserts=tuple(children))
         )
         answers = [each.answer for each in store.settle_all(*endings)]
-        assert answers == [Answer.DONE] * 3 + [Answer.LEASE_MISMATCH] + [Answer.DONE] * 26
+        assert answers == [SettleAnswer.DONE] * 3 + [SettleAnswer.LEASE_MISMATCH] + [SettleAnswer.DONE] * 26
         assert [store.job(each.id).result for each in held[4:20]] == [large_text(n) for n in range(4, 20)]
         assert [store.history(each.id)[0].traceback for each in held[20:29]] == [
             large_text(n) for n in range(9)
@@ -263,21 +267,21 @@ class Fencing(Chapter):
         store.fail(held, delay=HOUR)
         store.pass_time(SECOND)
         before = store.everything()
-        assert store.fail(held, delay=HOUR).answer is Answer.DONE
+        assert store.fail(held, delay=HOUR).answer is SettleAnswer.DONE
         assert store.everything() == before
 
     def test_settle_repeated_answers_done_whatever_happened_since(self, store: Store) -> None:
         """That an attempt was settled stays true when the job has been claimed, finished and requeued since."""
         old = store.running()
         store.fail(old)
-        assert store.fail(old).answer is Answer.DONE
+        assert store.fail(old).answer is SettleAnswer.DONE
         new = store.claim_one()
-        assert store.fail(old).answer is Answer.DONE
+        assert store.fail(old).answer is SettleAnswer.DONE
         assert store.state(old.id) is State.RUNNING
         store.bury(new)
-        assert store.fail(old).answer is Answer.DONE
+        assert store.fail(old).answer is SettleAnswer.DONE
         store.do(Requeue(), old.id)
-        assert store.fail(old).answer is Answer.DONE
+        assert store.fail(old).answer is SettleAnswer.DONE
         assert (store.state(old.id), len(store.history(old.id))) == (State.READY, 2)
 
     def test_settle_repeated_with_another_status_is_told_the_recorded_one(self, store: Store) -> None:
@@ -286,7 +290,7 @@ class Fencing(Chapter):
         store.fail(held)
         before = store.everything()
         refused = store.succeed(held)
-        assert (refused.answer, refused.recorded) == (Answer.NOT_RUNNING, AttemptStatus.FAILED)
+        assert (refused.answer, refused.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.FAILED)
         assert store.everything() == before
 
     def test_recorded_attempt_is_done_only_for_its_own_token(self, store: Store) -> None:
@@ -294,7 +298,7 @@ class Fencing(Chapter):
         held = store.running()
         store.succeed(held)
         refused = store.succeed(held, token="nobody/1")
-        assert (refused.answer, refused.recorded) == (Answer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
+        assert (refused.answer, refused.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
 
     def test_same_transition_twice_in_a_batch_takes_effect_once(self, store: Store) -> None:
         """The members of a batch see each other's effects."""
@@ -302,7 +306,11 @@ class Fencing(Chapter):
         done = store.transition(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED)
         other = store.transition(held, AttemptStatus.FAILED, State.READY)
         first, second, third = store.settle_all(done, done, other)
-        assert (first.answer, second.answer, third.answer) == (Answer.DONE, Answer.DONE, Answer.NOT_RUNNING)
+        assert (first.answer, second.answer, third.answer) == (
+            SettleAnswer.DONE,
+            SettleAnswer.DONE,
+            SettleAnswer.NOT_RUNNING,
+        )
         assert third.recorded is AttemptStatus.SUCCEEDED
         assert len(store.history(held.id)) == 1
 
@@ -318,7 +326,7 @@ class Fencing(Chapter):
             store.transition(good, AttemptStatus.SUCCEEDED, State.SUCCEEDED),
         ]
         answers = [settled.answer for settled in store.settle_all(*transitions)]
-        assert answers == [Answer.LEASE_MISMATCH, Answer.NOT_RUNNING, Answer.DONE]
+        assert answers == [SettleAnswer.LEASE_MISMATCH, SettleAnswer.NOT_RUNNING, SettleAnswer.DONE]
         assert (store.state(stale.id), store.state(good.id)) == (State.RUNNING, State.SUCCEEDED)
 
     def test_large_batch_is_settled_in_its_order(self, store: Store) -> None:
@@ -332,7 +340,7 @@ class Fencing(Chapter):
                 for one in backwards
             ]
         )
-        assert {settled.answer for settled in answers} == {Answer.DONE}
+        assert {settled.answer for settled in answers} == {SettleAnswer.DONE}
         assert all(store.job(one.id).result == f'"{one.id}"' for one in held[::50])
         assert (store.counts()[State.SUCCEEDED], leases(store)) == (300, [])
 
@@ -352,12 +360,12 @@ class Fencing(Chapter):
         store.hand_back(old)
         new = store.claim_one()
         assert (new.id, new.number) == (old.id, 2)
-        assert store.hand_back(old).answer is Answer.DONE
+        assert store.hand_back(old).answer is SettleAnswer.DONE
         assert store.succeed(old).recorded is AttemptStatus.RELEASED
-        assert store.succeed(old, number=2).answer is Answer.LEASE_MISMATCH
+        assert store.succeed(old, number=2).answer is SettleAnswer.LEASE_MISMATCH
         assert store.state(old.id) is State.RUNNING
-        assert store.succeed(new).answer is Answer.DONE
-        assert store.succeed(neighbour).answer is Answer.DONE
+        assert store.succeed(new).answer is SettleAnswer.DONE
+        assert store.succeed(neighbour).answer is SettleAnswer.DONE
 
     def test_old_lease_does_not_give_back_what_it_handed_back(self, store: Store) -> None:
         """A repeated claim, a heartbeat and a collection speak of the open jobs of a lease, and of no others."""
@@ -377,13 +385,13 @@ class Fencing(Chapter):
         gone, neighbour = two_under_one_lease(store)
         store.succeed(gone)
         if how == "delete":
-            assert store.do(Delete(), gone.id) is Verdict.DONE
+            assert store.do(Delete(), gone.id) is OperationVerdict.DONE
         else:
             assert store.prune({State.SUCCEEDED: store.now + 1}) == 1
         assert ids(store.claim("worker/1")) == [neighbour.id]
         assert [lease.open for lease in leases(store)] == [1]
         settled = store.succeed(gone)
-        assert (settled.answer, settled.recorded) == (Answer.NOT_RUNNING, None)
+        assert (settled.answer, settled.recorded) == (SettleAnswer.NOT_RUNNING, None)
         assert store.extend("worker/1").cancel_requested == ()
         store.let_expire()
         assert ids(store.collect()) == [neighbour.id]
@@ -394,11 +402,11 @@ class Fencing(Chapter):
         store.succeed(gone)
         store.do(Delete(), gone.id)
         store.enqueue(id=gone.id)
-        assert store.succeed(gone).answer is Answer.NOT_RUNNING
+        assert store.succeed(gone).answer is SettleAnswer.NOT_RUNNING
         new = store.claim_one()
         assert (new.id, new.number) == (gone.id, 1)
-        assert store.succeed(gone).answer is Answer.LEASE_MISMATCH
-        assert store.succeed(new).answer is Answer.DONE
+        assert store.succeed(gone).answer is SettleAnswer.LEASE_MISMATCH
+        assert store.succeed(new).answer is SettleAnswer.DONE
 
     def test_last_job_struck_out_ends_the_lease(self, store: Store) -> None:
         """When the settled jobs of a lease are deleted, what is open still decides whether it lives."""
@@ -497,7 +505,7 @@ class Collecting(Chapter):
         store.let_expire()
         held = store.collect_one()
         assert (held.id, held.number) == (old.id, old.number)
-        assert store.lose(held, worker="worker-x").answer is Answer.DONE
+        assert store.lose(held, worker="worker-x").answer is SettleAnswer.DONE
         attempt = store.last_attempt(held.id)
         assert (attempt.status, attempt.worker) == (AttemptStatus.LOST, "worker-x")
         assert store.state(held.id) is State.READY
@@ -508,9 +516,9 @@ class Collecting(Chapter):
         store.let_expire()
         store.collect()
         before = store.everything()
-        assert store.succeed(old).answer is Answer.LEASE_MISMATCH
-        assert store.report(old, 0.5) is Answer.LEASE_MISMATCH
-        assert store.extend(old.token).answer is Answer.NOT_RUNNING
+        assert store.succeed(old).answer is SettleAnswer.LEASE_MISMATCH
+        assert store.report(old, 0.5) is SettleAnswer.LEASE_MISMATCH
+        assert store.extend(old.token).answer is SettleAnswer.NOT_RUNNING
         assert store.everything() == before
 
     def test_collected_job_is_still_running(self, store: Store) -> None:
@@ -535,8 +543,8 @@ class Collecting(Chapter):
         again = store.collected("collector/2")
         assert (again.worker, again.supervised, again.running) == ("worker-x", True, {first.id: 5})
         assert (again.jobs, again.expired_at) == ([first.job], expired_at)
-        assert store.lose(Held("collector/1", first.job)).answer is Answer.LEASE_MISMATCH
-        assert store.lose(Held("collector/2", first.job)).answer is Answer.DONE
+        assert store.lose(Held("collector/1", first.job)).answer is SettleAnswer.LEASE_MISMATCH
+        assert store.lose(Held("collector/2", first.job)).answer is SettleAnswer.DONE
 
     def test_collector_can_extend_its_lease(self, store: Store) -> None:
         """A collected lease is a lease: a heartbeat keeps it alive."""
@@ -544,7 +552,7 @@ class Collecting(Chapter):
         store.let_expire()
         store.collect("collector/1")
         store.pass_time(LEASE - 1)
-        assert store.extend("collector/1").answer is Answer.DONE
+        assert store.extend("collector/1").answer is SettleAnswer.DONE
         store.pass_time(LEASE - 1)
         assert store.take_expired() is None
 

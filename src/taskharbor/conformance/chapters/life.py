@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from taskharbor.calling import step_to_end
 from taskharbor.conformance.store import HOUR, LEASE, MINUTE, Chapter, Store, waiting_for_news
 from taskharbor.drivers.base import Cancel, Check, ClaimRequest, Extension
-from taskharbor.job import AttemptStatus, JobFilter, State
+from taskharbor.records import AttemptStatus, JobFilter, State
+from taskharbor.sync import run_inline
 
 PATIENCE_SECONDS = 10.0
 
@@ -83,7 +83,9 @@ class Life(Chapter):
 
         async def story() -> None:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                waiting = asyncio.ensure_future(store.driver.wait(store.driver.news(), 0.2))
+                waiting = asyncio.ensure_future(
+                    store.driver.wait_for_change(store.driver.change_token(), 0.2)
+                )
                 while not waiting.done():
                     store.pass_time(MINUTE)
                     await asyncio.sleep(0.01)
@@ -111,14 +113,14 @@ class Life(Chapter):
 
         store.run(story())
 
-    def test_news_between_looking_and_waiting_are_not_missed(self, store: Store) -> None:
-        """Take the news, look, then wait: what changed after the look ends the wait at once."""
+    def test_change_between_looking_and_waiting_is_not_missed(self, store: Store) -> None:
+        """Take the token, look, then wait: what changed after the look ends the wait at once."""
 
         async def story() -> None:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                news = store.driver.news()
+                token = store.driver.change_token()
                 await store.driver.enqueue([store.new()])
-                await store.driver.wait(news, 3600)
+                await store.driver.wait_for_change(token, 3600)
 
         store.run(story())
 
@@ -127,13 +129,13 @@ class Life(Chapter):
         if not store.driver.inline:
             return
         driver, job = store.driver, store.new()
-        [answer] = step_to_end(driver.enqueue([job]))
+        [answer] = run_inline(driver.enqueue([job]))
         assert answer.id == job.id
-        assert len(step_to_end(driver.claim(ClaimRequest("worker/1", LEASE, 1))).jobs) == 1
+        assert len(run_inline(driver.claim(ClaimRequest("worker/1", LEASE, 1))).jobs) == 1
 
         # A blocked thread cannot move the clock it may be waiting by, so that another one does.
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(lambda: step_to_end(driver.wait(driver.news(), 0.05)))
+            waiting = pool.submit(lambda: run_inline(driver.wait_for_change(driver.change_token(), 0.05)))
             until = time.monotonic() + PATIENCE_SECONDS
             while not waiting.done() and time.monotonic() < until:
                 store.pass_time(MINUTE)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor import lifecycle
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, Chapter, Store
 from taskharbor.drivers.base import (
     Cancel,
     Delete,
     Discard,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Requeue,
     RunNow,
     Update,
-    Verdict,
 )
-from taskharbor.job import Options, State
+from taskharbor.records import Options, State
+from taskharbor.rules import lifecycle
 
 VERBS: dict[str, tuple[Operation, frozenset[State]]] = {
     "cancel": (Cancel(), lifecycle.CANCELLABLE),
@@ -43,11 +43,13 @@ class Operators(Chapter):
         before = store.everything()
         [answer] = store.run(store.driver.operate(operation, [job_id], now=store.now))
         if state not in accepted:
-            assert answer == Operated(job_id, Verdict.CONFLICT, state)
+            assert answer == OperationResult(job_id, OperationVerdict.CONFLICT, state)
             assert store.everything() == before
         else:
             requested = verb == "cancel" and state is State.RUNNING
-            assert answer == Operated(job_id, Verdict.REQUESTED if requested else Verdict.DONE, state)
+            assert answer == OperationResult(
+                job_id, OperationVerdict.REQUESTED if requested else OperationVerdict.DONE, state
+            )
             assert store.everything() != before
 
     @pytest.mark.parametrize("verb", list(VERBS))
@@ -55,7 +57,7 @@ class Operators(Chapter):
         """An unknown id is answered as such, and hinders nobody."""
         unknown = store.new_id()
         [answer] = store.run(store.driver.operate(VERBS[verb][0], [unknown], now=store.now))
-        assert (answer.job_id, answer.verdict) == (unknown, Verdict.NOT_FOUND)
+        assert (answer.job_id, answer.verdict) == (unknown, OperationVerdict.NOT_FOUND)
 
     @pytest.mark.parametrize("verb", ["discard", "delete", "run_now", "requeue", "update"])
     def test_job_with_an_expired_lease_conflicts_as_a_running_one(self, store: Store, verb: str) -> None:
@@ -63,7 +65,7 @@ class Operators(Chapter):
         held = store.running()
         store.let_expire()
         [answer] = store.run(store.driver.operate(VERBS[verb][0], [held.id], now=store.now))
-        assert answer == Operated(held.id, Verdict.CONFLICT, State.RUNNING)
+        assert answer == OperationResult(held.id, OperationVerdict.CONFLICT, State.RUNNING)
 
     def test_many_are_answered_in_order_each_for_itself(self, store: Store) -> None:
         """One call may name many jobs; a conflict of one is no conflict of the others."""
@@ -73,25 +75,28 @@ class Operators(Chapter):
         assert [answer.job_id for answer in answers] == jobs[::-1]
         assert [answer.state for answer in answers] == states[::-1]
         assert [answer.verdict for answer in answers][::-1] == [
-            Verdict.DONE,
-            Verdict.CONFLICT,
-            Verdict.DONE,
-            Verdict.REQUESTED,
-            Verdict.CONFLICT,
+            OperationVerdict.DONE,
+            OperationVerdict.CONFLICT,
+            OperationVerdict.DONE,
+            OperationVerdict.REQUESTED,
+            OperationVerdict.CONFLICT,
         ]
 
     def test_same_job_twice_in_a_call_is_operated_on_twice(self, store: Store) -> None:
         """The ids of a call are taken in order, each seeing what the one before it did."""
         ready, deleted = store.enqueue(), store.enqueue()
-        assert store.operate(Cancel(), ready, ready) == [Verdict.DONE, Verdict.CONFLICT]
-        assert store.operate(Delete(), deleted, deleted) == [Verdict.DONE, Verdict.NOT_FOUND]
+        assert store.operate(Cancel(), ready, ready) == [OperationVerdict.DONE, OperationVerdict.CONFLICT]
+        assert store.operate(Delete(), deleted, deleted) == [
+            OperationVerdict.DONE,
+            OperationVerdict.NOT_FOUND,
+        ]
 
     # -- run now --
 
     def test_run_now_makes_a_scheduled_job_ready(self, store: Store) -> None:
         """The job is runnable now, in the line of those that are due now."""
         job_id, other = store.enqueue(delay=DAY), store.enqueue(run_at=store.now - 1)
-        assert store.do(RunNow(), job_id) is Verdict.DONE
+        assert store.do(RunNow(), job_id) is OperationVerdict.DONE
         assert (store.state(job_id), store.job(job_id).run_at) == (State.READY, store.now)
         assert store.claimed_ids() == [other, job_id]
 
@@ -99,7 +104,7 @@ class Operators(Chapter):
         """A job that waits for its retry is scheduled; run now retries it now, its failures counted."""
         held = store.running()
         store.fail(held, delay=DAY)
-        assert store.do(RunNow(), held.id) is Verdict.DONE
+        assert store.do(RunNow(), held.id) is OperationVerdict.DONE
         again = store.claim_one()
         assert (again.id, again.number, again.job.attempts) == (held.id, 2, 1)
 
@@ -109,7 +114,7 @@ class Operators(Chapter):
     def test_deleted_job_leaves_nothing_behind(self, store: Store, state: State) -> None:
         """Deleting removes the job, its history, its tags and its key."""
         job_id = store.job_in(state, queue="gone", idempotency_key="k", options=Options(tags=("x",)))
-        assert store.do(Delete(), job_id) is Verdict.DONE
+        assert store.do(Delete(), job_id) is OperationVerdict.DONE
         assert (store.find(job_id), store.history(job_id), store.steps(job_id)) == (None, [], {})
         assert store.listed_ids(tag="x") == []
         assert store.counts("gone") == dict.fromkeys(State, 0)

@@ -7,8 +7,8 @@ import pytest
 from taskharbor.conformance.store import DAY, HOUR, SECOND, Chapter, Store
 from taskharbor.drivers.base import Cancel
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import Options, State
-from taskharbor.lifecycle import TERMINAL, UNFINISHED
+from taskharbor.records import Options, State
+from taskharbor.rules.lifecycle import TERMINAL, UNFINISHED
 
 
 class Pruning(Chapter):

@@ -6,7 +6,7 @@ import pytest
 
 from taskharbor.conformance.store import HOUR, MINUTE, Chapter, Store
 from taskharbor.drivers.base import Requeue
-from taskharbor.job import JobFilter, Options, QueueRecord, State
+from taskharbor.records import JobFilter, Options, QueueRecord, State
 
 
 class Reads(Chapter):

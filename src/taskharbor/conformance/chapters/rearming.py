@@ -6,8 +6,17 @@ import pytest
 from msgspec import structs
 
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Held, Store
-from taskharbor.drivers.base import Answer, Cancel, Occurrence, Requeue, RunNow, Seen, Update, Verdict
-from taskharbor.job import AttemptStatus, Delivery, Options, Reason, Recurrence, State
+from taskharbor.drivers.base import (
+    Cancel,
+    Occurrence,
+    OperationVerdict,
+    Requeue,
+    RunNow,
+    Seen,
+    SettleAnswer,
+    Update,
+)
+from taskharbor.records import AttemptStatus, Delivery, Options, Reason, Recurrence, State
 
 ENDINGS = (
     (AttemptStatus.SUCCEEDED, State.SUCCEEDED, None),
@@ -36,7 +45,7 @@ class Rearming(Chapter):
         settled = store.settle(
             held, status, to, attempts=3, reason=reason, started_at=store.now, occurrence=next_one
         )
-        assert (settled.answer, settled.state, settled.run_at) == (Answer.DONE, State.SCHEDULED, due_at)
+        assert (settled.answer, settled.state, settled.run_at) == (SettleAnswer.DONE, State.SCHEDULED, due_at)
         record = store.job(held.id)
         assert (record.state, record.run_at, record.due_at) == (State.SCHEDULED, due_at, due_at)
         assert (record.attempts, record.reason, record.finished_at) == (0, None, None)
@@ -104,25 +113,25 @@ class Rearming(Chapter):
             settled = store.succeed(
                 held, occurrence=Occurrence(store.now + HOUR, version), inserts=(store.new(),)
             )
-            assert settled.answer is Answer.CHANGED
+            assert settled.answer is SettleAnswer.CHANGED
         assert store.everything() == before
-        assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1)).answer is Answer.DONE
+        assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1)).answer is SettleAnswer.DONE
 
     def test_lease_errors_come_before_a_changed_schedule(self, store: Store) -> None:
         """Whoever does not hold the job is told that first."""
         held = store.running()
         other = Occurrence(store.now, 9)
-        assert store.succeed(held, number=7, occurrence=other).answer is Answer.LEASE_MISMATCH
+        assert store.succeed(held, number=7, occurrence=other).answer is SettleAnswer.LEASE_MISMATCH
         store.let_expire()
-        assert store.succeed(held, occurrence=other).answer is Answer.LEASE_EXPIRED
+        assert store.succeed(held, occurrence=other).answer is SettleAnswer.LEASE_EXPIRED
 
     def test_version_of_a_changed_job_is_the_one_to_prove(self, store: Store) -> None:
         """An operator's change raises the version that the claim tells and the settle has to name."""
         job_id = store.enqueue()
         store.do(Update(payload='{"n":2}'), job_id)
         held = store.claim_one()
-        assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1)).answer is Answer.CHANGED
-        assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 2)).answer is Answer.DONE
+        assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1)).answer is SettleAnswer.CHANGED
+        assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 2)).answer is SettleAnswer.DONE
 
     def test_next_occurrence_does_not_inherit_the_expiry(self, store: Store) -> None:
         """expires_at concerned the run that is over."""
@@ -146,7 +155,7 @@ class Rearming(Chapter):
         store.succeed(held, occurrence=Occurrence(store.now, 1))
         store.claim_one()
         before = store.everything()
-        assert store.succeed(held, occurrence=Occurrence(store.now + DAY, 1)).answer is Answer.DONE
+        assert store.succeed(held, occurrence=Occurrence(store.now + DAY, 1)).answer is SettleAnswer.DONE
         assert store.everything() == before
 
     def test_occurrences_follow_one_another(self, store: Store) -> None:
@@ -185,7 +194,7 @@ class Rearming(Chapter):
         """An extra run is known by its place, which is before its due time."""
         held, due_at = store.running(), store.now + HOUR
         store.succeed(held, occurrence=Occurrence(due_at, 1))
-        assert store.do(RunNow(), held.id) is Verdict.DONE
+        assert store.do(RunNow(), held.id) is OperationVerdict.DONE
         extra = store.claim_one()
         assert (extra.job.run_at, extra.job.due_at) == (store.now, due_at)
 
@@ -198,7 +207,7 @@ class Rearming(Chapter):
         store.report(held, 0.5)
         store.fail(held, delay=MINUTE)
         due_at = store.now + HOUR
-        assert store.do(Cancel(Occurrence(due_at, 1)), held.id) is Verdict.DONE
+        assert store.do(Cancel(Occurrence(due_at, 1)), held.id) is OperationVerdict.DONE
         record = store.job(held.id)
         assert (record.state, record.run_at, record.due_at) == (State.SCHEDULED, due_at, due_at)
         assert (record.attempts, record.reason, record.finished_at) == (0, None, None)
@@ -217,7 +226,7 @@ class Rearming(Chapter):
     def test_cancelling_an_occurrence_asks_a_running_one_to_end(self, store: Store) -> None:
         """The worker is told as ever; the settle brings the next occurrence."""
         held = recurring(store)
-        assert store.do(Cancel(Occurrence(store.now + HOUR, 1)), held.id) is Verdict.REQUESTED
+        assert store.do(Cancel(Occurrence(store.now + HOUR, 1)), held.id) is OperationVerdict.REQUESTED
         assert store.extend(held.token).cancel_requested == (held.id,)
         store.end_cancelled(held, occurrence=Occurrence(store.now + DAY, 1))
         assert store.job(held.id).due_at == store.now + DAY
@@ -227,7 +236,7 @@ class Rearming(Chapter):
         held = store.running()
         store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1))
         before = store.everything()
-        assert store.do(Cancel(Occurrence(store.now + DAY, 2)), held.id) is Verdict.CHANGED
+        assert store.do(Cancel(Occurrence(store.now + DAY, 2)), held.id) is OperationVerdict.CHANGED
         assert store.everything() == before
 
     def test_cancelling_an_occurrence_of_an_earlier_run_changes_nothing(self, store: Store) -> None:
@@ -238,9 +247,11 @@ class Rearming(Chapter):
         later = store.claim_one()
         store.succeed(later, occurrence=Occurrence(store.now + HOUR, 1))
         before = store.everything()
-        assert store.do(stale, held.id) is Verdict.CHANGED
+        assert store.do(stale, held.id) is OperationVerdict.CHANGED
         assert store.everything() == before
-        assert store.do(structs.replace(stale, seen=Seen(later.number, False)), held.id) is Verdict.DONE
+        assert (
+            store.do(structs.replace(stale, seen=Seen(later.number, False)), held.id) is OperationVerdict.DONE
+        )
 
     # -- changing --
 
@@ -250,22 +261,29 @@ class Rearming(Chapter):
         update = Update(priority=1, while_running=True)
         for seen in (Seen(held.number - 1, False), Seen(held.number - 1, True), Seen(held.number, False)):
             before = store.everything()
-            assert store.do(structs.replace(update, seen=seen), held.id) is Verdict.CHANGED
+            assert store.do(structs.replace(update, seen=seen), held.id) is OperationVerdict.CHANGED
             assert store.everything() == before
-        assert store.do(structs.replace(update, seen=Seen(held.number, True)), held.id) is Verdict.DONE
+        assert (
+            store.do(structs.replace(update, seen=Seen(held.number, True)), held.id) is OperationVerdict.DONE
+        )
         store.succeed(held, occurrence=Occurrence(store.now + HOUR, 2))
-        assert store.do(structs.replace(update, seen=Seen(held.number, True)), held.id) is Verdict.CHANGED
-        assert store.do(structs.replace(update, seen=Seen(held.number, False)), held.id) is Verdict.DONE
+        assert (
+            store.do(structs.replace(update, seen=Seen(held.number, True)), held.id)
+            is OperationVerdict.CHANGED
+        )
+        assert (
+            store.do(structs.replace(update, seen=Seen(held.number, False)), held.id) is OperationVerdict.DONE
+        )
 
     def test_ending_relies_on_the_version_that_was_read(self, store: Store) -> None:
         """Somebody may have made a schedule again of what is in its last run."""
         for end in (store.succeed, store.bury, store.hand_back):
             held = recurring(store)
-            assert store.do(Update(priority=1, while_running=True), held.id) is Verdict.DONE
+            assert store.do(Update(priority=1, while_running=True), held.id) is OperationVerdict.DONE
             before = store.everything()
-            assert end(held, version=1).answer is Answer.CHANGED
+            assert end(held, version=1).answer is SettleAnswer.CHANGED
             assert store.everything() == before
-            assert end(held, version=2).answer is Answer.DONE
+            assert end(held, version=2).answer is SettleAnswer.DONE
             store.claim(limit=10)
 
     def test_running_job_is_changed_from_its_next_run_on(self, store: Store) -> None:
@@ -276,12 +294,12 @@ class Rearming(Chapter):
             task="another", payload='{"n":2}', queue="elsewhere", priority=3, delivery=Delivery.AT_MOST_ONCE,
             options=options, due_at=store.now + DAY, run_at=store.now + DAY, while_running=True,
         )  # fmt: skip
-        assert store.do(update, held.id) is Verdict.DONE
+        assert store.do(update, held.id) is OperationVerdict.DONE
         record = store.job(held.id)
         assert (record.state, record.number, record.due_at) == (State.RUNNING, held.number, held.job.due_at)
         assert (record.options, record.version, store.listed_ids(tag="t")) == (options, 2, [held.id])
-        assert store.succeed(held, occurrence=Occurrence(store.now, 1)).answer is Answer.CHANGED
-        assert store.succeed(held, occurrence=Occurrence(store.now, 2)).answer is Answer.DONE
+        assert store.succeed(held, occurrence=Occurrence(store.now, 1)).answer is SettleAnswer.CHANGED
+        assert store.succeed(held, occurrence=Occurrence(store.now, 2)).answer is SettleAnswer.DONE
         again = store.claim_one(once_limit=1)
         assert (again.job.task, again.job.payload, again.job.queue) == ("another", '{"n":2}', "elsewhere")
         assert (again.job.priority, again.job.delivery) == (3, Delivery.AT_MOST_ONCE)
@@ -300,44 +318,44 @@ class Rearming(Chapter):
     def test_running_job_is_not_changed_without_being_told_so(self, store: Store) -> None:
         """What does not say that it concerns a running job is a conflict."""
         held = recurring(store)
-        assert store.do(Update(due_at=store.now + DAY), held.id) is Verdict.CONFLICT
+        assert store.do(Update(due_at=store.now + DAY), held.id) is OperationVerdict.CONFLICT
 
     def test_finished_job_is_not_changed_while_running(self, store: Store) -> None:
         """Running or not, it must not have ended."""
         for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED):
             job_id = store.job_in(state)
-            assert store.do(Update(priority=1, while_running=True), job_id) is Verdict.CONFLICT
+            assert store.do(Update(priority=1, while_running=True), job_id) is OperationVerdict.CONFLICT
 
     def test_change_relies_on_the_version_that_was_read(self, store: Store) -> None:
         """Of two who change what they have both read, the second one is told."""
         job_id = store.enqueue()
-        assert store.do(Update(priority=1, version=1), job_id) is Verdict.DONE
+        assert store.do(Update(priority=1, version=1), job_id) is OperationVerdict.DONE
         before = store.everything()
-        assert store.do(Update(priority=2, version=1), job_id) is Verdict.CHANGED
+        assert store.do(Update(priority=2, version=1), job_id) is OperationVerdict.CHANGED
         assert store.everything() == before
 
     def test_place_can_be_set_to_the_due_time_whatever_that_is(self, store: Store) -> None:
         """Whoever resumes a schedule need not know when it is due."""
         held, due_at = store.running(), store.now + MINUTE
         store.succeed(held, occurrence=Occurrence(due_at, 1, store.now + 100 * DAY))
-        assert store.do(Update(at_due=True), held.id) is Verdict.DONE
+        assert store.do(Update(at_due=True), held.id) is OperationVerdict.DONE
         assert store.job(held.id).run_at == due_at
         later = store.now + HOUR
-        assert store.do(Update(at_due=True, due_at=later), held.id) is Verdict.DONE
+        assert store.do(Update(at_due=True, due_at=later), held.id) is OperationVerdict.DONE
         assert (store.job(held.id).run_at, store.job(held.id).due_at) == (later, later)
 
     def test_job_is_moved_to_another_queue_and_claimed_there(self, store: Store) -> None:
         """A change of the queue is a change of its place in the order."""
         job_id = store.enqueue()
-        assert store.do(Update(queue="elsewhere"), job_id) is Verdict.DONE
+        assert store.do(Update(queue="elsewhere"), job_id) is OperationVerdict.DONE
         assert store.claimed_ids(queues=("default",)) == []
         assert store.claimed_ids(queues=("elsewhere",)) == [job_id]
 
     def test_job_with_an_idempotency_key_stays_in_its_queue(self, store: Store) -> None:
         """The queue is a part of its name."""
         job_id = store.enqueue(idempotency_key="k")
-        assert store.do(Update(queue="elsewhere"), job_id) is Verdict.CONFLICT
-        assert store.do(Update(queue="default", priority=1), job_id) is Verdict.DONE
+        assert store.do(Update(queue="elsewhere"), job_id) is OperationVerdict.CONFLICT
+        assert store.do(Update(queue="default", priority=1), job_id) is OperationVerdict.DONE
 
     # -- the copy that is dead from the start --
 
@@ -350,7 +368,7 @@ class Rearming(Chapter):
             task="copied", queue="other", options=Options(tags=("t",)), delivery=Delivery.AT_LEAST_ONCE
         )
         settled = store.bury(held, error="last", occurrence=Occurrence(store.now + HOUR, 1), dead_letter=copy)
-        assert (settled.answer, settled.state) == (Answer.DONE, State.SCHEDULED)
+        assert (settled.answer, settled.state) == (SettleAnswer.DONE, State.SCHEDULED)
         dead = store.job(copy.id)
         assert (dead.state, dead.reason, dead.attempts) == (State.DEAD, Reason.EXHAUSTED, 2)
         assert (dead.number, dead.finished_at, dead.due_at) == (3, store.now, None)
@@ -364,7 +382,7 @@ class Rearming(Chapter):
         """It is an ordinary job: its numbers go on from those of the run it is a copy of."""
         held, copy = recurring(store), store.new()
         store.bury(held, occurrence=Occurrence(store.now + HOUR, 1), dead_letter=copy)
-        assert store.do(Requeue(), copy.id) is Verdict.DONE
+        assert store.do(Requeue(), copy.id) is OperationVerdict.DONE
         again = store.claim_one()
         assert (again.id, again.number, again.job.attempts, again.job.due_at) == (copy.id, 3, 0, None)
         assert store.succeed(again).state is State.SUCCEEDED

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import DAY, HOUR, LEASE, SECOND, Chapter, Store
-from taskharbor.drivers.base import Cancel, Occurrence, Requeue, Verdict
-from taskharbor.job import State
+from taskharbor.drivers.base import Cancel, Occurrence, OperationVerdict, Requeue
+from taskharbor.records import State
 
 YEAR_9999 = 253_402_300_799_999_999
 
@@ -95,7 +95,7 @@ class States(Chapter):
         held = store.claim_one()
         assert (held.job.first_number, held.number) == (1, 2)
         store.bury(held)
-        assert store.do(Requeue(), held.id) is Verdict.DONE
+        assert store.do(Requeue(), held.id) is OperationVerdict.DONE
         held = store.claim_one()
         assert (held.job.first_number, held.number) == (3, 3)
 

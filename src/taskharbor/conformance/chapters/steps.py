@@ -6,8 +6,8 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Store
-from taskharbor.drivers.base import Answer, Note, ProgressNote, StepNote
-from taskharbor.job import Delivery, Options, Progress, State
+from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, StepNote
+from taskharbor.records import Delivery, Options, Progress, State
 
 
 class Steps(Chapter):
@@ -16,8 +16,8 @@ class Steps(Chapter):
     def test_step_is_stored_once(self, store: Store) -> None:
         """The first result under a name stays; storing another answers done and changes nothing."""
         held = store.running()
-        assert store.step(held, "charge", '"first"') is Answer.DONE
-        assert store.step(held, "charge", '"second"') is Answer.DONE
+        assert store.step(held, "charge", '"first"') is SettleAnswer.DONE
+        assert store.step(held, "charge", '"second"') is SettleAnswer.DONE
         assert store.steps(held.id) == {"charge": '"first"'}
 
     def test_steps_are_remembered_by_the_next_attempt(self, store: Store) -> None:
@@ -35,7 +35,7 @@ class Steps(Chapter):
         """The same name in another job is another step; a job without steps has none."""
         first, second = store.running(), store.running()
         store.step(first, "a", "1")
-        assert store.step(second, "a", "2") is Answer.DONE
+        assert store.step(second, "a", "2") is SettleAnswer.DONE
         assert (store.steps(first.id), store.steps(second.id)) == ({"a": "1"}, {"a": "2"})
         assert store.steps(store.enqueue()) == {}
 
@@ -60,7 +60,7 @@ class Steps(Chapter):
         held = store.running()
         assert store.job(held.id).progress is None
         store.report(held, 0.1, "begun")
-        assert store.report(held, 1 / 3, "a third") is Answer.DONE
+        assert store.report(held, 1 / 3, "a third") is SettleAnswer.DONE
         assert store.job(held.id).progress == Progress(1 / 3, "a third")
 
     @pytest.mark.parametrize("text", HOSTILE, ids=label)
@@ -90,7 +90,13 @@ class Steps(Chapter):
             StepNote(first.token, store.new_id(), 1, "a", "1"),
         ]
         answers = store.run(store.driver.note(notes, now=store.now))
-        assert answers == [Answer.DONE, Answer.LEASE_MISMATCH, Answer.DONE, Answer.DONE, Answer.NOT_RUNNING]
+        assert answers == [
+            SettleAnswer.DONE,
+            SettleAnswer.LEASE_MISMATCH,
+            SettleAnswer.DONE,
+            SettleAnswer.DONE,
+            SettleAnswer.NOT_RUNNING,
+        ]
         assert (store.steps(first.id), store.job(second.id).progress) == ({"a": "1"}, Progress(0.2))
 
     def test_collector_holds_the_right_to_note(self, store: Store) -> None:
@@ -98,7 +104,7 @@ class Steps(Chapter):
         store.running()
         store.let_expire()
         held = store.collect_one()
-        assert store.step(held, "a", "1") is Answer.DONE
+        assert store.step(held, "a", "1") is SettleAnswer.DONE
 
 
 class Children(Chapter):
@@ -106,7 +112,7 @@ class Children(Chapter):
         """Jobs that come with a transition are stored together with it."""
         held = store.running()
         child = store.new(task="child", payload='{"n":1}', queue="c", options=Options(tags=("x",)))
-        assert store.succeed(held, inserts=(child,)).answer is Answer.DONE
+        assert store.succeed(held, inserts=(child,)).answer is SettleAnswer.DONE
         record = store.job(child.id)
         assert (record.task, record.payload, record.queue) == ("child", '{"n":1}', "c")
         assert (record.state, record.enqueued_at, record.options.tags) == (State.READY, store.now, ("x",))
@@ -140,7 +146,7 @@ class Children(Chapter):
         existing = store.enqueue(idempotency_key="k", delay=HOUR)
         held = store.running()
         taken, free = store.new(idempotency_key="k"), store.new()
-        assert store.succeed(held, inserts=(taken, free)).answer is Answer.DONE
+        assert store.succeed(held, inserts=(taken, free)).answer is SettleAnswer.DONE
         assert (store.find(taken.id), store.state(free.id)) == (None, State.READY)
         assert store.state(existing) is State.SCHEDULED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskharbor.conformance.store import DAY, Chapter, Store
-from taskharbor.job import TokenRecord
+from taskharbor.records import TokenRecord
 
 
 class Tokens(Chapter):

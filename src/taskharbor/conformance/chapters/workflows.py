@@ -6,9 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store, large_text
-from taskharbor.drivers.base import Answer, Cancel, Delete, Discard, Requeue, Transition, Verdict, member_id
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    Discard,
+    OperationVerdict,
+    Requeue,
+    SettleAnswer,
+    Transition,
+    member_id,
+)
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import AttemptStatus, MemberResult, Reason, State
+from taskharbor.records import AttemptStatus, MemberResult, Reason, State
 
 SUCCESS = (AttemptStatus.SUCCEEDED, State.SUCCEEDED)
 DEATH = (AttemptStatus.FAILED, State.DEAD)
@@ -177,7 +186,7 @@ class Workflows(Chapter):
         [settled] = store.settle_all(transition)
         assert settled.cancelled == (b, last)
         [repeated] = store.settle_all(transition)
-        assert (repeated.answer, repeated.cancelled) == (Answer.DONE, ())
+        assert (repeated.answer, repeated.cancelled) == (SettleAnswer.DONE, ())
 
     def test_dependant_of_several_is_told_of_once(self, store: Store) -> None:
         """Of the first that it ended with: of a batch of settles by their order, of an operation by id."""
@@ -226,14 +235,14 @@ class Workflows(Chapter):
     def test_explicitly_cancelled_jobs_are_so_for_their_own_sake(self, store: Store) -> None:
         """Whoever is named in the same call has been cancelled, not drawn along."""
         _, *members = store.workflow(*CHORD, ends_with_members=True)
-        assert store.operate(Cancel(), *members) == [Verdict.DONE] * 3
+        assert store.operate(Cancel(), *members) == [OperationVerdict.DONE] * 3
         assert {store.job(job_id).reason for job_id in members} == {Reason.CANCELLED}
 
     def test_retry_restores_those_that_the_failure_cancelled(self, store: Store) -> None:
         """They wait again, under the same check as ever, and the workflow goes on to its end."""
         workflow_id, a, b, last = store.workflow(*CHAIN, ends_with_members=True)
         store.bury(store.claim_one())
-        assert store.do(Requeue(), a) is Verdict.DONE
+        assert store.do(Requeue(), a) is OperationVerdict.DONE
         assert [store.state(job_id) for job_id in (a, b, last)] == [
             State.READY,
             State.WAITING,
@@ -288,11 +297,11 @@ class Workflows(Chapter):
         store.let_expire()
         store.lose(store.collect_one())
         again = store.claim_one()
-        assert store.succeed(stale).answer is not Answer.DONE
+        assert store.succeed(stale).answer is not SettleAnswer.DONE
         assert store.succeed(again).released == (last,)
         held = store.claim_one()
-        assert store.succeed(stale).answer is not Answer.DONE
-        assert store.succeed(again).answer is Answer.DONE
+        assert store.succeed(stale).answer is not SettleAnswer.DONE
+        assert store.succeed(again).answer is SettleAnswer.DONE
         assert (store.state(last), held.number) == (State.RUNNING, 1)
 
     # -- being kept --
@@ -303,9 +312,9 @@ class Workflows(Chapter):
         held: list[Held] = store.claim()
         store.succeed(held[0])
         store.bury(held[1])
-        assert store.operate(Delete(), a, b) == [Verdict.CONFLICT] * 2
+        assert store.operate(Delete(), a, b) == [OperationVerdict.CONFLICT] * 2
         store.succeed(held[2])
-        assert store.operate(Delete(), a, b) == [Verdict.DONE] * 2
+        assert store.operate(Delete(), a, b) == [OperationVerdict.DONE] * 2
         assert store.numbers(workflow_id) == (1, 0, 0, 0, 0)
         assert store.listed_ids(workflow=workflow_id) == [c]
 

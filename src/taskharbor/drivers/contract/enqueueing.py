@@ -7,7 +7,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import State
+from taskharbor.records import State
 
 
 class Enqueued(Struct, frozen=True, gc=False):

@@ -6,13 +6,13 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from taskharbor.job import Delivery, repr_without_secrets
+from taskharbor.records import Delivery, repr_without_secrets
 
 # Of payloads and options that one claim hands out. At 1 MB/s it arrives within a few seconds, well inside a lease.
 CLAIM_BYTES = 4 * 1_048_576
 
 
-class Answer(StrEnum):
+class SettleAnswer(StrEnum):
     """What became of a fenced write."""
 
     DONE = "done"
@@ -84,7 +84,7 @@ class Extension(Struct, frozen=True):
 
 class Extended(Struct, frozen=True):
     token: str
-    answer: Answer
+    answer: SettleAnswer
     expires_at: int = 0
     cancel_requested: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from taskharbor.drivers.contract.settling import Occurrence
-from taskharbor.job import Delivery, Options, State
+from taskharbor.records import Delivery, Options, State
 
 
 class Seen(Struct, frozen=True):
@@ -84,7 +84,7 @@ class Update(Struct, frozen=True):
 Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
 
 
-class Verdict(StrEnum):
+class OperationVerdict(StrEnum):
     DONE = "done"
     REQUESTED = "requested"  # a running job has been asked to end
     NOT_FOUND = "not_found"
@@ -92,18 +92,20 @@ class Verdict(StrEnum):
     CHANGED = "changed"  # the job's version, or where it stands, is another than the operation relies on
 
 
-class Operated(Struct, frozen=True):
+class OperationResult(Struct, frozen=True):
     job_id: str
-    verdict: Verdict
+    verdict: OperationVerdict
     state: State | None = None  # before the operation; what a conflict is about
     cancelled: tuple[str, ...] = ()  # dependants that ended with it, by id
 
 
-def with_dependants(answers: Iterable[Operated], cancelled: Mapping[str, tuple[str, ...]]) -> list[Operated]:
+def with_dependants(
+    answers: Iterable[OperationResult], cancelled: Mapping[str, tuple[str, ...]]
+) -> list[OperationResult]:
     """The answers, each with the dependants that ended with its job."""
     return [
         replace(answer, cancelled=ids)
-        if answer.verdict is Verdict.DONE and (ids := cancelled.get(answer.job_id))
+        if answer.verdict is OperationVerdict.DONE and (ids := cancelled.get(answer.job_id))
         else answer
         for answer in answers
     ]

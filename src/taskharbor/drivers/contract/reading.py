@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from taskharbor.job import JobRecord, WorkflowRecord
+from taskharbor.records import JobRecord, WorkflowRecord
 
 
 class Page(Struct, frozen=True):

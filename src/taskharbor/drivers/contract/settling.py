@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from taskharbor.drivers.contract.leasing import Answer
-from taskharbor.job import AttemptStatus, NewJob, Progress, Reason, State
+from taskharbor.drivers.contract.leasing import SettleAnswer
+from taskharbor.records import AttemptStatus, NewJob, Progress, Reason, State
 
 
 class Occurrence(Struct, frozen=True):
@@ -74,8 +74,8 @@ class Transition(Struct, frozen=True, gc=False):
         )
 
 
-class Settled(Struct, frozen=True, gc=False):
-    answer: Answer
+class SettleResult(Struct, frozen=True, gc=False):
+    answer: SettleAnswer
     state: State | None = None  # where the job went
     run_at: int | None = None  # when it is runnable again
     recorded: AttemptStatus | None = None  # what the attempt's row already says, if it has one

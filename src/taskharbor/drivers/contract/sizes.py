@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from taskharbor.drivers.contract.leasing import Claimed
 from taskharbor.drivers.contract.settling import Transition
-from taskharbor.job import NewJob
+from taskharbor.records import NewJob
 
 T = TypeVar("T")
 

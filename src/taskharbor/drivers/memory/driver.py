@@ -8,10 +8,8 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
-    Answer,
     CancelRequests,
     Check,
     Claim,
@@ -23,19 +21,20 @@ from taskharbor.drivers.base import (
     Heartbeat,
     LeaseRecord,
     Note,
-    Operated,
     Operation,
+    OperationResult,
     Page,
-    Settled,
+    SettleAnswer,
+    SettleResult,
     Transition,
     WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
 )
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
-from taskharbor.drivers.memory.news import News
+from taskharbor.drivers.memory.changes import Changes
 from taskharbor.drivers.memory.store import Store
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
@@ -48,6 +47,7 @@ from taskharbor.job import (
     TokenRecord,
     WorkflowRecord,
 )
+from taskharbor.sync import in_sync_call
 
 
 class MemoryDriver(Driver):
@@ -63,7 +63,7 @@ class MemoryDriver(Driver):
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self._store = Store()
-        self._news = News()
+        self._changes = Changes()
 
     def _time(self, now: int | None) -> int:
         """Called with the lock held: an instant read before might be older than what others have done."""
@@ -75,8 +75,8 @@ class MemoryDriver(Driver):
         pass
 
     async def close(self) -> None:
-        with self._news.lock:
-            self._news.post()  # nobody is left waiting
+        with self._changes.lock:
+            self._changes.post()  # nobody is left waiting
 
     async def migrate(self) -> list[str]:
         return []
@@ -95,67 +95,69 @@ class MemoryDriver(Driver):
     # -- the hot path --
 
     async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
-        with self._news.lock:
+        with self._changes.lock:
             answers = enqueue.enqueue(self._store, jobs, self._time(now))
-            self._news.post()
+            self._changes.post()
             return answers
 
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
     ) -> WorkflowEnqueued:
-        with self._news.lock:
+        with self._changes.lock:
             answer = enqueue.enqueue_workflow(self._store, workflow, jobs, self._time(now))
-            self._news.post()
+            self._changes.post()
             return answer
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
-        with self._news.lock:
+        with self._changes.lock:
             return leases.claim(self._store, request, self._time(now))
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
-        with self._news.lock:
+        with self._changes.lock:
             return leases.extend(self._store, extensions, self._time(now))
 
     async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
-        with self._news.lock:
+        with self._changes.lock:
             mark = self._store.cancel_requests
             if mark == since:
                 return CancelRequests(mark)
             return CancelRequests(mark, leases.cancel_requests(self._store, tokens))
 
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
-        with self._news.lock:
+        with self._changes.lock:
             return leases.take_expired(self._store, token, lease, self._time(now))
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
-        with self._news.lock:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
+        with self._changes.lock:
             try:
                 return settle.settle(self._store, transitions, self._time(now))
             finally:  # those before one that was refused for its content have been applied
-                self._news.post()
+                self._changes.post()
 
-    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
-        with self._news.lock:
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
+        with self._changes.lock:
             return settle.note(self._store, notes, self._time(now))
 
     async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        with self._news.lock:
+        with self._changes.lock:
             leases.outlive(self._store, token, jobs)
 
-    def news(self) -> int:
-        return self._news.count
+    def change_token(self) -> int:
+        return self._changes.count
 
-    async def wait(self, news: int, seconds: float) -> None:
+    async def wait_for_change(self, token: int, seconds: float) -> None:
         """See the contract. In a synchronous call `seconds` are real ones, whatever the clock."""
         if in_sync_call():
-            self._news.block(news, seconds)
+            self._changes.block(token, seconds)
         else:
-            await self._news.suspend(news, seconds, self.clock)
+            await self._changes.suspend(token, seconds, self.clock)
 
     # -- who is there --
 
     async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
-        with self._news.lock:
+        with self._changes.lock:
             instant = self._time(now)
             there = self._store.workers
             for name in [name for name, worker in there.items() if worker.expires_at <= instant]:
@@ -163,12 +165,12 @@ class MemoryDriver(Driver):
             there.update({each.name: replace(each, expires_at=instant + lasts) for each in workers})
 
     async def sign_off(self, names: Sequence[str]) -> None:
-        with self._news.lock:
+        with self._changes.lock:
             for name in names:
                 self._store.workers.pop(name, None)
 
     async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
-        with self._news.lock:
+        with self._changes.lock:
             instant = self._time(now)
             there = sorted(self._store.workers.items())
             return [worker for _, worker in there if worker.expires_at > instant]
@@ -177,94 +179,94 @@ class MemoryDriver(Driver):
 
     async def operate(
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
-    ) -> list[Operated]:
-        with self._news.lock:
+    ) -> list[OperationResult]:
+        with self._changes.lock:
             answers = operate.operate(self._store, operation, ids, self._time(now))
-            self._news.post()
+            self._changes.post()
             return answers
 
     async def pause(self, queue: str, paused: bool) -> None:
-        with self._news.lock:
+        with self._changes.lock:
             if paused:
                 self._store.paused.add(queue)
             else:
                 self._store.paused.discard(queue)
-            self._news.post()
+            self._changes.post()
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
-        with self._news.lock:
+        with self._changes.lock:
             expired = operate.expire(self._store, limit, self._time(now))
             if expired:
-                self._news.post()
+                self._changes.post()
             return expired
 
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
-        with self._news.lock:
+        with self._changes.lock:
             return operate.prune(self._store, before, limit)
 
     async def prune_history(
         self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
     ) -> int:
-        with self._news.lock:
+        with self._changes.lock:
             return operate.prune_history(self._store, ids, keep, before)
 
     # -- tokens of the REST interface --
 
     async def add_token(self, token: TokenRecord) -> None:
-        with self._news.lock:
+        with self._changes.lock:
             self._store.tokens[token.id] = token
 
     async def tokens(self) -> builtins.list[TokenRecord]:
-        with self._news.lock:
+        with self._changes.lock:
             return sorted(self._store.tokens.values(), key=lambda token: (token.created_at, token.id))
 
     async def remove_token(self, token_id: str) -> bool:
-        with self._news.lock:
+        with self._changes.lock:
             return self._store.tokens.pop(token_id, None) is not None
 
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
-        with self._news.lock:
+        with self._changes.lock:
             instant = self._time(now)
             found = [self._store.jobs.get(job_id) for job_id in ids]
             return [reads.record(job, instant) if job is not None else None for job in found]
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
-        with self._news.lock:
+        with self._changes.lock:
             return reads.counts(self._store, queue, self._time(now))
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
-        with self._news.lock:
+        with self._changes.lock:
             job = self._store.jobs.get(job_id)
             return reads.history(job, limit) if job is not None else []
 
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
-        with self._news.lock:
+        with self._changes.lock:
             job = self._store.jobs.get(job_id)
             return dict(job.steps) if job is not None else {}
 
     async def results(
         self, ids: Sequence[str], *, bytes_limit: int | None = None
     ) -> builtins.list[builtins.list[MemberResult]]:
-        with self._news.lock:
+        with self._changes.lock:
             return reads.results(self._store, ids, bytes_limit)
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
-        with self._news.lock:
+        with self._changes.lock:
             found = [self._store.workflows.get(workflow_id) for workflow_id in ids]
             return [None if each is None else reads.workflow_record(self._store, each) for each in found]
 
     async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
-        with self._news.lock:
+        with self._changes.lock:
             return reads.workflow_page(self._store, cursor, limit)
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
-        with self._news.lock:
+        with self._changes.lock:
             return reads.queues(self._store, self._time(now))
 
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
-        with self._news.lock:
+        with self._changes.lock:
             return reads.leases(self._store, self._time(now))
 
     # The last one, because from here on `list` in this class means the verb.
@@ -277,5 +279,5 @@ class MemoryDriver(Driver):
         limit: int = 100,
         now: int | None = None,
     ) -> Page:
-        with self._news.lock:
+        with self._changes.lock:
             return reads.page(self._store, where, cursor, limit, self._time(now))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists
 from taskharbor.drivers.memory.store import Attempt, Job, Store, Workflow
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NewJob, NewWorkflow, Reason, State
+from taskharbor.records import NewJob, NewWorkflow, Reason, State
 from taskharbor.rules.settling import finished
 from taskharbor.rules.standing import Standing, stored_job
 

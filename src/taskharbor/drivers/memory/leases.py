@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
-    Answer,
     Claim,
     Claimed,
     ClaimRequest,
@@ -16,12 +15,13 @@ from taskharbor.drivers.base import (
     Extended,
     Extension,
     Heartbeat,
+    SettleAnswer,
     text_size,
     worker_of,
 )
 from taskharbor.drivers.memory.order import Order
 from taskharbor.drivers.memory.store import Job, Lease, Placed, Places, Store
-from taskharbor.job import AttemptStatus, Delivery
+from taskharbor.records import AttemptStatus, Delivery
 
 # -- claim ---------------------------------------------------------------------------------------
 
@@ -143,15 +143,17 @@ def extend(store: Store, extensions: Sequence[Extension], now: int) -> Heartbeat
 def _extend(store: Store, extension: Extension, now: int) -> Extended:
     lease = store.leases.get(extension.token)
     if lease is None:
-        return Extended(extension.token, Answer.NOT_RUNNING)
+        return Extended(extension.token, SettleAnswer.NOT_RUNNING)
     if lease.expired(now):
-        return Extended(extension.token, Answer.LEASE_EXPIRED)
+        return Extended(extension.token, SettleAnswer.LEASE_EXPIRED)
     lease.expires_at = now + extension.lease
     lease.told_running = dict(extension.running)
     for job_id in extension.at_most_once:
         if job_id in lease.open:
             _mark_at_most_once(lease.open[job_id])
-    return Extended(extension.token, Answer.DONE, lease.expires_at, tuple(sorted(lease.cancel_requested)))
+    return Extended(
+        extension.token, SettleAnswer.DONE, lease.expires_at, tuple(sorted(lease.cancel_requested))
+    )
 
 
 def _mark_at_most_once(job: Job) -> None:

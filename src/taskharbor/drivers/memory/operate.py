@@ -11,25 +11,25 @@ from taskharbor.drivers.base import (
     OPERATOR,
     Cancel,
     Delete,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Requeue,
-    Verdict,
     with_dependants,
     worker_of,
 )
 from taskharbor.drivers.memory.store import Attempt, Job, Placed, Store, must_begin
-from taskharbor.job import AttemptRecord, AttemptStatus, Reason, State
-from taskharbor.lifecycle import TERMINAL, check_prunable
+from taskharbor.records import AttemptRecord, AttemptStatus, Reason, State
 from taskharbor.rules import operating as rules
+from taskharbor.rules.lifecycle import TERMINAL, check_prunable
 from taskharbor.rules.settling import finished
 
 # -- operators -----------------------------------------------------------------------------------
 
 
-def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) -> list[Operated]:
+def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) -> list[OperationResult]:
     answers = [_operate(store, operation, job_id, now) for job_id in ids]
-    done = sorted(answer.job_id for answer in answers if answer.verdict is Verdict.DONE)
+    done = sorted(answer.job_id for answer in answers if answer.verdict is OperationVerdict.DONE)
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
     if isinstance(operation, Cancel) and operation.occurrence is None:
         cancelled = {job_id: store.cancel_dependants([job_id], now) for job_id in done}
@@ -39,22 +39,22 @@ def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) ->
     return answers
 
 
-def _operate(store: Store, operation: Operation, job_id: str, now: int) -> Operated:
+def _operate(store: Store, operation: Operation, job_id: str, now: int) -> OperationResult:
     job = store.jobs.get(job_id)
     if job is None:
-        return Operated(job_id, Verdict.NOT_FOUND)
+        return OperationResult(job_id, OperationVerdict.NOT_FOUND)
     at = job.standing_at(now)
     answer = rules.change(operation, job.row, at, now, has_begun=job.begun, waits=bool(job.unmet))
     if isinstance(answer, rules.Change):
         _apply(store, job, answer, now)
-        answer = Verdict.DONE
-    elif answer is Verdict.REQUESTED and job.lease is not None:
+        answer = OperationVerdict.DONE
+    elif answer is OperationVerdict.REQUESTED and job.lease is not None:
         # The heartbeat brings it to the worker, and the next settle obeys.
         job.lease.cancel_requested.add(job_id)
         store.cancel_requests += 1
-    elif isinstance(operation, Delete) and answer is Verdict.DONE:
+    elif isinstance(operation, Delete) and answer is OperationVerdict.DONE:
         answer = _delete(store, job)
-    return Operated(job_id, answer, at.state)
+    return OperationResult(job_id, answer, at.state)
 
 
 def _apply(store: Store, job: Job, change: rules.Change, now: int) -> None:
@@ -80,11 +80,11 @@ def _apply(store: Store, job: Job, change: rules.Change, now: int) -> None:
         store.move(job, change.to, change.job)
 
 
-def _delete(store: Store, job: Job) -> Verdict:
+def _delete(store: Store, job: Job) -> OperationVerdict:
     if store.is_needed(job) or _is_of_unfinished_workflow(store, job):
-        return Verdict.CONFLICT
+        return OperationVerdict.CONFLICT
     store.delete(job)
-    return Verdict.DONE
+    return OperationVerdict.DONE
 
 
 def _is_of_unfinished_workflow(store: Store, job: Job) -> bool:

@@ -10,7 +10,7 @@ from taskharbor.drivers.base import LeaseRecord, Page, WorkflowPage, text_size
 from taskharbor.drivers.memory.leases import after
 from taskharbor.drivers.memory.order import Order
 from taskharbor.drivers.memory.store import Job, Placed, Store, Workflow
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
@@ -19,7 +19,7 @@ from taskharbor.job import (
     State,
     WorkflowRecord,
 )
-from taskharbor.lifecycle import TERMINAL
+from taskharbor.rules.lifecycle import TERMINAL
 from taskharbor.rules.standing import Holder, LatestAttempt, job_record
 
 # -- jobs ----------------------------------------------------------------------------------------

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Answer, Note, ProgressNote, Settled, Transition, worker_of
+from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition, worker_of
 from taskharbor.drivers.memory.enqueue import enqueue, insert_dead, refuse_unknown_dependencies
 from taskharbor.drivers.memory.store import Attempt, Job, Store
-from taskharbor.job import AttemptRecord, State, StepRecord
+from taskharbor.records import AttemptRecord, State, StepRecord
 from taskharbor.rules import settling as rules
 
 # -- the fence -----------------------------------------------------------------------------------
 
 
-def fence(job: Job | None, token: str, number: int, now: int) -> Answer:
+def fence(job: Job | None, token: str, number: int, now: int) -> SettleAnswer:
     """May this lease and number write to the job?"""
     if job is None or job.lease is None:
-        return Answer.NOT_RUNNING
+        return SettleAnswer.NOT_RUNNING
     held = job.lease.token == token
     return rules.fence(
         number,
@@ -33,24 +33,24 @@ def fence(job: Job | None, token: str, number: int, now: int) -> Answer:
 # -- settle --------------------------------------------------------------------------------------
 
 
-def settle(store: Store, transitions: Sequence[Transition], now: int) -> list[Settled]:
+def settle(store: Store, transitions: Sequence[Transition], now: int) -> list[SettleResult]:
     return [_settle(store, transition, now) for transition in transitions]
 
 
-def _settle(store: Store, transition: Transition, now: int) -> Settled:
+def _settle(store: Store, transition: Transition, now: int) -> SettleResult:
     job = store.jobs.get(transition.job_id)
     row = job.history.get(transition.number) if job is not None else None
     if row is not None:
         return rules.repeated(transition, row.token, row.record.status, now)
     answer = fence(job, transition.token, transition.number, now)
-    if job is None or answer is not Answer.DONE:
-        return Settled(answer, at=now)
+    if job is None or answer is not SettleAnswer.DONE:
+        return SettleResult(answer, at=now)
     if transition.relies_on not in (None, job.row.version):
-        return Settled(Answer.CHANGED, at=now)
+        return SettleResult(SettleAnswer.CHANGED, at=now)
     return _apply(store, job, transition, now)
 
 
-def _apply(store: Store, job: Job, t: Transition, now: int) -> Settled:
+def _apply(store: Store, job: Job, t: Transition, now: int) -> SettleResult:
     lease = job.lease
     assert lease is not None, "the fence found it"
     requested = job.id in lease.cancel_requested
@@ -107,14 +107,14 @@ def _release_dependants(store: Store, job: Job) -> tuple[str, ...]:
 # -- progress and steps --------------------------------------------------------------------------
 
 
-def note(store: Store, notes: Sequence[Note], now: int) -> list[Answer]:
+def note(store: Store, notes: Sequence[Note], now: int) -> list[SettleAnswer]:
     return [_note(store, one, now) for one in notes]
 
 
-def _note(store: Store, note: Note, now: int) -> Answer:
+def _note(store: Store, note: Note, now: int) -> SettleAnswer:
     job = store.jobs.get(note.job_id)
     answer = fence(job, note.token, note.number, now)
-    if job is not None and answer is Answer.DONE:
+    if job is not None and answer is SettleAnswer.DONE:
         if isinstance(note, ProgressNote):
             job.progress = note.progress
         else:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.base import WorkerRecord
 from taskharbor.drivers.memory.order import Order
-from taskharbor.job import AttemptRecord, Progress, Reason, State, StepRecord, TokenRecord
-from taskharbor.lifecycle import LEGAL, TERMINAL
+from taskharbor.records import AttemptRecord, Progress, Reason, State, StepRecord, TokenRecord
+from taskharbor.rules.lifecycle import LEGAL, TERMINAL
 from taskharbor.rules.operating import Change, new_run
 from taskharbor.rules.settling import finished
 from taskharbor.rules.standing import Standing, StoredJob, claimed

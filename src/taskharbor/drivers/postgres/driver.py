@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from taskharbor.calling import import_ahead, in_sync_call, run_on_loop_thread
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
-    Answer,
     Cancel,
     CancelRequests,
     Check,
@@ -30,12 +28,13 @@ from taskharbor.drivers.base import (
     Heartbeat,
     LeaseRecord,
     Note,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Page,
-    Settled,
+    SettleAnswer,
+    SettleResult,
     Transition,
-    Verdict,
     WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
@@ -58,6 +57,8 @@ from taskharbor.drivers.postgres import (
 )
 from taskharbor.drivers.postgres.address import CONNECTIONS, address_of, checked_connections, read_url
 from taskharbor.drivers.postgres.callers import CallersSession, caller_of
+from taskharbor.drivers.postgres.changes import Changes
+from taskharbor.drivers.postgres.claim_hints import ClaimHints
 from taskharbor.drivers.postgres.connections import (
     ALONE_BYTES,
     TRANSACTION_BYTES,
@@ -66,12 +67,10 @@ from taskharbor.drivers.postgres.connections import (
     Session,
     Work,
 )
+from taskharbor.drivers.postgres.enqueue_batcher import EnqueueBatcher
 from taskharbor.drivers.postgres.explain import Contended
-from taskharbor.drivers.postgres.gathering import Gathering
-from taskharbor.drivers.postgres.news import News
-from taskharbor.drivers.postgres.trails import Trails
 from taskharbor.errors import StoreUnavailable
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
@@ -84,7 +83,8 @@ from taskharbor.job import (
     TokenRecord,
     WorkflowRecord,
 )
-from taskharbor.lifecycle import check_prunable
+from taskharbor.rules.lifecycle import check_prunable
+from taskharbor.sync import import_ahead, in_sync_call, run_on_loop_thread
 
 T = TypeVar("T")
 
@@ -121,10 +121,10 @@ class PostgresDriver(Driver):
         self._connections = Connections(
             dsn, schema, self._sql, pooler=not listen, most=checked_connections(connections)
         )
-        self._news = News(self._connections, listen=listen, clock=self.clock)
-        self._gathering = Gathering(self._store_plain)
+        self._changes = Changes(self._connections, listen=listen, clock=self.clock)
+        self._gathering = EnqueueBatcher(self._store_plain)
         self._covered = settle.Covered()
-        self._trails = Trails(self.clock)
+        self._trails = ClaimHints(self.clock)
         self._listen = listen
         self._identity: str | None = None
         self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
@@ -182,7 +182,7 @@ class PostgresDriver(Driver):
         )
 
     async def close(self) -> None:
-        await self._news.close()
+        await self._changes.close()
         await self._connections.close()
         self._checked = False
         self._identity = None
@@ -215,7 +215,7 @@ class PostgresDriver(Driver):
                 answers = await self._store_each(jobs, now)
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
-        self._news.tell(urgent=True)
+        self._changes.tell(urgent=True)
         return answers
 
     async def _store_plain(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
@@ -241,7 +241,7 @@ class PostgresDriver(Driver):
             )
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
-        self._news.tell(urgent=True)
+        self._changes.tell(urgent=True)
         return answer
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
@@ -257,7 +257,7 @@ class PostgresDriver(Driver):
         return await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now, prompt=True)
 
     async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
-        mark = self._news.cancel_count()  # before the look: what is heard during it is looked for again
+        mark = self._changes.cancel_count()  # before the look: what is heard during it is looked for again
         if mark == since:
             return CancelRequests(mark)
         jobs = await self._run(Lane.REST, lambda s: leases.cancel_requests(s, tokens), prompt=True)
@@ -268,15 +268,19 @@ class PostgresDriver(Driver):
         expired, self.outlook = await self._run(Lane.REST, look, now, prompt=True)
         return expired
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
-        answers: list[Settled] = []
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
+        answers: list[SettleResult] = []
         for batch in pieces(transitions, transition_size, ALONE_BYTES):
             answers += await self._settle(batch, now)
-            self._news.tell(urgent=False)
+            self._changes.tell(urgent=False)
             await self._fold_now_and_then()
         return answers
 
-    async def _settle(self, transitions: Sequence[Transition], now: int | None) -> builtins.list[Settled]:
+    async def _settle(
+        self, transitions: Sequence[Transition], now: int | None
+    ) -> builtins.list[SettleResult]:
         plain = settle.plain_successes(self._covered, transitions)
         if plain is not None:
             answers = await self._run(
@@ -292,7 +296,7 @@ class PostgresDriver(Driver):
 
     async def _settle_beside_producers(
         self, transitions: Sequence[Transition], now: int | None
-    ) -> builtins.list[Settled]:
+    ) -> builtins.list[SettleResult]:
         """Settle a batch. A child with a key that an open transaction of a producer stores delays only its parent."""
         try:
             return await self._settle_together(transitions, now, settle.KEY_WAIT)
@@ -306,12 +310,12 @@ class PostgresDriver(Driver):
             try:
                 [answers[i]] = await self._settle_together([transitions[i]], now, settle.KEY_WAIT_ALONE)
             except Contended:
-                answers[i] = Settled(Answer.LATER)
+                answers[i] = SettleResult(SettleAnswer.LATER)
         return [answers[i] for i in range(len(transitions))]
 
     async def _settle_together(
         self, transitions: Sequence[Transition], now: int | None, key_wait: str
-    ) -> builtins.list[Settled]:
+    ) -> builtins.list[SettleResult]:
         if not transitions:
             return []
         work = partial(settle.settle, transitions=transitions, key_wait=key_wait)
@@ -325,7 +329,7 @@ class PostgresDriver(Driver):
     async def _fold_tallies(self) -> None:
         await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
 
-    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
         if not notes:
             return []
         return await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now, prompt=True)
@@ -333,17 +337,17 @@ class PostgresDriver(Driver):
     async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         rows = await self._run(Lane.REST, lambda s: s.rows("catch_up", limit, s.given_now), now, prompt=True)
         if rows:
-            self._news.tell(urgent=any(row["released"] for row in rows))
+            self._changes.tell(urgent=any(row["released"] for row in rows))
         return sorted(row["id"] for row in rows)
 
     async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
         await self._transact(Lane.REST, lambda s: leases.outlive(s, token, jobs), prompt=True)
 
-    def news(self) -> int:
-        return self._news.count()
+    def change_token(self) -> int:
+        return self._changes.count()
 
-    async def wait(self, news: int, seconds: float) -> None:
-        await self._news.wait(news, seconds)
+    async def wait_for_change(self, token: int, seconds: float) -> None:
+        await self._changes.wait(token, seconds)
 
     # -- reads --
 
@@ -397,15 +401,15 @@ class PostgresDriver(Driver):
 
     async def operate(
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
-    ) -> list[Operated]:
-        answers: dict[int, Operated] = {}
+    ) -> list[OperationResult]:
+        answers: dict[int, OperationResult] = {}
         size = CANCELLED_AT_ONCE if isinstance(operation, Cancel) else OPERATED_AT_ONCE
         for chunk in operate.rounds(operation, ids, size):
             await self._operate(operation, ids, chunk, answers, now)
         if ids:
             self._counted.forget()
-            requested = any(answer.verdict is Verdict.REQUESTED for answer in answers.values())
-            self._news.tell(urgent=True, cancels=requested)
+            requested = any(answer.verdict is OperationVerdict.REQUESTED for answer in answers.values())
+            self._changes.tell(urgent=True, cancels=requested)
         return [answers[position] for position in range(len(ids))]
 
     async def _operate(
@@ -413,7 +417,7 @@ class PostgresDriver(Driver):
         operation: Operation,
         ids: Sequence[str],
         chunk: list[int],
-        answers: dict[int, Operated],
+        answers: dict[int, OperationResult],
         now: int | None,
     ) -> None:
         """Until each has an answer: one that moved while we looked is looked for again, in a new transaction."""
@@ -436,7 +440,7 @@ class PostgresDriver(Driver):
 
     async def pause(self, queue: str, paused: bool) -> None:
         await self._run(Lane.REST, lambda s: s.do("pause" if paused else "resume", queue))
-        self._news.tell(urgent=True)
+        self._changes.tell(urgent=True)
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         overdue, at = await self._run(Lane.REST, lambda s: operate.overdue(s, limit), now, prompt=True)
@@ -444,7 +448,7 @@ class PostgresDriver(Driver):
             return []
         expired = await self._transact(Lane.REST, lambda s: operate.expire(s, overdue, at), now)
         if expired:
-            self._news.tell(urgent=False)
+            self._changes.tell(urgent=False)
         return expired
 
     async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:

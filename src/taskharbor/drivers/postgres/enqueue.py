@@ -15,7 +15,7 @@ from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
 from taskharbor.drivers.postgres.places import Found
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import NewJob, State, encode_options
+from taskharbor.records import NewJob, State, encode_options
 from taskharbor.rules.standing import first_run_at, runnable_state
 
 T = TypeVar("T")

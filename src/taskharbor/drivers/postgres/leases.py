@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from taskharbor.drivers.base import (
-    Answer,
     Claim,
     Claimed,
     ClaimRequest,
@@ -16,25 +15,29 @@ from taskharbor.drivers.base import (
     Extension,
     Heartbeat,
     Outlook,
+    SettleAnswer,
     worker_of,
 )
-from taskharbor.drivers.postgres import trails
+from taskharbor.drivers.postgres import claim_hints
+from taskharbor.drivers.postgres.claim_hints import SearchPlan, SearchReport
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.drivers.postgres.reads import still_running
-from taskharbor.drivers.postgres.trails import Look, Seen
 from taskharbor.drivers.stored import DELIVERIES
 
 _encode = msgspec.json.Encoder().encode
 LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
 
 
-async def claim(session: Session, request: ClaimRequest, look: Look) -> tuple[Claim, Seen | None]:
+async def claim(
+    session: Session, request: ClaimRequest, look: SearchPlan
+) -> tuple[Claim, SearchReport | None]:
     token = request.token
     *rows, header = await session.rows(
         "claim", token, worker_of(token), request.lease, min(request.limit, LIMIT_MAX),
         None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
-        request.suspects, request.supervised, session.given_now, look.trail, look.search, trails.FAR, trails.LATE,
+        request.suspects, request.supervised, session.given_now, look.trail, look.search,
+        claim_hints.FAR, claim_hints.LATE,
         request.bytes_limit,
     )  # fmt: skip
     now, expires_at, next_due, suspects_waiting, repeated, *_ = header
@@ -47,7 +50,7 @@ async def claim(session: Session, request: ClaimRequest, look: Look) -> tuple[Cl
     claim = Claim(
         now, expires_at, jobs, next_due, suspects_waiting, more=header["more"], unreadable=unreadable
     )
-    return claim, Seen(header["trail"], header["searched"])
+    return claim, SearchReport(header["trail"], header["searched"])
 
 
 async def _strike_nobodys(session: Session, token: str, ids: list[str]) -> None:
@@ -97,12 +100,14 @@ async def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat
     marked: list[tuple[str, str]] = []  # (token, job id)
     for extension, row in zip(extensions, rows, strict=True):
         if not row["known"]:
-            answers.append(Extended(extension.token, Answer.NOT_RUNNING))
+            answers.append(Extended(extension.token, SettleAnswer.NOT_RUNNING))
         elif not row["live"]:
-            answers.append(Extended(extension.token, Answer.LEASE_EXPIRED))
+            answers.append(Extended(extension.token, SettleAnswer.LEASE_EXPIRED))
         else:
             marked += [(extension.token, job_id) for job_id in extension.at_most_once if is_id(job_id)]
-            answers.append(Extended(extension.token, Answer.DONE, row["extended_to"], tuple(row["cancels"])))
+            answers.append(
+                Extended(extension.token, SettleAnswer.DONE, row["extended_to"], tuple(row["cancels"]))
+            )
     if marked:
         await _mark_at_most_once(session, marked)
     paused = frozenset(row["queue"] for row in await session.rows("paused_queues"))

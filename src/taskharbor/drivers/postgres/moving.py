@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.places import Found
-from taskharbor.job import State
+from taskharbor.records import State
 from taskharbor.rules.operating import Change
 from taskharbor.rules.standing import Standing
 

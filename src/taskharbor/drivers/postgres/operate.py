@@ -17,11 +17,11 @@ from taskharbor.drivers.base import (
     Cancel,
     Delete,
     Discard,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Requeue,
     Update,
-    Verdict,
     with_dependants,
 )
 from taskharbor.drivers.postgres import moving, places, workflows
@@ -29,7 +29,7 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.moving import add_tallies
 from taskharbor.drivers.postgres.places import Found
-from taskharbor.job import State
+from taskharbor.records import State
 from taskharbor.rules import operating as rules
 
 
@@ -54,7 +54,7 @@ def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int
     return chunks
 
 
-async def operate(session: Session, operation: Operation, ids: Sequence[str]) -> dict[str, Operated]:
+async def operate(session: Session, operation: Operation, ids: Sequence[str]) -> dict[str, OperationResult]:
     """Inside a transaction, to distinct ids; the ones that moved while we looked are missing from the answer."""
     return await _Operating(session, operation).operate(ids)
 
@@ -73,7 +73,7 @@ class _Operating:
         self._named: set[str] | None = None
         self._doomed: list[Found] = []  # ended jobs to erase, all at once: there may be thousands
 
-    async def operate(self, ids: Sequence[str]) -> dict[str, Operated]:
+    async def operate(self, ids: Sequence[str]) -> dict[str, OperationResult]:
         session = self._session
         if isinstance(self._operation, Cancel) and self._operation.occurrence is None:
             return await self._cancel(ids)
@@ -83,32 +83,32 @@ class _Operating:
         if isinstance(self._operation, Delete):
             await self._look_who_stays(found)
         begun, waits = await self._begun(found), await self._waiting(found)
-        answers: dict[str, Operated] = {}
+        answers: dict[str, OperationResult] = {}
         changes: dict[str, tuple[Found, rules.Change]] = {}
         for job_id in ids:
             if job_id not in found:
-                answers[job_id] = Operated(job_id, Verdict.NOT_FOUND)
+                answers[job_id] = OperationResult(job_id, OperationVerdict.NOT_FOUND)
                 continue
             if self._held is not None and job_id not in self._held:
                 continue  # another transaction is about to depend on it, or is changing it
             job, at = found[job_id].job, found[job_id].at
-            answer: rules.Change | Verdict | None = rules.change(
+            answer: rules.Change | OperationVerdict | None = rules.change(
                 self._operation, job, at, self._now, has_begun=job_id in begun, waits=job_id in waits
             )
             # One that is nowhere can be brought back or deleted; there is nothing to discard.
             if found[job_id].is_nowhere and isinstance(self._operation, Discard):
-                answer = Verdict.CONFLICT
+                answer = OperationVerdict.CONFLICT
             if isinstance(answer, rules.Change):
                 changes[job_id] = (found[job_id], answer)
                 continue
-            if answer is Verdict.REQUESTED:
+            if answer is OperationVerdict.REQUESTED:
                 answer = await self._request_cancel(found[job_id])
-            elif isinstance(self._operation, Delete) and answer is Verdict.DONE:
+            elif isinstance(self._operation, Delete) and answer is OperationVerdict.DONE:
                 answer = await self._delete(found[job_id])
             if answer is not None:
-                answers[job_id] = Operated(job_id, answer, at.state)
+                answers[job_id] = OperationResult(job_id, answer, at.state)
         for job_id in await self._move(changes):
-            answers[job_id] = Operated(job_id, Verdict.DONE, found[job_id].at.state)
+            answers[job_id] = OperationResult(job_id, OperationVerdict.DONE, found[job_id].at.state)
         await self._erase_doomed()
         await add_tallies(session, self._tally)
         if isinstance(self._operation, Requeue):
@@ -140,19 +140,23 @@ class _Operating:
             return set()
         return {row["id"] for row in await self._session.rows("unfinished_members", sorted(found))}
 
-    async def _cancel(self, ids: Sequence[str]) -> dict[str, Operated]:
+    async def _cancel(self, ids: Sequence[str]) -> dict[str, OperationResult]:
         """All at once: there may be thousands."""
         session = self._session
         self._now = await session.now()
         known = sorted(job_id for job_id in ids if places.is_id(job_id))
-        answers = {job_id: Operated(job_id, Verdict.NOT_FOUND) for job_id in ids if not places.is_id(job_id)}
+        answers = {
+            job_id: OperationResult(job_id, OperationVerdict.NOT_FOUND)
+            for job_id in ids
+            if not places.is_id(job_id)
+        }
         for row in await session.rows("cancel_jobs", known, session.given_now):
             state = None if row["state"] is None else State(row["state"])
-            answers[row["id"]] = Operated(row["id"], Verdict(row["verdict"]), state)
+            answers[row["id"]] = OperationResult(row["id"], OperationVerdict(row["verdict"]), state)
         missed = [job_id for job_id in known if job_id not in answers]
         for job_id, job in (await places.find(session, missed)).items():
             if job.is_nowhere:  # the others have moved, and are looked for again
-                answers[job_id] = Operated(job_id, Verdict.CONFLICT, job.at.state)
+                answers[job_id] = OperationResult(job_id, OperationVerdict.CONFLICT, job.at.state)
         cancelled = await workflows.cancel_dependants_of(session, _done(answers), self._now)
         return {answer.job_id: answer for answer in with_dependants(answers.values(), cancelled)}
 
@@ -171,12 +175,12 @@ class _Operating:
         else:
             await session.rows("lock_jobs", known)
 
-    async def _request_cancel(self, job: Found) -> Verdict | None:
+    async def _request_cancel(self, job: Found) -> OperationVerdict | None:
         """None if a worker claimed it between the locking and the looking."""
         if job.token not in self._locked:
             return None
         await self._session.do("request_cancel", job.token, job.id)
-        return Verdict.REQUESTED
+        return OperationVerdict.REQUESTED
 
     async def _look_who_stays(self, found: dict[str, Found]) -> None:
         """Once for all of them: which ones somebody depends on, and which leases still name one that has ended."""
@@ -187,15 +191,15 @@ class _Operating:
         named = {row["token"] for row in await session.rows("leases_naming", ended)}
         self._named = named if named <= self._locked else None
 
-    async def _delete(self, job: Found) -> Verdict | None:
+    async def _delete(self, job: Found) -> OperationVerdict | None:
         """In the order given, since a job goes only after those that depend on it."""
         session = self._session
         if job.id in self._needed:
             await self._erase_doomed()  # perhaps those that depended on it
             if await session.rows("needed", [job.id]):
-                return Verdict.CONFLICT
+                return OperationVerdict.CONFLICT
         if await self._kept.holds(job.id):
-            return Verdict.CONFLICT
+            return OperationVerdict.CONFLICT
         if job.is_nowhere:
             await session.do("take_strays", [job.id])
         if job.at.is_finished and self._named is not None:
@@ -207,7 +211,7 @@ class _Operating:
             await erase(session, [job], naming)
         if job.at.is_finished and not job.is_nowhere:
             self._tally[job.job.queue, job.at.state] -= 1
-        return Verdict.DONE
+        return OperationVerdict.DONE
 
     async def _erase_doomed(self) -> None:
         doomed, self._doomed = self._doomed, []
@@ -216,8 +220,8 @@ class _Operating:
             await erase(self._session, doomed, self._named)
 
 
-def _done(answers: dict[str, Operated]) -> list[str]:
-    return sorted(job_id for job_id, answer in answers.items() if answer.verdict is Verdict.DONE)
+def _done(answers: dict[str, OperationResult]) -> list[str]:
+    return sorted(job_id for job_id, answer in answers.items() if answer.verdict is OperationVerdict.DONE)
 
 
 # -- erasing ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading
-from taskharbor.job import AttemptStatus, JobRecord, Progress, Reason, State, read_options
+from taskharbor.records import AttemptStatus, JobRecord, Progress, Reason, State, read_options
 from taskharbor.rules.standing import (
     Holder,
     LatestAttempt,

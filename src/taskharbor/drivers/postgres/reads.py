@@ -11,7 +11,7 @@ from taskharbor.drivers.base import LeaseRecord, Page
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.stored import STATES, Reading, attempt_of
-from taskharbor.job import AttemptRecord, JobFilter, JobRecord, QueueRecord, State, StepRecord
+from taskharbor.records import AttemptRecord, JobFilter, JobRecord, QueueRecord, State, StepRecord
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000

@@ -9,13 +9,21 @@ import asyncpg
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Answer, Claim, Note, ProgressNote, Settled, Transition, text_size
+from taskharbor.drivers.base import (
+    Claim,
+    Note,
+    ProgressNote,
+    SettleAnswer,
+    SettleResult,
+    Transition,
+    text_size,
+)
 from taskharbor.drivers.postgres import workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead, store_rows
 from taskharbor.drivers.postgres.moving import add_tallies, ended_row, ready_row
 from taskharbor.drivers.postgres.places import is_id
-from taskharbor.job import AttemptStatus, Delivery, NewJob, State
+from taskharbor.records import AttemptStatus, Delivery, NewJob, State
 from taskharbor.rules import settling as rules
 from taskharbor.rules.settling import Move
 from taskharbor.rules.standing import Standing
@@ -103,7 +111,7 @@ def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Succ
     )  # fmt: skip
 
 
-async def settle_plainly(session: Session, s: Successes) -> list[Settled] | None:
+async def settle_plainly(session: Session, s: Successes) -> list[SettleResult] | None:
     """None, with nothing done, if there turned out to be more to it."""
     try:
         rows = await session.rows(
@@ -115,11 +123,13 @@ async def settle_plainly(session: Session, s: Successes) -> list[Settled] | None
     if not rows:
         return None
     now = rows[0]["now_at"]
-    answers = [Settled(Answer.DONE, State.SUCCEEDED, at=now)] * len(s.ids)
+    answers = [SettleResult(SettleAnswer.DONE, State.SUCCEEDED, at=now)] * len(s.ids)
     if len(rows) > 1:
         indexes = {job_id: index for index, job_id in enumerate(s.ids)}
         for index, released in _released_by(rows[1:], indexes).items():
-            answers[index] = Settled(Answer.DONE, State.SUCCEEDED, released=tuple(released), at=now)
+            answers[index] = SettleResult(
+                SettleAnswer.DONE, State.SUCCEEDED, released=tuple(released), at=now
+            )
     return answers
 
 
@@ -204,7 +214,7 @@ class Fence:
         entry = self._entries.get((proof.token, proof.job_id))
         return entry is not None and entry.number == proof.number
 
-    def admit(self, proof: Proof) -> Entry | Answer:
+    def admit(self, proof: Proof) -> Entry | SettleAnswer:
         """The entry that proves this attempt, or the refusal."""
         entry = self._entries.get((proof.token, proof.job_id))
         answer = rules.fence(
@@ -215,13 +225,13 @@ class Fence:
             expires_at=self._expires_at.get(proof.token, 0),
             is_covered=proof.job_id in self._covered,
         )
-        if answer is not Answer.DONE:
+        if answer is not SettleAnswer.DONE:
             return answer
         assert entry is not None, "the fence says so"
         return entry
 
     def record(self, t: Transition) -> None:
-        """Settled just now, in this batch: for those after it, it is."""
+        """SettleResult just now, in this batch: for those after it, it is."""
         self.recorded[t.job_id, t.number] = (t.token, t.status)
         self._covered.discard(t.job_id)
 
@@ -235,7 +245,7 @@ def has_keyed_children(t: Transition) -> bool:
 
 async def settle(
     session: Session, transitions: Sequence[Transition], key_wait: str = KEY_WAIT
-) -> list[Settled]:
+) -> list[SettleResult]:
     """Inside a transaction: decide in the order given, then write everything at once."""
     fence = await Fence.around(session, transitions, lock="lock_leases")
     versions = await _versions(session, transitions)
@@ -279,17 +289,17 @@ class _Settling:
         self._closed: Counter[str] = Counter()
         self._tally: Counter[tuple[str, str]] = Counter()
 
-    def settle(self, t: Transition, versions: dict[str, tuple[int, str | None]]) -> Settled:
+    def settle(self, t: Transition, versions: dict[str, tuple[int, str | None]]) -> SettleResult:
         self._index += 1
         recorded = self._fence.recorded.get((t.job_id, t.number))
         if recorded is not None:
             return rules.repeated(t, *recorded, self._now)
         entry = self._fence.admit(t)
-        if isinstance(entry, Answer):
-            return Settled(entry, at=self._now)
+        if isinstance(entry, SettleAnswer):
+            return SettleResult(entry, at=self._now)
         version, declared = versions.get(t.job_id, (0, None))
         if t.relies_on not in (None, version):
-            return Settled(Answer.CHANGED, at=self._now)
+            return SettleResult(SettleAnswer.CHANGED, at=self._now)
         move = rules.settle_move(
             entry.standing,
             t,
@@ -386,17 +396,17 @@ def _attempt_size(row: tuple[object, ...]) -> int:
 # -- progress and steps --------------------------------------------------------------------------
 
 
-async def note(session: Session, notes: Sequence[Note]) -> list[Answer]:
+async def note(session: Session, notes: Sequence[Note]) -> list[SettleAnswer]:
     fence = await Fence.around(session, notes, lock="hold_leases")
-    answers: list[Answer] = []
+    answers: list[SettleAnswer] = []
     progress: dict[str, tuple[object, ...]] = {}
     steps: dict[tuple[str, str], tuple[object, ...]] = {}
     for n in notes:
         admitted = fence.admit(n)
-        if isinstance(admitted, Answer):
+        if isinstance(admitted, SettleAnswer):
             answers.append(admitted)
             continue
-        answers.append(Answer.DONE)
+        answers.append(SettleAnswer.DONE)
         if isinstance(n, ProgressNote):
             progress[n.job_id] = (n.job_id, n.progress.fraction, n.progress.message)
         else:

@@ -25,7 +25,7 @@ from taskharbor.drivers.postgres.enqueue import (
 from taskharbor.drivers.postgres.explain import is_conflict
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.drivers.stored import Reading
-from taskharbor.job import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord, encode_options
+from taskharbor.records import MemberResult, NewJob, NewWorkflow, State, WorkflowRecord, encode_options
 
 FORGOTTEN_AT_ONCE = 500
 MANY = 100  # alike: worth a statement of their own

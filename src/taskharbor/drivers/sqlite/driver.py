@@ -11,7 +11,6 @@ from typing import Any
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
-    Answer,
     CancelRequests,
     Check,
     Claim,
@@ -23,16 +22,18 @@ from taskharbor.drivers.base import (
     Heartbeat,
     LeaseRecord,
     Note,
-    Operated,
     Operation,
+    OperationResult,
     Page,
-    Settled,
+    SettleAnswer,
+    SettleResult,
     Transition,
     WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
 )
 from taskharbor.drivers.sqlite import (
+    changes,
     enqueue,
     leases,
     operate,
@@ -41,14 +42,13 @@ from taskharbor.drivers.sqlite import (
     reads,
     schema,
     settle,
-    watch,
     workflows,
 )
 from taskharbor.drivers.sqlite.callers import CallersSession
 from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import ConfigurationError, StoreUnavailable
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
@@ -80,7 +80,7 @@ class SQLiteDriver(Driver):
         self.path = path
         self.clock = clock or SystemClock()
         self._engine = Engine(path, synchronous=synchronous.upper(), clock=self.clock)
-        self._watch = watch.Watch(self._engine)
+        self._watch = changes.Watch(self._engine)
         self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
@@ -142,20 +142,22 @@ class SQLiteDriver(Driver):
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
         return await self._engine.write(lambda s: leases.take_expired(s, token, lease), now)
 
-    async def settle(self, transitions: Sequence[Transition], *, now: int | None = None) -> list[Settled]:
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
         return await self._engine.write(lambda s: settle.settle(s, transitions), now)
 
-    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[Answer]:
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
         return await self._engine.write(lambda s: settle.note(s, notes), now)
 
     async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
         await self._engine.write(lambda s: leases.outlive(s, token, jobs))
 
-    def news(self) -> int:
+    def change_token(self) -> int:
         return self._engine.data_version()
 
-    async def wait(self, news: int, seconds: float) -> None:
-        await self._watch.wait(news, seconds)
+    async def wait_for_change(self, token: int, seconds: float) -> None:
+        await self._watch.wait(token, seconds)
 
     # -- reads --
 
@@ -210,7 +212,7 @@ class SQLiteDriver(Driver):
 
     async def operate(
         self, operation: Operation, ids: Sequence[str], *, now: int | None = None
-    ) -> list[Operated]:
+    ) -> list[OperationResult]:
         return await self._engine.write(lambda s: operate.operate(s, operation, ids), now)
 
     async def pause(self, queue: str, paused: bool) -> None:

@@ -24,11 +24,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from taskharbor.calling import in_sync_call
 from taskharbor.clock import Clock
 from taskharbor.drivers.sqlite import files, forking, schema
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import OperationRefused, PayloadError, StoreError, StoreUnavailable, TaskHarborError
+from taskharbor.sync import in_sync_call
 
 T = TypeVar("T")
 
@@ -236,7 +236,7 @@ class Engine:
     # -- writes --
 
     async def write(self, operation: Callable[[Session], T], now: int | None = None) -> T:
-        """Run the operation in a transaction that is committed, and synced, when this returns."""
+        """Run the operation in a transaction that is committed, and sync_method, when this returns."""
         self.open()
         write = _Write(operation, now)
         if in_sync_call():

@@ -14,7 +14,7 @@ from taskharbor.drivers.sqlite import places
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.errors import ConfigurationError
-from taskharbor.job import NewJob, State, encode_options
+from taskharbor.records import NewJob, State, encode_options
 from taskharbor.rules.standing import first_run_at, runnable_state
 
 ENQUEUE = statements("enqueue")

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.base import (
-    Answer,
     Claim,
     Claimed,
     ClaimRequest,
@@ -21,6 +20,7 @@ from taskharbor.drivers.base import (
     Extended,
     Extension,
     Heartbeat,
+    SettleAnswer,
     claimed_size,
     text_size,
     worker_of,
@@ -28,7 +28,7 @@ from taskharbor.drivers.base import (
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, as_told, is_text
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
+from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
 from taskharbor.rules.standing import Standing
 
 CLAIM = statements("claim")
@@ -517,14 +517,14 @@ def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat:
 def _extend_one(session: Session, extension: Extension) -> Extended:
     lease = find(session, extension.token)
     if lease is None:
-        return Extended(extension.token, Answer.NOT_RUNNING)
+        return Extended(extension.token, SettleAnswer.NOT_RUNNING)
     if lease.is_expired():
-        return Extended(extension.token, Answer.LEASE_EXPIRED)
+        return Extended(extension.token, SettleAnswer.LEASE_EXPIRED)
     if extension.at_most_once:
         _mark_at_most_once(session, lease, extension.at_most_once)
     expires_at = session.now + extension.lease
     session.execute(CLAIM["extend_lease"], (expires_at, _text(dict(extension.running)), extension.token))
-    return Extended(extension.token, Answer.DONE, expires_at, lease.cancel_requested())
+    return Extended(extension.token, SettleAnswer.DONE, expires_at, lease.cancel_requested())
 
 
 def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from taskharbor.drivers.sqlite.leases import CLAIM, SETTLE
 from taskharbor.drivers.sqlite.places import Found
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.job import State
+from taskharbor.records import State
 from taskharbor.rules.operating import Change
 from taskharbor.rules.standing import Standing, StoredJob
 

@@ -14,11 +14,11 @@ from taskharbor.drivers.base import (
     Cancel,
     Delete,
     Discard,
-    Operated,
     Operation,
+    OperationResult,
+    OperationVerdict,
     Requeue,
     Update,
-    Verdict,
     with_dependants,
 )
 from taskharbor.drivers.sqlite import leases, moving, places, workflows
@@ -27,16 +27,16 @@ from taskharbor.drivers.sqlite.moving import OPERATE
 from taskharbor.drivers.sqlite.places import Found
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.stored import Reading
-from taskharbor.job import Reason, State, TokenRecord
-from taskharbor.lifecycle import TERMINAL, check_prunable
+from taskharbor.records import Reason, State, TokenRecord
 from taskharbor.rules import operating as rules
+from taskharbor.rules.lifecycle import TERMINAL, check_prunable
 from taskharbor.rules.settling import finished
 from taskharbor.rules.standing import Standing
 
 
-def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[Operated]:
+def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[OperationResult]:
     answers = [_operate_one(session, operation, job_id) for job_id in ids]
-    done = sorted(answer.job_id for answer in answers if answer.verdict is Verdict.DONE)
+    done = sorted(answer.job_id for answer in answers if answer.verdict is OperationVerdict.DONE)
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
     if isinstance(operation, Cancel) and operation.occurrence is None:
         cancelled = {job_id: workflows.cancel_dependants(session, [job_id]) for job_id in done}
@@ -46,10 +46,10 @@ def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[
     return answers
 
 
-def _operate_one(session: Session, operation: Operation, job_id: str) -> Operated:
+def _operate_one(session: Session, operation: Operation, job_id: str) -> OperationResult:
     found = places.find(session, job_id)
     if found is None:
-        return Operated(job_id, Verdict.NOT_FOUND)
+        return OperationResult(job_id, OperationVerdict.NOT_FOUND)
     job, at = found.job, found.at
     answer = rules.change(
         operation,
@@ -60,15 +60,15 @@ def _operate_one(session: Session, operation: Operation, job_id: str) -> Operate
         waits=isinstance(operation, Requeue) and _waits(session, job_id),
     )
     if found.is_nowhere and isinstance(operation, Discard):
-        answer = Verdict.CONFLICT  # it can be brought back or deleted; there is nothing to discard
+        answer = OperationVerdict.CONFLICT  # it can be brought back or deleted; there is nothing to discard
     if isinstance(answer, rules.Change):
         _apply(session, found, answer)
-        answer = Verdict.DONE
-    elif answer is Verdict.REQUESTED and found.lease is not None:
+        answer = OperationVerdict.DONE
+    elif answer is OperationVerdict.REQUESTED and found.lease is not None:
         leases.request_cancel(session, found.lease, job_id)
-    elif isinstance(operation, Delete) and answer is Verdict.DONE:
+    elif isinstance(operation, Delete) and answer is OperationVerdict.DONE:
         answer = _delete(session, found)
-    return Operated(job_id, answer, at.state)
+    return OperationResult(job_id, answer, at.state)
 
 
 def _apply(session: Session, found: Found, change: rules.Change) -> None:
@@ -94,15 +94,15 @@ def _waits(session: Session, job_id: str) -> bool:
     return bool(session.one(OPERATE["unfinished_members"], (job_id,))[0])
 
 
-def _delete(session: Session, found: Found) -> Verdict:
+def _delete(session: Session, found: Found) -> OperationVerdict:
     job_id = found.job.id
     if _somebody_needs(session, job_id):
-        return Verdict.CONFLICT
+        return OperationVerdict.CONFLICT
     workflow = workflows.around(session, job_id)
     if workflow is not None and workflows.is_unfinished(session, workflow):
-        return Verdict.CONFLICT
+        return OperationVerdict.CONFLICT
     _erase(session, [found])
-    return Verdict.DONE
+    return OperationVerdict.DONE
 
 
 def _somebody_needs(session: Session, job_id: str) -> bool:

@@ -12,7 +12,7 @@ from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading, is_text
-from taskharbor.job import (
+from taskharbor.records import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     AttemptStatus,

@@ -11,7 +11,7 @@ from taskharbor.drivers.sqlite import leases, places, workflows
 from taskharbor.drivers.sqlite.places import READS
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.stored import STATES, Reading, attempt_of, is_text
-from taskharbor.job import (
+from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Answer, Note, ProgressNote, Settled, Transition
+from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition
 from taskharbor.drivers.sqlite import leases, workflows
 from taskharbor.drivers.sqlite.enqueue import enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
@@ -15,17 +15,17 @@ from taskharbor.drivers.sqlite.moving import add_to_tally, insert_ended, insert_
 from taskharbor.drivers.sqlite.places import waiting_standing
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.stored import DELIVERIES, Reading, is_text
-from taskharbor.job import PRIORITY_MAX, PRIORITY_MIN, AttemptStatus, Delivery, NewJob, State
+from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, AttemptStatus, Delivery, NewJob, State
 from taskharbor.rules import settling as rules
 from taskharbor.rules.settling import Move
 from taskharbor.rules.standing import Standing
 
 
-def settle(session: Session, transitions: Sequence[Transition]) -> list[Settled]:
+def settle(session: Session, transitions: Sequence[Transition]) -> list[SettleResult]:
     return _settle_successes(session, transitions) or _Settling(session).settle(transitions)
 
 
-def _settle_successes(session: Session, transitions: Sequence[Transition]) -> list[Settled] | None:
+def _settle_successes(session: Session, transitions: Sequence[Transition]) -> list[SettleResult] | None:
     """A batch of plain successes under live leases, nobody depending on any: nearly every batch there is.
 
     None, with nothing done, if anything about it is not plain: then each is looked at by itself.
@@ -72,7 +72,7 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
         _close(session, open_leases[token], count)
     for queue, count in succeeded.items():
         add_to_tally(session, queue, State.SUCCEEDED, count)
-    done = Settled(Answer.DONE, State.SUCCEEDED, at=session.now)
+    done = SettleResult(SettleAnswer.DONE, State.SUCCEEDED, at=session.now)
     return [done] * len(rows)
 
 
@@ -83,12 +83,12 @@ class _Settling:
         self._session = session
         self._leases: dict[str, Lease | None] = {}
 
-    def settle(self, transitions: Sequence[Transition]) -> list[Settled]:
+    def settle(self, transitions: Sequence[Transition]) -> list[SettleResult]:
         return [self._settle_one(t) for t in transitions]
 
     def fence(
         self, token: str, job_id: str, number: int, *, is_recorded: bool
-    ) -> tuple[Lease, Entry] | Answer:
+    ) -> tuple[Lease, Entry] | SettleAnswer:
         """The lease and its entry if they prove this attempt; else the refusal."""
         session = self._session
         lease = self._lease(token)
@@ -102,25 +102,25 @@ class _Settling:
             expires_at=lease.expires_at if lease else 0,
             is_covered=proves or leases.covering(session, job_id) is not None,
         )
-        if answer is not Answer.DONE:
+        if answer is not SettleAnswer.DONE:
             return answer
         assert lease is not None, "the fence says so"
         assert entry is not None, "the fence says so"
         return lease, entry
 
-    def _settle_one(self, t: Transition) -> Settled:
+    def _settle_one(self, t: Transition) -> SettleResult:
         session = self._session
         recorded = session.one(SETTLE["recorded"], (t.job_id, t.number))
         if recorded is not None:
             return rules.repeated(t, recorded[0], AttemptStatus(recorded[1]), session.now)
         proof = self.fence(t.token, t.job_id, t.number, is_recorded=False)
-        if isinstance(proof, Answer):
-            return Settled(proof, at=session.now)
+        if isinstance(proof, SettleAnswer):
+            return SettleResult(proof, at=session.now)
         lease, entry = proof
         # Its queue or its priority may have been changed while it ran.
         queue, priority, _, version, delivery = _job_place(session, t.job_id)
         if t.relies_on not in (None, version):
-            return Settled(Answer.CHANGED, at=session.now)
+            return SettleResult(SettleAnswer.CHANGED, at=session.now)
         move = rules.settle_move(
             entry.standing,
             t,
@@ -136,7 +136,7 @@ class _Settling:
             self._leases[lease.token] = None
         return settled
 
-    def _move(self, t: Transition, entry: Entry, move: Move, queue: str, priority: int) -> Settled:
+    def _move(self, t: Transition, entry: Entry, move: Move, queue: str, priority: int) -> SettleResult:
         session, to = self._session, move.to
         answer = move.answer(session.now)
         if to.state is State.SUCCEEDED:
@@ -176,20 +176,20 @@ class _Settling:
         return self._leases[token]
 
 
-def note(session: Session, notes: Sequence[Note]) -> list[Answer]:
+def note(session: Session, notes: Sequence[Note]) -> list[SettleAnswer]:
     settling = _Settling(session)
     answers = []
     for n in notes:
         is_recorded = session.one(SETTLE["recorded"], (n.job_id, n.number)) is not None
         proof = settling.fence(n.token, n.job_id, n.number, is_recorded=is_recorded)
-        if isinstance(proof, Answer):
+        if isinstance(proof, SettleAnswer):
             answers.append(proof)
             continue
         if isinstance(n, ProgressNote):
             session.execute(SETTLE["put_progress"], (n.job_id, n.progress.fraction, n.progress.message))
         else:
             session.execute(SETTLE["put_step"], (n.job_id, n.name, n.result, n.number))
-        answers.append(Answer.DONE)
+        answers.append(SettleAnswer.DONE)
     return answers
 
 

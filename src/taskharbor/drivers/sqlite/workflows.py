@@ -12,7 +12,7 @@ from taskharbor.drivers.sqlite.leases import SETTLE
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, Reading, is_text
-from taskharbor.job import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
+from taskharbor.records import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
 from taskharbor.rules.operating import new_run
 
 WORKFLOWS = statements("workflows")

@@ -8,7 +8,7 @@ from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
 from taskharbor.server.options import given, instant
 from taskharbor.server.paging import page_of_jobs
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 from taskharbor.views import documents as told
 
 routes = Routes("dead letters")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from taskharbor.client.events import JOB_EVENTS
 from taskharbor.errors import ConfigurationError
 from taskharbor.server import documents
 from taskharbor.server.events import Listener
 from taskharbor.server.operation import Call, Routes
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
+from taskharbor.telemetry.events import JOB_EVENTS
 
 routes = Routes("events")
 

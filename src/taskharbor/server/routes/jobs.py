@@ -7,14 +7,14 @@ from typing import Any
 from starlette.responses import Response
 
 from taskharbor.client.handle import Attempt, Job
-from taskharbor.job import AttemptStatus
+from taskharbor.records import AttemptStatus
 from taskharbor.server import documents
 from taskharbor.server.errors import malformed
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job, refuse_closed
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, given_anew, instant
 from taskharbor.server.paging import page_of_jobs
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 from taskharbor.views import documents as told
 
 routes = Routes("jobs")

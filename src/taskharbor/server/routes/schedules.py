@@ -12,7 +12,7 @@ from taskharbor.server import documents
 from taskharbor.server.http_jobs import refuse_closed
 from taskharbor.server.operation import Call, Routes, answer, no_content
 from taskharbor.server.options import given, given_anew
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 from taskharbor.views import documents as told
 
 routes = Routes("schedules")

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 from taskharbor.views import documents as told
 from taskharbor.views.workers import workers_of
 

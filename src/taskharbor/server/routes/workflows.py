@@ -7,7 +7,7 @@ from starlette.responses import Response
 from taskharbor.server import documents
 from taskharbor.server.operation import Call, Routes, answer
 from taskharbor.server.options import given
-from taskharbor.tokens import Role
+from taskharbor.server.tokens import Role
 from taskharbor.views import documents as told
 
 routes = Routes("workflows")

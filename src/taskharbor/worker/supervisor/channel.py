@@ -1,6 +1,6 @@
 """What a supervisor and its child say to each other: one JSON document a line, over a pair of sockets.
 
-The first word is the supervisor's (`Orders`), over the channel rather than on the command line, because a store's
+The first word is the supervisor's (`WorkerConfig`), over the channel rather than on the command line, because a store's
 address may hold a password. When one side is gone the other reads the end of the stream.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator
 import msgspec
 from msgspec import Struct
 
-from taskharbor.client.events import Event
+from taskharbor.telemetry.events import Event
 
 LINE_MAX = 16 * 1024 * 1024
 NO_RETRIES = "none"
 UNREAD_MAX = 1024 * 1024  # bytes that a child which does not listen may be behind; what it missed comes again
 
 
-class Orders(Struct, tag=True, omit_defaults=True):
+class WorkerConfig(Struct, tag=True, omit_defaults=True):
     """To the child: what to do. The application is only named here; the supervisor never imports it."""
 
     app: str | None
@@ -37,7 +37,7 @@ class Orders(Struct, tag=True, omit_defaults=True):
     may_retire: bool = True  # False while its predecessor still has jobs
     max_jobs: int | None = None
     max_memory_mib: int | None = None
-    stubborn_seconds: float | None = None
+    unresponsive_seconds: float | None = None
     handler_max_jobs: int | None = None
     retry: str | None = None  # the name of a preset, or NO_RETRIES; None for what the application says
     log_tracebacks: bool = True
@@ -45,7 +45,7 @@ class Orders(Struct, tag=True, omit_defaults=True):
     max_attempts: int | None = None  # the cap, instead of that policy's own
 
 
-class Heard(Struct, tag=True, omit_defaults=True):
+class LeaseUpdate(Struct, tag=True, omit_defaults=True):
     """To the child: what the store answered when its leases were extended."""
 
     cancel_requested: list[str] = []
@@ -53,7 +53,7 @@ class Heard(Struct, tag=True, omit_defaults=True):
     refused: list[str] = []
 
 
-class Told(Struct, tag=True):
+class EventMessage(Struct, tag=True):
     """To a child: something that happened to a job, for the application's subscribers."""
 
     event: Event
@@ -79,7 +79,7 @@ class Ready(Struct, tag=True):
     """From the child: its start hooks are done, it begins to claim."""
 
 
-class Refusal(Struct, tag=True):
+class StartupError(Struct, tag=True):
     """From the child: it cannot work as it is told to, and would not another time either."""
 
     message: str
@@ -97,22 +97,22 @@ class Retiring(Struct, tag=True):
     idle: bool  # it has not begun any job
 
 
-class Leaving(Struct, tag=True):
+class Drained(Struct, tag=True):
     """From a child that retires: its last job is settled."""
 
 
 Message = (
-    Orders
-    | Heard
-    | Told
+    WorkerConfig
+    | LeaseUpdate
+    | EventMessage
     | MayRetire
     | Hello
     | Waiting
     | Ready
-    | Refusal
+    | StartupError
     | SuspectsWaiting
     | Retiring
-    | Leaving
+    | Drained
 )
 
 _encode = msgspec.json.Encoder().encode

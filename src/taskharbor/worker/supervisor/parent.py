@@ -22,25 +22,25 @@ from taskharbor.drivers.base import Driver
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
 from taskharbor.telemetry.logs import log_line
-from taskharbor.worker.supervisor import body
-from taskharbor.worker.supervisor.bookkeeper import Bookkeeper
+from taskharbor.worker.supervisor import os_process
 from taskharbor.worker.supervisor.channel import (
+    Drained,
     Hello,
-    Leaving,
-    Orders,
     Ready,
-    Refusal,
     Retiring,
+    StartupError,
     SuspectsWaiting,
     Waiting,
+    WorkerConfig,
 )
-from taskharbor.worker.supervisor.child import EXIT_REPLACE
+from taskharbor.worker.supervisor.child_main import EXIT_REPLACE
+from taskharbor.worker.supervisor.child_process import ChildProcess, StartChild
+from taskharbor.worker.supervisor.crash_recovery import ProcessExit, describe
+from taskharbor.worker.supervisor.event_forwarder import Relay
 from taskharbor.worker.supervisor.health import Health, Signs
-from taskharbor.worker.supervisor.process import ChildProcess, StartChild
-from taskharbor.worker.supervisor.relay import Relay
-from taskharbor.worker.supervisor.seat import Ending, Seat
-from taskharbor.worker.supervisor.settling import Death, describe
-from taskharbor.worker.supervisor.watch import Watch
+from taskharbor.worker.supervisor.liveness import Watch
+from taskharbor.worker.supervisor.slot import ExitKind, WorkerSlot
+from taskharbor.worker.supervisor.store_duties import StoreDuties
 
 logger = logging.getLogger("taskharbor.supervisor")
 
@@ -57,7 +57,7 @@ BUSY_SECONDS = 5.0  # a suspect that takes longer lets another process for suspe
 class Settings(Struct, frozen=True):
     command: tuple[str, ...]  # that starts a child
     processes: int
-    orders: Orders
+    orders: WorkerConfig
     stuck_seconds: float = STUCK_SECONDS
     health_file: Path | None = None
     health_address: tuple[str, int] | None = None
@@ -66,7 +66,7 @@ class Settings(Struct, frozen=True):
 class GaveUp(TaskHarborError):
     """No child could ever begin to work, and none would; the message is the child's."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: StartupError) -> None:
         super().__init__(refusal.message)
         self.code = refusal.code
 
@@ -88,11 +88,11 @@ class Supervisor:
         self._children: dict[ChildProcess, None] = {}
         self._spares: set[asyncio.Task[None]] = set()
         self._clock = clock = clock or SystemClock()
-        self._start_child = start_child or partial(body.start, settings.command, clock)
+        self._start_child = start_child or partial(os_process.start, settings.command, clock)
         self._relay = Relay(self._living)
         self._watch = Watch(settings.stuck_seconds, self._living, self._relay.emit, clock)
         self._orders = replace(settings.orders, life_seconds=self._watch.interval)
-        self._bookkeeper = Bookkeeper(
+        self._bookkeeper = StoreDuties(
             self.name, self._orders, self._living, self._relay, clock=clock, open_store=open_store
         )
         self._signs = Signs(self.health, settings.health_file, settings.health_address)
@@ -113,7 +113,7 @@ class Supervisor:
         log_line(
             logger,
             logging.INFO,
-            "supervisor stops; it waits up to {seconds} s for {children}. Told again, it ends at once",
+            "supervisor stops; it waits up to {seconds} s for {children}. EventMessage again, it ends at once",
             {"children": children, "seconds": self._orders.grace_seconds + STOP_SECONDS + SETTLE_SECONDS},
         )
         for child in self._living():
@@ -191,20 +191,20 @@ class Supervisor:
 
     async def _keep_one_running(self) -> None:
         async with asyncio.TaskGroup() as group:  # who retires is waited for, also in the end
-            await self._keep_occupied(Seat(group, self._start, self._live))
+            await self._keep_occupied(WorkerSlot(group, self._start, self._live))
 
-    async def _keep_occupied(self, seat: Seat) -> None:
+    async def _keep_occupied(self, seat: WorkerSlot) -> None:
         quick_deaths = 0
         while not self._stopping.is_set():
             begun = self._clock.monotonic()
             was_shared = seat.is_shared
             ending = await seat.one_life(self._orders)
-            if ending is Ending.DONE and self._orders.drain:
+            if ending is ExitKind.DONE and self._orders.drain:
                 if not was_shared:
                     return
                 # What came of its predecessor's last jobs may have been nobody's to see.
                 await seat.predecessor_gone()
-            if ending in (Ending.DONE, Ending.REPLACE):
+            if ending in (ExitKind.DONE, ExitKind.REPLACE):
                 continue
             quick_deaths = 1 if self._clock.monotonic() - begun >= STEADY_SECONDS else quick_deaths + 1
             await self._pause(_backoff_seconds(quick_deaths))
@@ -220,7 +220,7 @@ class Supervisor:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), seconds)
 
-    async def _start(self, orders: Orders) -> ChildProcess | None:
+    async def _start(self, orders: WorkerConfig) -> ChildProcess | None:
         try:
             child = await self._start_child(orders)
         except OSError as error:  # no memory, too many processes: it may be better in a while
@@ -233,7 +233,7 @@ class Supervisor:
             child.terminate()
         return child
 
-    async def _live(self, child: ChildProcess) -> Ending:
+    async def _live(self, child: ChildProcess) -> ExitKind:
         """From its first word until nothing of it is left."""
         listening = asyncio.create_task(self._listen(child))
         status = await child.wait()
@@ -246,7 +246,7 @@ class Supervisor:
         del self._children[child]
         child.close()
         self._bookkeeper.tell_who_is_there()
-        if ending is Ending.STILLBORN:
+        if ending is ExitKind.FAILED_TO_START:
             self._give_up_if_hopeless(child, status)
         return ending
 
@@ -270,32 +270,34 @@ class Supervisor:
                 child.waits_for_store = False
                 self._relay.pass_on()
                 self._bookkeeper.tell_who_is_there()
-            case Refusal():
+            case StartupError():
                 child.refusal = message
             case SuspectsWaiting():
                 self._see_to_suspects()
             case Retiring():
                 child.left_idle = message.idle
                 child.retiring.set()
-            case Leaving():
+            case Drained():
                 child.leave_by = self._clock.monotonic() + self._orders.grace_seconds + STOP_SECONDS
             case _:
                 raise AssertionError(f"a child does not say {type(message).__name__}")
 
-    async def _take_leave(self, child: ChildProcess, status: int) -> Ending:
+    async def _take_leave(self, child: ChildProcess, status: int) -> ExitKind:
         how = describe(status)
         if child.stuck_seconds is not None:
             how = f"showed no sign of life for {child.stuck_seconds:g} s and was ended"
-        estate = await self._bookkeeper.settle(child, Death(child.name, how, interrupted=child.interrupted))
+        estate = await self._bookkeeper.settle(
+            child, ProcessExit(child.name, how, interrupted=child.interrupted)
+        )
         if estate.suspects:
             self._see_to_suspects()
         was_asked = self._stopping.is_set() or child.retiring.is_set()
         if status == 0 and not estate.jobs and (was_asked or child.is_ready):
-            return Ending.DONE
+            return ExitKind.DONE
         if self._stopping.is_set() and not child.interrupted and not estate.jobs:
-            return Ending.DONE  # our signal met it before it could hear it
+            return ExitKind.DONE  # our signal met it before it could hear it
         if status == EXIT_REPLACE and not estate.jobs:
-            return Ending.IDLE if child.left_idle else Ending.REPLACE
+            return ExitKind.IDLE if child.left_idle else ExitKind.REPLACE
         fields = {"worker": child.name, "how": how, "lost": estate.lost, "handed_back": estate.handed_back}
         if child.interrupted:
             log_line(
@@ -303,13 +305,13 @@ class Supervisor:
             )
         else:
             log_line(logger, logging.ERROR, "a worker process died: {worker} {how}", fields)
-        return Ending.DIED if child.is_ready or was_asked else Ending.STILLBORN
+        return ExitKind.DIED if child.is_ready or was_asked else ExitKind.FAILED_TO_START
 
     def _give_up_if_hopeless(self, child: ChildProcess, status: int) -> None:
         """What no child could begin with will not get better; after one could, it may."""
         refusal = child.refusal
         if refusal is None and status >= 0:
-            refusal = Refusal(f"a worker process {describe(status)} before it could begin", status or 1)
+            refusal = StartupError(f"a worker process {describe(status)} before it could begin", status or 1)
         if refusal is None:
             return  # killed: it may have been no fault of its own
         if not self._was_ready and not self._stopping.is_set():
@@ -332,7 +334,7 @@ class Supervisor:
 
     def _is_busy(self, child: ChildProcess) -> bool:
         long_ago = self._bookkeeper.store_now() - seconds_to_micros(BUSY_SECONDS)
-        return any(at < long_ago for held in child.page.held() for at in held.running.values())
+        return any(at < long_ago for held in child.shared_memory.held() for at in held.running.values())
 
     async def _execute_suspects(self) -> None:
         """Poison ends one such process after the other: that is what they are for, and no reason to wait."""
@@ -340,10 +342,10 @@ class Supervisor:
         fruitless = 0
         while not self._stopping.is_set():
             child = await self._start(orders)
-            ending = Ending.IDLE if child is None else await self._live(child)
-            if ending is Ending.DONE:
+            ending = ExitKind.IDLE if child is None else await self._live(child)
+            if ending is ExitKind.DONE:
                 return
-            fruitless = fruitless + 1 if ending in (Ending.STILLBORN, Ending.IDLE) else 0
+            fruitless = fruitless + 1 if ending in (ExitKind.FAILED_TO_START, ExitKind.IDLE) else 0
             await self._pause(_backoff_seconds(fruitless))
 
 

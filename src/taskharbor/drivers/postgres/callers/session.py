@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from taskharbor.calling import in_sync_call, on_loop_thread
 from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, job_size
 from taskharbor.drivers.postgres import enqueue, places, reads, workflows
 from taskharbor.drivers.postgres.callers.caller import Caller
@@ -17,7 +16,8 @@ from taskharbor.drivers.postgres.callers.texts import decoded, encoded, instant,
 from taskharbor.drivers.postgres.connections import ALONE_BYTES, Session
 from taskharbor.drivers.postgres.explain import state_of
 from taskharbor.errors import ConfigurationError, SchemaError, StoreError
-from taskharbor.job import JobRecord, NewJob, NewWorkflow, WorkflowRecord, encode_options
+from taskharbor.records import JobRecord, NewJob, NewWorkflow, WorkflowRecord, encode_options
+from taskharbor.sync import in_sync_call, on_loop_thread
 
 # An unknown table, schema or function.
 _MISSING = ("42P01", "3F000", "42883")

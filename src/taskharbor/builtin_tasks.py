@@ -1,0 +1,81 @@
+"""Tasks that need no application.
+
+Every harbor knows `http`; a task that you declare under the same name takes precedence. `echo`, `sleep` and `fail` are
+for trying a store, a worker or a command:
+
+taskharbor worker
+taskharbor enqueue echo message=hello --wait 10
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from taskharbor.codec import counted
+from taskharbor.context import Context
+from taskharbor.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.task import Task
+
+EVERYWHERE = frozenset({"http"})
+TRIAL_NAMES = ("echo", "sleep", "fail")
+
+
+def task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
+    """The task, made when it is first asked for. To enqueue a job of it, nothing else has to be installed."""
+    if name not in EVERYWHERE:
+        return None
+    found = harbor.built_in.get(name)
+    if found is None:
+        from taskharbor.http.task import http_task
+
+        found = harbor.built_in[name] = http_task(harbor)
+    return found
+
+
+def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
+    """The task, if what it needs to run is installed here."""
+    if name not in EVERYWHERE:
+        return None
+    from taskharbor.http.task import is_installed
+
+    return task_of(harbor, name) if is_installed() else None
+
+
+def why_unknown(name: str) -> str:
+    """Why a worker knows no task of this name."""
+    if name not in EVERYWHERE:
+        return f"no task is called {name!r} here"
+    from taskharbor.http.task import MISSING_EXTRA
+
+    return f"{MISSING_EXTRA}, where this worker runs"
+
+
+def register(harbor: Harbor) -> None:
+    """Make `echo`, `sleep` and `fail` known to a harbor."""
+    harbor.task(name="echo")(echo)
+    harbor.task(name="sleep")(sleep)
+    harbor.task(name="fail")(fail)
+
+
+async def echo(message: Any = None) -> Any:
+    """Give back what it was given."""
+    return message
+
+
+async def sleep(seconds: float = 1.0) -> float:
+    """Take so many seconds, and give back how many."""
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+async def fail(ctx: Context, message: str = "failed on purpose", times: int | None = None) -> str:
+    """Fail, every time or the first `times` times of a run."""
+    if times is not None and times < 0:
+        raise ConfigurationError(f"times must be 0 or more, not {times}")
+    if times is None or ctx.retry_count < times:
+        raise RuntimeError(message)
+    return f"succeeded after {counted(times, 'failure')}"

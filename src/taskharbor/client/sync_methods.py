@@ -1,0 +1,80 @@
+"""The synchronous surface over the asynchronous one: every method has both forms and one implementation."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from taskharbor.drivers.base import Driver
+from taskharbor.sync import run_inline, run_on_loop_thread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class OnDriver(Protocol):
+    """Whatever has methods in both forms knows the driver that they are for."""
+
+    @property
+    def _driver(self) -> Driver: ...
+
+
+S = TypeVar("S", bound=OnDriver)
+
+# What may act on a caller's own connection, inside `harbor.transaction(…)`.
+_TAKE_PART = frozenset({"aenqueue", "aenqueue_many", "aget", "arefresh"})
+
+
+def sync_method(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[S, P], R]:
+    """The synchronous form of an `async` method whose name begins with `a`."""
+    name = method.__name__
+    assert name.startswith("a"), f"{name} is not named as an asynchronous form"
+
+    takes_part = name in _TAKE_PART
+
+    @wraps(method)
+    def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        _warn_inside_a_loop(name)
+        driver = self._driver
+        here = driver.inline or (takes_part and driver.uses_callers_thread())
+        try:
+            call = method(self, *args, **kwargs)
+        except TypeError as error:  # only binding the arguments can raise here: the coroutine has not begun
+            raise _named_rightly(error, method) from None
+        return (run_inline if here else run_on_loop_thread)(call)
+
+    sync.__name__ = name[1:]
+    sync.__qualname__ = method.__qualname__.replace(name, name[1:])
+    sync.__doc__ = f"{method.__doc__ or ''}\n\n(The asynchronous form is `{name}`.)"
+    return sync
+
+
+def _named_rightly(error: TypeError, method: Callable[..., Any]) -> TypeError:
+    """Python's own error with the name that was called, and the arguments that there are."""
+    import inspect
+
+    name = method.__name__
+    taken = ", ".join(each for each in inspect.signature(method).parameters if each != "self")
+    text = str(error).replace(f"{name}()", f"{name[1:]}()", 1)
+    return TypeError(f"{text}; it takes {taken}" if taken else text)
+
+
+def _warn_inside_a_loop(asynchronous: str) -> None:
+    """It works, but the loop stands still meanwhile: say so, once."""
+    asyncio = sys.modules.get("asyncio")  # not loaded yet: then no loop can be running
+    if asyncio is not None and asyncio._get_running_loop() is not None and not _warned:
+        _warned.append(asynchronous)
+        warnings.warn(
+            f"{asynchronous[1:]}() was called inside a running event loop, which waits until it is done; "
+            f"use `await …{asynchronous}()` there",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_warned: list[str] = []

@@ -1,0 +1,74 @@
+"""Tokens of the REST interface: who may do what. The store keeps a digest; the token itself is kept by nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from datetime import timedelta
+from enum import StrEnum
+
+from taskharbor.clock import check_seconds, seconds_to_micros
+from taskharbor.codec import checked_name, shorten
+from taskharbor.drivers.base import Driver
+from taskharbor.errors import ConfigurationError
+from taskharbor.records import TokenRecord
+
+PREFIX = "thb"  # so that a token which got into a log or a repository can be searched for
+TOKENS_MAX = 1_000
+
+
+class Role(StrEnum):
+    """What a caller may do; each may do what those before it may."""
+
+    READ = "read"  # look at everything but secrets
+    WRITE = "write"  # enqueue jobs, and change single jobs and schedules
+    ADMIN = "admin"  # stop queues, and change many jobs at once
+
+    def allows(self, needed: Role) -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+def checked_role(value: object) -> Role:
+    try:
+        return Role(str(value))
+    except ValueError:
+        raise ConfigurationError(f"a role is {', '.join(Role)}, not {shorten(value)}") from None
+
+
+async def create_token(
+    driver: Driver, name: str, role: str, expires_in: float | timedelta | None = None
+) -> tuple[str, TokenRecord]:
+    """A new token, to be shown once, and what the store keeps of it."""
+    kept = await driver.tokens()
+    if len(kept) >= TOKENS_MAX:
+        raise ConfigurationError(f"there are {TOKENS_MAX} tokens already; revoke those that are not used")
+    token_id = secrets.token_hex(6)
+    token = f"{PREFIX}_{token_id}_{secrets.token_urlsafe(32)}"
+    now = await driver.now()
+    expires_at = None
+    if expires_in is not None:
+        if check_seconds(expires_in, "expires_in") == 0:
+            raise ConfigurationError("a token has to last for more than 0 seconds")
+        expires_at = now + seconds_to_micros(expires_in, "expires_in")
+    record = TokenRecord(
+        token_id, checked_name("name", name), checked_role(role), digest_of(token), now, expires_at
+    )
+    await driver.add_token(record)
+    return token, record
+
+
+def digest_of(token: str) -> str:
+    # 256 random bits need no slow hash: nobody can try them all.
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def matching(token: str, records: dict[str, TokenRecord], now: int) -> TokenRecord | None:
+    """The record that this token proves, if any; how long that takes tells nothing of the digest."""
+    record = records.get(token[len(PREFIX) + 1 :].partition("_")[0])
+    if not hmac.compare_digest(digest_of(token), record.digest if record is not None else "0" * 64):
+        return None
+    if record is None or (record.expires_at is not None and record.expires_at <= now):
+        return None
+    return record

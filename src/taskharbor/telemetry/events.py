@@ -1,0 +1,238 @@
+"""Events: telling subscribers what became of jobs and of workers, without ever delaying or failing one.
+
+Subscribers run apart from the jobs: asynchronous ones as tasks of the loop that emitted the event,
+others in one thread of their own, fed by a bounded queue. What they raise is logged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
+
+from msgspec import Struct
+
+from taskharbor.clock import from_micros
+from taskharbor.codec import shorten
+from taskharbor.errors import ConfigurationError
+from taskharbor.records import Options, ReasonName
+from taskharbor.sync import in_sync_call
+from taskharbor.telemetry.logs import log_line
+
+if TYPE_CHECKING:
+    import asyncio
+
+logger = logging.getLogger("taskharbor.events")
+
+JobEventName = Literal["enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled"]
+EventName = Literal[JobEventName, "stuck"]
+JOB_EVENTS: tuple[JobEventName, ...] = get_args(JobEventName)
+EVENT_NAMES: tuple[EventName, ...] = get_args(EventName)
+WAITING_MAX = 10_000  # events a slow subscriber may be behind; more are dropped, and counted in the log
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Identified(Protocol):
+    """A job in whatever form: new, claimed, or as the store tells it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+
+
+class Event(Struct, frozen=True):
+    """Something that happened to a job. All but `started` are told after the store has committed it.
+
+    `stuck` is about a worker process: its `job_id`, `task` and `queue` are empty, and `jobs` are those that it had.
+    """
+
+    name: EventName
+    job_id: str
+    task: str
+    queue: str
+    at: datetime
+    attempt: int | None = None  # the attempt's number
+    correlation_id: str | None = None
+    worker: str | None = None
+    error: str | None = None
+    reason: ReasonName | None = None  # of dead and cancelled
+    retry_at: datetime | None = None
+    delay_seconds: float | None = None
+    jobs: tuple[str, ...] = ()  # of stuck: what was being executed there, at most twenty
+
+    @classmethod
+    def about(cls, job: Identified, options: Options, name: EventName, at: int, **more: Any) -> Event:
+        """An event of this job, at the store's time `at`; `more` are further fields."""
+        return cls(
+            name,
+            job.id,
+            job.task,
+            job.queue,
+            from_micros(at),
+            correlation_id=options.correlation_id,
+            **more,
+        )
+
+
+class Events:
+    def __init__(self) -> None:
+        self._subscribers: dict[str, list[Callable[[Event], Any]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = _SubscriberThread()
+
+    def subscribe(self, name: EventName, subscriber: F) -> F:
+        self.check_name(name)
+        if not callable(subscriber):
+            raise ConfigurationError(f"a subscriber is a function of one event, not {shorten(subscriber)}")
+        self._subscribers.setdefault(name, []).append(subscriber)
+        return subscriber
+
+    def unsubscribe(self, name: EventName, subscriber: Callable[[Event], Any]) -> None:
+        """Tell this subscriber no more; nothing happens if it is none."""
+        left = [each for each in self._subscribers.get(name, ()) if each != subscriber]
+        if left:
+            self._subscribers[name] = left
+        else:
+            self._subscribers.pop(name, None)
+
+    def check_name(self, name: EventName) -> None:
+        if name not in EVENT_NAMES:
+            raise ConfigurationError(
+                f"no event is called {shorten(name)}; the events are {', '.join(EVENT_NAMES)}"
+            )
+
+    def wanted(self, name: EventName) -> bool:
+        return name in self._subscribers
+
+    def emit(self, event: Event) -> None:
+        for subscriber in self._subscribers.get(event.name, ()):
+            loop = _running_loop() if inspect.iscoroutinefunction(subscriber) else None
+            if loop is None:
+                self._thread.put(subscriber, event)
+            elif len(self._tasks) < WAITING_MAX:
+                task = loop.create_task(_tell_async(subscriber, event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                logger.warning("an event was dropped: its subscribers are too far behind")
+
+    async def drain(self, seconds: float) -> None:
+        """Let subscribers on this loop finish, for a while."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        myself = asyncio.current_task()
+        mine = [task for task in list(self._tasks) if task.get_loop() is loop and task is not myself]
+        if mine:
+            await asyncio.wait(mine, timeout=seconds)
+
+    async def aclose(self, seconds: float = 5.0) -> None:
+        """Let all subscribers finish what they have, for a while, without holding up the loop."""
+        if in_sync_call():
+            self.close(seconds)
+            return
+        await self.drain(seconds)
+        if self._thread.is_running:
+            import asyncio
+
+            await asyncio.to_thread(self.close, seconds)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Let the subscribers' thread finish what it has, for a while."""
+        self._thread.close(seconds)
+
+
+class _SubscriberThread:
+    """Started with the first event; a child of a fork starts its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._queue: queue.Queue[tuple[Callable[[Event], Any], Event] | None] = queue.Queue(WAITING_MAX)
+        self._dropped = 0
+
+    def put(self, subscriber: Callable[[Event], Any], event: Event) -> None:
+        if not self.is_running:
+            self._start()
+        try:
+            self._queue.put_nowait((subscriber, event))
+        except queue.Full:
+            self._dropped += 1
+            if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th … of them
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "events are dropped: subscribers are too far behind",
+                    {"dropped": self._dropped},
+                )
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._pid == os.getpid()
+
+    def _start(self) -> None:
+        if self._pid != os.getpid():
+            self.__init__()  # type: ignore[misc]
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=_tell_forever, args=(self._queue,), name="taskharbor-events", daemon=True
+                )
+                self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        if self._thread is None or not self.is_running:
+            return
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        self._thread = None
+
+
+def _tell_forever(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | None]) -> None:
+    while (told := waiting.get()) is not None:
+        subscriber, event = told
+        try:
+            answer = subscriber(event)
+            if inspect.isawaitable(answer):
+                import asyncio
+
+                asyncio.run(_awaited(answer))
+        except Exception as error:  # noqa: BLE001 - a subscriber's own
+            _tell_failed(event, error)
+
+
+async def _awaited(answer: Any) -> None:
+    await answer
+
+
+async def _tell_async(subscriber: Callable[[Event], Any], event: Event) -> None:
+    try:
+        await subscriber(event)
+    except Exception as error:  # noqa: BLE001 - a subscriber's own
+        _tell_failed(event, error)
+
+
+def _tell_failed(event: Event, error: Exception) -> None:
+    fields = {"event": event.name, "job": event.job_id}
+    log_line(logger, logging.ERROR, "a subscriber failed at {event} of Job {job}", fields, error=error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    loaded = sys.modules.get("asyncio")  # not loaded yet: then no loop can be running
+    loop: asyncio.AbstractEventLoop | None = None if loaded is None else loaded._get_running_loop()
+    return loop

@@ -1,0 +1,83 @@
+"""Telling of jobs that were lost with their worker: log lines and events, after the store has settled them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from taskharbor.drivers.base import Driver, SettleResult, Transition
+from taskharbor.records import AttemptStatus, JobRecord, State
+from taskharbor.rules.recurrence import next_run, was_rearmed
+from taskharbor.telemetry.cancellations import Subscribers, report_dependants
+from taskharbor.telemetry.events import Event, EventName
+from taskharbor.telemetry.logs import log_line
+
+# Sentences that several tellers share.
+JOB_DEAD = "Job {job} is dead, reason {reason}"
+NEXT_OCCURRENCE = ", rescheduled for next occurrence: {next_run}"
+
+
+class Losses:
+    """The same whoever collected the lease: a worker, its supervisor, or an operator's verb that came first."""
+
+    def __init__(self, events: Subscribers, logger: logging.Logger) -> None:
+        self._events = events
+        self._logger = logger
+
+    async def tell(self, driver: Driver, done: Sequence[tuple[Transition, SettleResult]]) -> None:
+        """What became of jobs that others had begun, and of those that ended with them."""
+        told = [pair for pair in done if pair[0].status is AttemptStatus.LOST or _has_ended(*pair)]
+        records = await driver.get([transition.job_id for transition, _ in told]) if told else []
+        for (transition, settled), record in zip(told, records, strict=True):
+            if record is not None:  # deleted since
+                _tell_of(self._events, self._logger, transition, settled, record)
+        await report_dependants(self._events, [settled for _, settled in done], self._logger, driver.get)
+
+
+def _has_ended(transition: Transition, settled: SettleResult) -> bool:
+    """A job that is handed back ends where a shutdown interrupted it and it runs at most once, or on request."""
+    return settled.state in (State.DEAD, State.CANCELLED) or was_rearmed(transition, settled)
+
+
+def _tell_of(
+    events: Subscribers,
+    logger: logging.Logger,
+    transition: Transition,
+    settled: SettleResult,
+    record: JobRecord,
+) -> None:
+    fields: dict[str, Any] = {
+        "job": record.id,
+        "task": record.task,
+        "queue": record.queue,
+        "attempt": transition.number,
+        "worker": transition.worker,
+    }
+    if record.options.correlation_id is not None:
+        fields["correlation_id"] = record.options.correlation_id
+
+    def emit(name: EventName, **more: Any) -> None:
+        if events.wanted(name):
+            about = {"attempt": transition.number, "worker": transition.worker, "error": transition.error}
+            events.emit(Event.about(record, record.options, name, settled.at, **about, **more))
+
+    is_lost = transition.status is AttemptStatus.LOST
+    if is_lost:
+        emit("lost")
+    if was_rearmed(transition, settled):
+        reason = str(transition.reason) if transition.to is State.DEAD else "cancelled"
+        fields |= {"reason": reason} | next_run(transition)
+        how = "was lost with its worker" if is_lost else "ended, reason {reason}"
+        log_line(logger, logging.ERROR, f"Job {{job}} {how}{NEXT_OCCURRENCE}", fields)
+        emit("dead" if transition.to is State.DEAD else "cancelled", reason=reason)
+    elif settled.state is State.DEAD:
+        reason = str(transition.reason)
+        log_line(logger, logging.ERROR, JOB_DEAD, fields | {"reason": reason})
+        emit("dead", reason=reason)
+    elif settled.state is State.CANCELLED:
+        how = "was lost with its worker and" if is_lost else "was interrupted and"
+        log_line(logger, logging.WARNING, f"Job {{job}} {how} is cancelled, as asked", fields)
+        emit("cancelled", reason="cancelled")
+    else:
+        log_line(logger, logging.WARNING, "Job {job} was lost with its worker and runs again", fields)

@@ -1,0 +1,1 @@
+"""What runs handlers: in the loop, in threads, in processes."""

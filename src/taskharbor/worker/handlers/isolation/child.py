@@ -1,0 +1,314 @@
+"""A handler's process, started by a worker with the number of its socket.
+
+It imports the program for its declarations, calls the start hooks, and then handles one call after the other in
+its main thread. A second thread listens to the worker: to what it says, and to its being there at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from taskharbor.client.harbor import Harbor
+from taskharbor.client.task import Signature, Task
+from taskharbor.clock import SystemClock
+from taskharbor.context import current_execution
+from taskharbor.errors import PayloadError
+from taskharbor.function_refs import MAIN_NAMES, FunctionRef, find, import_module, load_main
+from taskharbor.records import Progress
+from taskharbor.rules.outcome import Failed, Slept
+from taskharbor.sync import fastest_loop
+from taskharbor.worker.handlers.isolation.link import Link, LogsToWorker, end_with_the_worker
+from taskharbor.worker.handlers.isolation.messages import (
+    AskToStop,
+    Begun,
+    Call,
+    Cancel,
+    CannotStart,
+    ChildEnqueued,
+    FellAsleep,
+    Init,
+    NotFound,
+    ProgressReported,
+    Raised,
+    Ready,
+    Returned,
+    StepKept,
+    StepsFound,
+    Stop,
+    Stopped,
+    ToProcess,
+)
+from taskharbor.worker.handlers.isolation.process_setup import (
+    be_like_the_worker,
+    leave_signals_to_the_worker,
+    only_our_handler_on_the_root,
+    print_by_lines,
+)
+from taskharbor.worker.handlers.isolation.steps import IsolatedSteps, LinkedSteps
+from taskharbor.worker.handlers.outcomes import error_text, of_failure, of_sleep, outcome_of_return, stop_in
+from taskharbor.worker.handlers.steps import Steps
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
+from taskharbor.worker.upkeep.retrying import Outages
+
+logger = logging.getLogger("taskharbor.worker")
+
+
+class IsolatedExecution(Execution):
+    """An attempt as its handler sees it: what it tells goes to the worker, which decides about it."""
+
+    __slots__ = ("_deadline", "_link", "linked_steps", "serial")
+
+    def __init__(self, call: Call, harbor: Harbor, link: Link) -> None:
+        clock = SystemClock()
+        lease, time = HeldLease("", call.lease_expires_at), StoreTime(clock)
+        time.learn(call.started_at, time.asking())
+        super().__init__(call.claimed, lease, harbor, _tell_progress, time, Outages(clock))
+        self.linked_steps = LinkedSteps(link, call.serial)
+        self.started_at = call.started_at
+        self.serial = call.serial
+        self._deadline = call.deadline
+        self._link = link
+
+    @property
+    def deadline(self) -> int | None:
+        return self._deadline
+
+    @property
+    def steps(self) -> Steps:
+        if self._steps is None:
+            self._steps = IsolatedSteps(self, self.linked_steps, self._time)
+        return self._steps
+
+    def add_child(self, signature: Signature[Any]) -> str:
+        child_id = super().add_child(signature)
+        self._link.send(ChildEnqueued(self.serial, self.children.pop()))
+        return child_id
+
+    def tell(self, progress: Progress) -> None:
+        self._link.send(ProgressReported(self.serial, progress))
+
+
+def _tell_progress(execution: Execution, progress: Progress) -> None:
+    assert isinstance(execution, IsolatedExecution), "no other kind is executed here"
+    execution.tell(progress)
+
+
+class HandlerProcess:
+    def __init__(self, link: Link, welcome: Init) -> None:
+        self._link = link
+        self._welcome = welcome
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._loop = fastest_loop()
+        self._tasks: dict[tuple[FunctionRef, str], Task[Any, Any, Any, Any]] = {}
+        self._harbor: Harbor | None = None  # for functions that importing declares as no task
+        self._import_errors: list[str] = []
+        self._lock = threading.Lock()
+        self._early: list[AskToStop | Cancel] = []  # what was said of a call before it began
+        self._execution: IsolatedExecution | None = None
+        self._awaiting: asyncio.Task[Any] | None = None
+        self._cancel = False  # the call is to be cancelled, once it can be
+
+    def run(self, messages: Iterator[ToProcess]) -> None:
+        threading.Thread(target=self._listen, args=(messages,), name="taskharbor-link", daemon=True).start()
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._start()
+        except BaseException as error:  # noqa: BLE001 - importing runs anything; the worker tells of it
+            self._link.send(CannotStart(error_text(error)))
+            return
+        self._link.send(Ready())
+        while (call := self._calls.get()) is not None:
+            self._handle(call)
+        self._stop()
+
+    # -- beginning and ending --
+
+    def _start(self) -> None:
+        for name in self._welcome.modules:
+            try:
+                if name in MAIN_NAMES:
+                    if self._welcome.main is not None and "__mp_main__" not in sys.modules:
+                        load_main(self._welcome.main)
+                else:
+                    import_module(name)
+            except BaseException as error:
+                self._import_errors.append(f"{name} cannot be imported: {error_text(error)}")
+                logger.exception("a handler's process cannot import %s", name)
+        only_our_handler_on_the_root(self._link)
+        for address in self._welcome.start_hooks:
+            self._call_hook(find(address))
+
+    def _stop(self) -> None:
+        for address in reversed(self._welcome.stop_hooks):
+            try:
+                self._call_hook(find(address))
+            except BaseException:
+                logger.exception("a stop hook failed in a handler's process")
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+
+    def _call_hook(self, hook: Callable[[], Any]) -> None:
+        answer = hook()
+        if hasattr(answer, "__await__"):
+            self._loop.run_until_complete(_awaited(answer))
+
+    # -- what the worker says --
+
+    def _listen(self, messages: Iterator[ToProcess]) -> None:
+        for message in messages:
+            match message:
+                case Call():
+                    self._calls.put(message)
+                case AskToStop() | Cancel():
+                    self._heed_stop(message)
+                case StepsFound() | StepKept():
+                    execution = self._execution
+                    if execution is not None and execution.serial == message.serial:
+                        execution.linked_steps.heed(message)
+                case Stop():
+                    self._calls.put(None)
+        end_with_the_worker()
+
+    def _heed_stop(self, message: AskToStop | Cancel) -> None:
+        with self._lock:
+            execution = self._execution
+            if execution is None or execution.serial != message.serial:
+                self._early.append(message)  # it has not begun, or it is over
+            elif isinstance(message, AskToStop):
+                execution.ask_to_stop(message.reason)
+            else:
+                self._cancel = True
+                if self._awaiting is not None:
+                    self._loop.call_soon_threadsafe(self._awaiting.cancel)
+
+    # -- one call --
+
+    def _handle(self, call: Call) -> None:
+        self._link.send(Begun(call.serial))
+        try:
+            task = self._task(call)
+        except BaseException as error:  # noqa: BLE001 - importing runs anything
+            told = "; ".join([error_text(error), *self._import_errors])
+            self._link.send(NotFound(call.serial, told))
+            return
+        try:
+            arguments = task.plan.decode(call.claimed.payload)
+        except PayloadError as error:
+            self._link.send(NotFound(call.serial, f"its process takes other arguments: {error}"))
+            return
+        ended = self._call_handler(IsolatedExecution(call, task.harbor, self._link), task, arguments)
+        _flush()
+        if isinstance(ended, Failed):
+            self._link.send(Raised(call.serial, ended))
+        elif isinstance(ended, Slept):
+            self._link.send(FellAsleep(call.serial, ended.name, ended.seconds))
+        elif isinstance(ended, Stopped):
+            self._link.send(ended)
+        else:
+            self._link.send(Returned(call.serial, ended.result))
+
+    def _call_handler(
+        self, execution: IsolatedExecution, task: Task[Any, Any, Any, Any], arguments: dict[str, Any]
+    ) -> Any:
+        execution.task = task
+        context = contextvars.copy_context()
+        context.run(current_execution.set, execution)
+        with self._lock:
+            self._execution = execution
+            self._cancel = False
+            early, self._early = self._early, []
+        for message in early:
+            if message.serial == execution.serial:
+                self._heed_stop(message)
+        try:
+            if task.is_async:
+                value = self._await(execution, task, arguments, context)
+            else:
+                value = context.run(task.plan.call, arguments, execution.context)
+            return outcome_of_return(value)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its outcome
+            if (reason := stop_in(execution, error)) is not None:
+                return Stopped(execution.serial, reason)
+            return of_sleep(error) or of_failure(error)
+        finally:
+            with self._lock:
+                self._execution = self._awaiting = None
+
+    def _await(
+        self,
+        execution: IsolatedExecution,
+        task: Task[Any, Any, Any, Any],
+        arguments: dict[str, Any],
+        context: contextvars.Context,
+    ) -> Any:
+        coroutine = context.run(task.plan.call, arguments, execution.context)
+        awaiting = self._loop.create_task(_awaited(coroutine), context=context)
+        with self._lock:
+            self._awaiting = awaiting
+            if self._cancel:
+                awaiting.cancel()
+        return self._loop.run_until_complete(awaiting)
+
+    # -- finding the handler --
+
+    def _task(self, call: Call) -> Task[Any, Any, Any, Any]:
+        key = (call.address, call.claimed.task)
+        if key not in self._tasks:
+            self._tasks[key] = self._find_task(call)
+        return self._tasks[key]
+
+    def _find_task(self, call: Call) -> Task[Any, Any, Any, Any]:
+        """The task that importing declares, or one made of the function that it finds."""
+        found = function = find(call.address)
+        while not isinstance(found, Task) and hasattr(found, "__wrapped__"):
+            found = found.__wrapped__  # a decorator around the task's own
+        harbor = None
+        if isinstance(found, Task):
+            if call.claimed.task in (found.name, *found.aliases):
+                return found
+            harbor, function = found.harbor, found.function  # the same function, declared under another name
+        return Task(
+            harbor or self._own_harbor(),
+            function,
+            name=call.claimed.task,
+            parameter_aliases=call.parameter_aliases,
+            options={},
+        )
+
+    def _own_harbor(self) -> Harbor:
+        if self._harbor is None:
+            self._harbor = Harbor(self._welcome.url)
+        return self._harbor
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, by the handler or by whoever read it
+            pass
+
+
+def main() -> None:
+    leave_signals_to_the_worker()
+    print_by_lines()
+    link = Link(int(sys.argv[1]))
+    del sys.argv[1:]
+    logging.getLogger().addHandler(LogsToWorker(link))
+    messages = link.receive()
+    welcome = next(messages, None)
+    if not isinstance(welcome, Init):
+        end_with_the_worker()
+    be_like_the_worker(welcome)
+    HandlerProcess(link, welcome).run(messages)

@@ -1,0 +1,1 @@
+"""The way of a job through a worker: claim, execute, commit."""

@@ -1,0 +1,51 @@
+"""The lookout: finds requests to cancel between two heartbeats, so that they reach a handler within a second."""
+
+from __future__ import annotations
+
+import logging
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.base import Driver
+from taskharbor.errors import StoreError
+from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
+from taskharbor.worker.pipeline.leases import HeldLeases
+
+logger = logging.getLogger("taskharbor.worker")
+
+LOOK_SECONDS = 0.5  # between two looks
+AWAY_SECONDS = 5.0  # the same while the store is away; the heartbeat brings whatever is missed
+
+
+class CancelWatch:
+    """Looks at the worker's own leases, and only after the driver has learnt of a request.
+
+    After each change it looks twice. The first time, the claim of the job that was asked to end may be under way, and
+    this worker does not know its lease yet.
+    """
+
+    def __init__(self, driver: Driver, *, leases: HeldLeases, heart: LeaseKeeper, clock: Clock) -> None:
+        self._driver = driver
+        self._leases = leases
+        self._heart = heart
+        self._clock = clock
+        self._latest_mark: int | None = None
+        self._mark_before: int | None = None
+
+    async def run(self) -> None:
+        pause = LOOK_SECONDS
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                await self.look()
+                pause = LOOK_SECONDS
+            except StoreError as error:
+                logger.debug("the store did not say who is to be cancelled: %s", error)
+                pause = AWAY_SECONDS
+
+    async def look(self) -> None:
+        tokens = [lease.token for lease in self._leases.all()]
+        if not tokens:
+            return
+        requests = await self._driver.cancel_requests(tokens, self._mark_before)
+        self._mark_before, self._latest_mark = self._latest_mark, requests.mark
+        self._heart.heed_cancels(requests.jobs)

@@ -1,0 +1,449 @@
+"""The committer: turns outcomes into transitions by the policy, and settles them in batches.
+
+A success is not reported to anyone before it is settled. Batches form by themselves: while one is being
+settled, the next one gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.base import (
+    SETTLE_BYTES,
+    Claimed,
+    Driver,
+    ProgressNote,
+    SettleAnswer,
+    SettleResult,
+    Transition,
+    job_size,
+    pieces,
+    text_size,
+)
+from taskharbor.errors import OperationRefused, StoreError
+from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, Progress, State
+from taskharbor.rescue import HISTORY_ROWS, loss_history
+from taskharbor.rules.outcome import Crashed, Disturbed, Failed, Outcome, Succeeded, Unrunnable
+from taskharbor.rules.policy import (
+    UNRUNNABLE_DELAY_MAX_SECONDS,
+    settle_crash,
+    settle_disturbed,
+    settle_outcome,
+    settle_unrunnable,
+    settle_unsettled,
+)
+from taskharbor.rules.recurrence import armed_blindly
+from taskharbor.rules.retry import Decision, RetryPolicy
+from taskharbor.settle_batch import LEFT, REFUSALS, log_bug, log_refusal, settle_apart, without_content
+from taskharbor.telemetry.attempts import Reporter
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.handlers.outcomes import error_text
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
+from taskharbor.worker.pipeline.recurring import Recurring
+from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.workflow.failure import FailureTasks
+
+logger = logging.getLogger("taskharbor.worker")
+
+T = TypeVar("T")
+
+_Ended = tuple[Execution, Outcome, int]  # with its size
+_size_of: Callable[[_Ended], int] = itemgetter(2)
+
+BATCH_MAX = 1_000
+HELD_BYTES = 32 * 1_048_576  # of ended attempts that are not settled yet; with more, nothing else begins
+GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
+UNRUNNABLE_ROWS_MORE = 50
+LATER_SECONDS = 1.0  # before the store is asked again to settle what it could not at that moment
+
+
+class Committer:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        worker_policy: RetryPolicy | None,
+        unrunnable_grace_seconds: float,
+        max_losses: int,
+        leases: HeldLeases,
+        time: StoreTime,
+        outages: Outages,
+        clock: Clock,
+        reporter: Reporter,
+        is_busy: Callable[[], bool],
+        on_quiet: Callable[[], None],
+        hold: Callable[[bool], None],
+    ) -> None:
+        self._driver = driver
+        self._failure_tasks = FailureTasks(driver)
+        self._policy = worker_policy
+        self._unrunnable_grace_seconds = unrunnable_grace_seconds
+        self._max_losses = max_losses
+        # As many rows as a job can be put back within the grace, and some: the first of them must be in sight.
+        self._unrunnable_rows = (
+            int(unrunnable_grace_seconds / UNRUNNABLE_DELAY_MAX_SECONDS) + UNRUNNABLE_ROWS_MORE
+        )
+        self._leases = leases
+        self._time = time
+        self._outages = outages
+        self._clock = clock
+        self._reporter = reporter
+        self._is_busy = is_busy
+        self._on_quiet = on_quiet
+        self._hold = hold  # tells whether more may begin
+        self._recurring = Recurring(time, history=self._history_surely, get=self._get_surely)
+        self._pending: list[_Ended] = []
+        self._later: list[_Ended] = []  # to be settled again in a moment
+        self._held = 0  # bytes of what is not settled yet
+        self._is_full = False
+        self._notes: dict[Execution, Progress] = {}
+        self._arrived = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    # -- what comes in --
+
+    def put(self, execution: Execution, outcome: Outcome) -> None:
+        size = _size(execution, outcome)
+        self._pending.append((execution, outcome, size))
+        self._held += size + len(execution.claimed.payload)
+        if self._held > HELD_BYTES and not self._is_full:
+            self._is_full = True
+            self._hold(True)
+        self._arrived.set()
+        self._quiet.clear()
+
+    def _let_go(self, settled: Sequence[_Ended]) -> None:
+        for execution, _, size in settled:
+            self._held -= size + len(execution.claimed.payload)
+        if self._is_full and self._held <= HELD_BYTES:
+            self._is_full = False
+            self._hold(False)
+
+    def note(self, execution: Execution, progress: Progress) -> None:
+        """Of several notes of one job in a batch the last one is enough."""
+        self._notes[execution] = progress
+        self._arrived.set()
+        self._quiet.clear()
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._quiet.is_set()
+
+    async def quiet(self) -> None:
+        """Until everything that came in has been settled."""
+        await self._quiet.wait()
+
+    # -- settling --
+
+    async def run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if len(self._pending) < BATCH_MAX and self._is_busy():
+                await asyncio.sleep(GATHER_SECONDS)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Settle everything that has come in."""
+        notes, self._notes = self._notes, {}
+        pending, self._pending = self._pending, []
+        self._arrived.clear()
+        try:
+            if notes:
+                await self._store_notes(notes)
+                notes = {}
+            while pending:
+                batch = self._first_of(pending)
+                later = await self._settle(batch)
+                del pending[: len(batch)]
+                if later:
+                    self._put_off([each for each in batch if each[0] in later])
+                    batch = [each for each in batch if each[0] not in later]
+                self._let_go(batch)
+        except BaseException:  # cancelled, say: whether it took effect or not, it can be stored again
+            self._notes = notes | self._notes
+            self._pending = pending + self._pending
+            self._arrived.set()
+            raise
+        if not self._pending and not self._notes and not self._later:
+            self._quiet.set()
+            self._on_quiet()
+
+    def _put_off(self, later: list[_Ended]) -> None:
+        """Settle these again in a moment, and everything else meanwhile."""
+        if not self._later:
+            self._clock.call_later(LATER_SECONDS, self._come_again)
+        self._later += later
+
+    def _come_again(self) -> None:
+        self._pending += self._later
+        self._later = []
+        self._arrived.set()
+
+    def _first_of(self, pending: list[_Ended]) -> Sequence[_Ended]:
+        """As many as are settled at once: bounded in number and in bytes."""
+        if self._held <= SETTLE_BYTES:
+            return pending[:BATCH_MAX]
+        return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
+
+    async def _settle(self, ended: Sequence[_Ended]) -> set[Execution]:
+        """Settle a batch; those of it that the store asks to settle later."""
+        later: set[Execution] = set()
+        endings: list[_Ending] = []
+        for execution, outcome, _ in ended:
+            if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly all of them
+                success = _success(execution, outcome)
+                endings.append(_Ending(execution, success, success, None))
+            elif (unusual := await self._ending(execution, outcome)) is not None:
+                endings.append(unusual)
+            else:
+                self._leases.settled(execution)
+        settled = await settle_apart(self._settle_all, endings, self._mend) if endings else []
+        refused: dict[str, list[tuple[str, int]]] = {}
+        answers: list[SettleResult] = []
+        for pair in settled:
+            ending, answer = pair
+            if answer is not None and answer.answer is SettleAnswer.CHANGED:
+                ending, answer = await self._settle_changed(ending, answer)
+            if answer is not None and answer.answer is SettleAnswer.LATER:
+                later.add(ending.execution)
+                continue
+            self._leases.settled(ending.execution)
+            # (Left to its lease, it is a loss that counts: a job that comes back to this must end in time.)
+            if answer is None:
+                continue
+            answers.append(answer)
+            try:
+                if answer.answer is SettleAnswer.DONE:
+                    self._reporter.settled(ending.execution, ending.transition, ending.decision, answer)
+                else:
+                    proof = (ending.transition.job_id, ending.transition.number)
+                    refused.setdefault(ending.transition.token, []).append(proof)
+                    self._reporter.refused(ending.execution, ending.transition, answer)
+            except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
+                log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
+        try:
+            await self._reporter.ended_with(answers, self._records_surely)
+        except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
+            log_bug(logger, "the jobs that ended with others could not be told of", error)
+        for token, jobs in refused.items():
+            await self.outlive(token, jobs)
+        return later
+
+    async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
+        """What is to be settled; None for what is left to its lease."""
+        try:
+            bare, decision = await self._transition(execution, outcome)
+            if execution.claimed.due_at is None:
+                return _Ending(execution, bare, bare, decision)
+            return _Ending(execution, bare, await self._recurring.armed(execution, bare), decision)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must cost no other job anything
+            return await self._released(execution, error)
+
+    async def _settle_all(self, endings: Sequence[_Ending]) -> list[tuple[_Ending, SettleResult | None]]:
+        answers = await self._settle_surely([ending.transition for ending in endings])
+        return list(zip(endings, answers, strict=True))
+
+    async def _mend(self, ending: _Ending, error: Exception) -> tuple[_Ending, SettleResult | None]:
+        """One that was not taken, alone: settle it without what the store refused, or release it."""
+        if isinstance(error, REFUSALS):
+            log_refusal(logger, error, ending.execution.fields())
+            try:
+                return await self._settle_one(ending.without_content())
+            except Exception as another:  # noqa: BLE001 - there is nothing in it any more: a bug of ours
+                error = another
+        released = await self._released(ending.execution, error)
+        try:
+            if released is not None:
+                return await self._settle_one(released)
+        except Exception as another:  # noqa: BLE001 - the same bug, most likely
+            log_bug(logger, LEFT, another, ending.execution.fields())
+        return ending, None
+
+    async def _settle_one(self, ending: _Ending) -> tuple[_Ending, SettleResult | None]:
+        [settled] = await self._settle_all([ending])
+        return settled
+
+    async def _released(self, execution: Execution, error: Exception) -> _Ending | None:
+        """What a bug of ours makes of an attempt, whatever its outcome was; None for what is left to its lease."""
+        log_bug(logger, "a job could not be settled", error, execution.fields())
+        try:
+            job = replace(
+                execution.claimed, delivery=execution.delivery
+            )  # perhaps only its declaration knows
+            bare = settle_unsettled(
+                execution.lease.token,
+                job,
+                error_text(error),
+                await self._history_surely(job, HISTORY_ROWS),
+                started_at=execution.started_at,
+                suspect=execution.lease.alone,
+            )
+            bare = await self._with_failure_task(bare, execution)
+        except Exception as another:  # noqa: BLE001 - the same bug, most likely
+            log_bug(logger, LEFT, another, execution.fields())
+            return None
+        if job.due_at is None:
+            return _Ending(execution, bare, bare, None)
+        try:
+            return _Ending(execution, bare, await self._recurring.armed(execution, bare), None)
+        except Exception:  # noqa: BLE001 - the bug is in its schedule, and the log has it
+            blindly = armed_blindly(bare, job, job.version, self._time.now())
+            return _Ending(execution, bare, blindly, None)
+
+    async def _settle_changed(
+        self, ending: _Ending, settled: SettleResult | None
+    ) -> tuple[_Ending, SettleResult | None]:
+        """A schedule that was changed meanwhile wins over what this attempt knew: settle by the schedule as it is."""
+        while settled is not None and settled.answer is SettleAnswer.CHANGED:
+            try:
+                transition = await self._recurring.by_the_schedule_now(ending.execution, ending.bare)
+            except Exception as error:  # noqa: BLE001 - a bug of ours must cost no other job anything
+                log_bug(logger, LEFT, error, ending.execution.fields())
+                return ending, None
+            if transition is None:
+                return ending, SettleResult(SettleAnswer.NOT_RUNNING, at=settled.at)
+            ending = replace(ending, transition=transition)
+            [(ending, settled)] = await settle_apart(self._settle_all, [ending], self._mend)
+        return ending, settled
+
+    async def _transition(self, execution: Execution, outcome: Outcome) -> tuple[Transition, Decision | None]:
+        claimed, token = execution.claimed, execution.lease.token
+        if isinstance(outcome, Succeeded):
+            return _success(execution, outcome), None
+        if isinstance(outcome, Unrunnable):
+            history: list[AttemptRecord] = []
+            if claimed.number > claimed.first_number:
+                history = await self._read_surely(
+                    lambda: self._driver.history(claimed.id, self._unrunnable_rows)
+                )
+            grace, now = self._unrunnable_grace_seconds, self._time.now()
+            suspect = execution.lease.alone
+            unrunnable = settle_unrunnable(
+                token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect
+            )
+            return await self._with_failure_task(unrunnable, execution), None
+        if isinstance(outcome, Crashed | Disturbed):
+            job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
+            history, last_step = await self._read_surely(lambda: loss_history(self._driver, claimed))
+            weighed: dict[str, Any] = {
+                "started_at": execution.started_at,
+                "last_step": last_step,
+                "max_losses": self._max_losses,
+            }
+            if isinstance(outcome, Crashed):
+                cut_off = settle_crash(token, job, outcome, history, **weighed)
+            else:
+                alone = execution.lease.alone
+                cut_off = settle_disturbed(token, job, outcome, history, alone=alone, **weighed)
+            return await self._with_failure_task(cut_off, execution), None
+        rules = execution.rules(self._policy)
+        transition, decision = settle_outcome(
+            token,
+            claimed,
+            outcome,
+            rules,
+            started_at=execution.started_at,
+            suspect=execution.lease.alone,
+        )
+        return await self._with_failure_task(transition, execution), decision
+
+    async def _with_failure_task(self, transition: Transition, execution: Execution) -> Transition:
+        return await self._read_surely(
+            lambda: self._failure_tasks.added(transition, execution.claimed, execution.options)
+        )
+
+    async def _settle_surely(self, transitions: list[Transition]) -> list[SettleResult]:
+        """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
+        return await self._outages.retry_until_available(
+            lambda: self._driver.settle(transitions), "the store cannot settle", raised=(OperationRefused,)
+        )
+
+    async def has_begun(self, execution: Execution) -> bool:
+        """Whether an earlier attempt of this run began, or may have."""
+        return await self._recurring.has_begun(execution)
+
+    async def _history_surely(self, job: Claimed, rows: int) -> list[AttemptRecord]:
+        if job.number == job.first_number:
+            return []
+        return await self._read_surely(lambda: self._driver.history(job.id, rows))
+
+    async def _get_surely(self, job_id: str) -> JobRecord | None:
+        [record] = await self._records_surely([job_id])
+        return record
+
+    async def _records_surely(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._read_surely(lambda: self._driver.get(ids))
+
+    async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._outages.retry_until_available(
+            read, "the store cannot be read", raised=(OperationRefused,)
+        )
+
+    async def _store_notes(self, notes: dict[Execution, Progress]) -> None:
+        batch = [
+            ProgressNote(e.lease.token, e.claimed.id, e.claimed.number, progress)
+            for e, progress in notes.items()
+        ]
+        try:
+            await self._driver.note(batch)
+        except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
+            log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
+
+    async def outlive(self, token: str, jobs: list[tuple[str, int]]) -> None:
+        """Tell the store that this worker is alive: what it lost was lost to an outage, not to a crash."""
+        try:
+            await self._driver.outlive(token, jobs)
+        except StoreError as error:
+            log_line(
+                logger,
+                logging.WARNING,
+                "the store could not be told that this worker is alive: {error}",
+                {"error": str(error)},
+            )
+        except Exception as error:  # noqa: BLE001 - then the loss counts against the job
+            log_bug(logger, "an outage could not be told of", error)
+
+
+def _size(execution: Execution, outcome: Outcome) -> int:
+    """The bytes that an ended attempt leaves to the store, as far as they may be many."""
+    size = 0
+    if type(outcome) is Succeeded:
+        if outcome.result is not None:
+            size = text_size(outcome.result)
+    elif type(outcome) is Failed:
+        size = text_size(outcome.error) + text_size(outcome.traceback)
+    if execution.children:
+        size += sum(map(job_size, execution.children))
+    return size
+
+
+def _success(execution: Execution, outcome: Succeeded) -> Transition:
+    claimed = execution.claimed
+    return Transition(
+        execution.lease.token, claimed.id, claimed.number, AttemptStatus.SUCCEEDED, State.SUCCEEDED,
+        claimed.attempts, execution.started_at, result=outcome.result, inserts=tuple(execution.children),
+    )  # fmt: skip
+
+
+class _Ending(Struct, frozen=True, gc=False):
+    """An attempt that is over, and the transition that says so."""
+
+    execution: Execution
+    bare: Transition  # of a recurring job: without the next occurrence
+    transition: Transition
+    decision: Decision | None
+
+    def without_content(self) -> _Ending:
+        return _Ending(
+            self.execution, without_content(self.bare), without_content(self.transition), self.decision
+        )

@@ -1,0 +1,111 @@
+"""What a job takes of those it depends on: read when it begins, many jobs at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from taskharbor.drivers.base import Driver
+from taskharbor.errors import OperationRefused, PayloadTooLarge, Unrecoverable
+from taskharbor.own_tasks import OwnTask, own_task
+from taskharbor.records import MemberResult, Takes
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.workflow.failure import with_argument
+
+READ_AT_ONCE = 100
+RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes, and that are read at once
+
+
+_Asked = tuple[str, asyncio.Future[list[MemberResult]]]  # a job's id, and what it waits for
+
+
+class Results:
+    """Jobs that begin at the same time are read together. Nothing here concerns a job that takes nothing."""
+
+    def __init__(self, driver: Driver, outages: Outages) -> None:
+        self._driver = driver
+        self._outages = outages
+        self._asked: list[_Asked] = []
+        self._reading: set[OwnTask[None]] = set()
+
+    async def payload(self, execution: Execution, takes: Takes) -> str:
+        """The job's payload with what it takes; raises when a result is missing, or all are too many."""
+        members = await self._members(execution.claimed.id)
+        return with_argument(execution.claimed.payload, takes.parameter, taken(takes, members))
+
+    async def _members(self, job_id: str) -> list[MemberResult]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[MemberResult]] = loop.create_future()
+        self._asked.append((job_id, answer))
+        if len(self._asked) == 1:
+            task = own_task(self._read())
+            self._reading.add(task)
+            task.add_done_callback(lambda _: self._reading.discard(task))
+        return await answer
+
+    async def _read(self) -> None:
+        await asyncio.sleep(0)  # the others that begin in this round of the loop
+        asked, self._asked = self._asked, []
+        for start in range(0, len(asked), READ_AT_ONCE):
+            batch = asked[start : start + READ_AT_ONCE]
+            try:
+                while batch:
+                    batch = await self._answer(batch)
+            except Exception as error:  # noqa: BLE001 - no outage: each job that asked fails by it
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+            except BaseException:  # the worker is being torn down
+                for _, answer in asked[start:]:
+                    if not answer.done():
+                        answer.cancel()
+                raise
+
+    async def _answer(self, batch: list[_Asked]) -> list[_Asked]:
+        """Answer those whose results fit into one read; those that do not come next. The first one is answered."""
+        found = await self._surely([job_id for job_id, _ in batch])
+        left_out: list[_Asked] = []
+        for asked, members in zip(batch, found, strict=True):
+            if asked is not batch[0] and members and members[0].left_out:
+                left_out.append(asked)
+            elif not asked[1].done():
+                asked[1].set_result(members)
+        return left_out
+
+    async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
+        return await self._outages.retry_until_available(
+            lambda: self._driver.results(ids, bytes_limit=RESULTS_LIMIT),
+            "results cannot be read",
+            raised=(OperationRefused,),
+        )
+
+    async def close(self) -> None:
+        for task in list(self._reading):
+            task.end()
+
+
+def taken(takes: Takes, members: Sequence[MemberResult]) -> str:
+    """The JSON of what is taken."""
+    missing = [member.job_id for member in members if not member.succeeded]
+    if missing:
+        raise Unrecoverable(
+            f"the result of job {missing[0]}, which this one takes, is gone: it was deleted"
+            + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
+        )
+    if members and members[0].left_out:
+        raise PayloadTooLarge(
+            f"the results that this job takes make more than {RESULTS_LIMIT:,} bytes of JSON, which is the limit; "
+            "let its members store their data elsewhere and return the address"
+        )
+    texts = [member.result if member.result is not None else "null" for member in members]
+    if takes.results is None:
+        return f"[{','.join(texts)}]"
+    return _nested(takes.results, texts)
+
+
+def _nested(results: int | list[Any], texts: Sequence[str]) -> str:
+    if isinstance(results, int):
+        return texts[results]
+    return f"[{','.join(_nested(each, texts) for each in results)}]"

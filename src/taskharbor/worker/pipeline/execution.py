@@ -1,0 +1,309 @@
+"""`Execution`: one claimed job on its way through the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from taskharbor import builtin_tasks
+from taskharbor.client.handle import Job
+from taskharbor.clock import MICROS_PER_SECOND, Timer
+from taskharbor.codec import shorten
+from taskharbor.context import Context
+from taskharbor.drivers.base import Claimed
+from taskharbor.errors import ConfigurationError, StopRequested
+from taskharbor.records import (
+    NO_OPTIONS,
+    STOP_REASONS,
+    Delivery,
+    JobRecord,
+    NewJob,
+    Options,
+    Progress,
+    State,
+    StopReason,
+)
+from taskharbor.rules.policy import Rules
+from taskharbor.rules.retry import UNSET, RetryPolicy
+from taskharbor.schedule import parse
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.handlers.steps import LeasedSteps, Steps
+from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
+from taskharbor.worker.upkeep.retrying import Outages
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.task import Signature, Task
+    from taskharbor.worker.handlers.isolation.process import IsolatedProcess
+    from taskharbor.worker.handlers.slot import Slot
+
+logger = logging.getLogger("taskharbor.worker")
+
+_decode_options = msgspec.json.Decoder(Options).decode
+
+
+@lru_cache(1024)
+def _read_options(text: str) -> tuple[Options, Any]:
+    """Stored options and the policy among them (UNSET without one). Most jobs of a task have the same text."""
+    options = _decode_options(text)
+    policy = options.retry
+    return options, RetryPolicy.from_dict(policy) if isinstance(policy, dict) else policy
+
+
+_UNASKED: frozenset[StopReason] = frozenset()
+
+
+class Execution:
+    __slots__ = (
+        "_context",
+        "_job",
+        "_report",
+        "_steps",
+        "_time",
+        "asked_to_stop",
+        "cell",
+        "children",
+        "claimed",
+        "disturbed",
+        "end",
+        "harbor",
+        "has_meddled",
+        "interrupted",
+        "lease",
+        "loop",
+        "options",
+        "outages",
+        "payload",
+        "policy",
+        "process",
+        "slot",
+        "started_at",
+        "task",
+        "timer",
+        "unreadable",
+    )
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        lease: HeldLease,
+        harbor: Harbor,
+        report: Callable[[Execution, Progress], None],
+        time: StoreTime,
+        outages: Outages,
+    ) -> None:
+        self.claimed = claimed
+        self.lease = lease
+        self.harbor = harbor
+        self.task: Task[Any, Any, Any, Any] | None = harbor.tasks.get(
+            claimed.task
+        ) or builtin_tasks.runnable_task_of(harbor, claimed.task)
+        self.options: Options = NO_OPTIONS
+        self.policy: Any = UNSET
+        # Why the stored options are: a newer version may have written them.
+        self.unreadable: str | None = None
+        if claimed.options is not None:
+            try:
+                self.options, self.policy = _read_options(claimed.options)
+                if self.options.recurrence is not None:
+                    parse(self.options.recurrence.schedule, self.options.recurrence.timezone)
+            except (msgspec.DecodeError, ConfigurationError) as error:
+                self.unreadable = f"its stored options cannot be read: {error}"
+        self.started_at: int | None = None
+        self.cell = 0  # where its begin and end are published; 0 where nobody looks
+        self.asked_to_stop = (
+            _UNASKED  # for each of these reasons; replaced as a whole, since threads look at it
+        )
+        self.interrupted: StopReason | None = None  # why the handler was made to end, not only asked to
+        self.disturbed = False  # its handler was cancelled by neither itself nor the worker
+        self.has_meddled = False  # its handler cancelled tasks that are not its own
+        self.children: list[NewJob] = []
+        self.slot: Slot | None = None  # that runs an async handler
+        self.end: Callable[[StopReason], None] | None = None  # makes a handler in a thread or a process end
+        self.process: IsolatedProcess | None = None  # that an isolated handler runs in
+        self.payload: str | None = None  # with what it takes of other jobs, if it does
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
+        self.timer: Timer | None = None
+        self._report = report
+        self._time = time
+        self.outages = outages
+        self._steps: Steps | None = None
+        self._context: Context | None = None
+        self._job: Job[Any] | None = None
+
+    # -- what it is --
+
+    @property
+    def context(self) -> Context:
+        if self._context is None:
+            self._context = Context(self)
+        return self._context
+
+    @property
+    def steps(self) -> Steps:
+        if self._steps is None:
+            self._steps = Steps(self, LeasedSteps(self), self._time)
+        return self._steps
+
+    @property
+    def job(self) -> Job[Any]:
+        if self._job is None:
+            c = self.claimed
+            record = JobRecord(
+                c.id,
+                c.task,
+                c.payload,
+                c.queue,
+                c.priority,
+                State.RUNNING,
+                c.enqueued_at,
+                c.run_at,
+                c.attempts,
+                c.number,
+                due_at=c.due_at,
+                expires_at=c.expires_at,
+                delivery=self.delivery,
+                options=self.options,
+                version=c.version,
+                lease_expires_at=self.lease.expires_at,
+            )
+            self._job = Job(record, self.harbor)
+        return self._job
+
+    @property
+    def timeout(self) -> float | None:
+        if self.options.timeout is not None:
+            return self.options.timeout
+        return self.task.declared_timeout if self.task else None
+
+    @property
+    def deadline(self) -> int | None:
+        if self.started_at is None or self.timeout is None:
+            return None
+        return self.started_at + round(self.timeout * MICROS_PER_SECOND)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over. It may have held the loop for so long that no timer could fire."""
+        if "timeout" in self.asked_to_stop:
+            return True
+        deadline = self.deadline
+        return deadline is not None and self._time.now() >= deadline
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether whatever comes of it is not settled: it is another's by now, or was settled without it."""
+        return "lease_lost" in self.asked_to_stop
+
+    @property
+    def stop_requested(self) -> StopReason | None:
+        """Why its handler is to stop: the first reason that holds."""
+        return next((reason for reason in STOP_REASONS if self.is_to_stop(reason)), None)
+
+    def is_to_stop(self, reason: StopReason) -> bool:
+        return self.is_late if reason == "timeout" else reason in self.asked_to_stop
+
+    def has_raised(self, stop: StopRequested) -> bool:
+        """Whether it is this attempt's own, for a reason that holds. No error can be made up that is not counted."""
+        if (stop.job_id, stop.number) != (self.claimed.id, self.claimed.number):
+            return False
+        # The estimated time may go back a little, so whether it was late when it raised is not asked again.
+        return self.deadline is not None if stop.reason == "timeout" else stop.reason in self.asked_to_stop
+
+    @property
+    def delivery(self) -> Delivery:
+        """What the job was enqueued with, else what its task declares."""
+        declared = self.task.declared_delivery if self.task else None
+        return self.claimed.delivery or declared or Delivery.AT_LEAST_ONCE
+
+    @property
+    def needs_mark(self) -> bool:
+        """Whether only our declaration knows that it is at_most_once: the store must know before it begins."""
+        return self.claimed.delivery is None and self.task is not None and self.task.is_at_most_once
+
+    def rules(self, worker_policy: RetryPolicy | None) -> Rules:
+        return Rules(
+            worker_policy=worker_policy,
+            job_max_attempts=self.options.max_attempts,
+            job_policy=self.policy,
+            task_max_attempts=self.task.declared_max_attempts if self.task else None,
+            task_policy=self.task.declared_policy if self.task else UNSET,
+            delivery=self.delivery,
+            job=lambda: self.job,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """What every log line about it says."""
+        fields: dict[str, Any] = {
+            "job": self.claimed.id,
+            "task": self.claimed.task,
+            "queue": self.claimed.queue,
+            "attempt": self.claimed.number,
+        }
+        if self.options.workflow is not None:
+            fields["workflow"] = self.options.workflow
+        if self.options.correlation_id is not None:
+            fields["correlation_id"] = self.options.correlation_id
+        return fields
+
+    # -- what happens to it --
+
+    def ask_to_stop(self, reason: StopReason) -> None:
+        """The context says so from here on."""
+        self.asked_to_stop |= {reason}
+        if self.process is not None:
+            self.process.ask_to_stop(reason)
+
+    def raise_if_stopped(self) -> None:
+        reason = self.stop_requested
+        if reason is None:
+            return
+        if reason == "shutdown" and self.delivery is Delivery.AT_MOST_ONCE and self.interrupted is None:
+            return  # it is not executed again, so it has the whole grace period to finish
+        raise StopRequested(reason, self.claimed.id, self.claimed.number)
+
+    def interrupt(self, why: StopReason) -> None:
+        """Make the handler end. The first reason stands."""
+        self.ask_to_stop(why)
+        if self.interrupted is not None or self.started_at is None:
+            return
+        if why == "cancel" and self.task is not None and self.task.only_asked_to_end:
+            return  # the context says so
+        if self.end is not None:
+            self.interrupted = why
+            self.end(why)
+        elif self.slot is not None:
+            self.interrupted = why
+            self.slot.interrupt()
+
+    def meddled(self) -> None:
+        """Its handler cancels tasks that are not its own: those of the worker, or of another handler."""
+        if not self.has_meddled:
+            self.has_meddled = True
+            sentence = "a handler cancels tasks that are not its own, and the worker goes on: job {job}"
+            log_line(logger, logging.WARNING, sentence, self.fields())
+
+    def lose_lease(self) -> None:
+        """The store refused to write under the lease: whatever the handler makes of it, nothing is settled."""
+        self.interrupt("lease_lost")
+
+    def report(self, progress: Progress) -> None:
+        self._report(self, progress)
+
+    def add_child(self, signature: Signature[Any]) -> str:
+        if not hasattr(signature, "new_job") or not hasattr(signature, "arguments"):
+            raise ConfigurationError(
+                f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}; a workflow is stored "
+                "at once, with its own enqueue() or aenqueue() and an idempotency key that a second attempt repeats"
+            )
+        child = signature.new_job()
+        if child.options.correlation_id is None and self.options.correlation_id is not None:
+            options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)
+            child = msgspec.structs.replace(child, options=options)
+        self.children.append(child)
+        return child.id

@@ -1,0 +1,166 @@
+"""The heartbeat: extends every live lease, and hears what has been asked meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from taskharbor.clock import MICROS_PER_SECOND, Clock
+from taskharbor.drivers.base import Driver, Extended, Extension, Heartbeat, SettleAnswer
+from taskharbor.errors import StoreError
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.pipeline.committer import Committer
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
+from taskharbor.worker.upkeep.retrying import Outages
+
+logger = logging.getLogger("taskharbor.worker")
+
+BEATS_PER_LEASE = 3
+MARK_TRIES = 3
+MARK_PAUSE_SECONDS = 0.1
+_COMPLAINT = "the store did not take a heartbeat"
+
+
+class LeaseKeeper:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        lease: int,
+        leases: HeldLeases,
+        committer: Committer,
+        time: StoreTime,
+        clock: Clock,
+        outages: Outages,
+        hand_back: Callable[[Callable[[Execution], bool]], None],
+        extended_outside: bool = False,
+    ) -> None:
+        self._driver = driver
+        self._lease = lease
+        self._leases = leases
+        self._committer = committer
+        self._time = time
+        self._clock = clock
+        self._outages = outages
+        self._hand_back = hand_back
+        self._extended_outside = extended_outside
+
+    async def run(self) -> None:
+        beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
+        if self._extended_outside:  # looking is cheap: it has to be seen in time that nobody extends
+            beat_seconds /= 2
+        pause = beat_seconds
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                await self.beat()
+                self._outages.answered(_COMPLAINT)
+                pause = beat_seconds
+            except StoreError as error:
+                self._outages.unanswered(_COMPLAINT, error)
+                pause = beat_seconds / 4
+
+    async def beat(self) -> None:
+        await self._extend(self._due())
+
+    def _due(self) -> list[HeldLease]:
+        """All leases; with a supervisor outside only those that it has let come to half their time."""
+        leases = self._leases.all()
+        if not self._extended_outside:
+            return leases
+        for lease in leases:
+            self._leases.refresh(lease)
+        half_from_now = self._time.now() + self._lease // 2
+        return [lease for lease in leases if lease.expires_at < half_from_now]
+
+    async def _extend(self, leases: list[HeldLease]) -> None:
+        if not leases:
+            return
+        asked_at = self._time.asking()
+        heartbeat = await self._driver.extend([self._extension(lease) for lease in leases])
+        self._time.learn(heartbeat.now, asked_at)
+        for lease, extended in zip(leases, heartbeat.leases, strict=True):
+            await self._heed(lease, extended)
+        self._heed_paused(heartbeat.paused)
+
+    async def heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        """What the supervisor was answered when it extended our leases: jobs, queues and tokens."""
+        leases = {lease.token: lease for lease in self._leases.all()}
+        for job_id in cancel_requested:
+            for lease in leases.values():
+                self._heed_cancel(lease, job_id)
+        self._heed_paused(frozenset(paused))
+        # Whether they are really lost, or were settled a moment ago, the store tells us best.
+        await self._extend([leases[token] for token in refused if token in leases])
+
+    def heed_cancels(self, jobs: Mapping[str, Iterable[str]]) -> None:
+        """Interrupt what was asked to end: ids of jobs by the token of their lease."""
+        for lease in self._leases.all():
+            for job_id in jobs.get(lease.token, ()):
+                self._heed_cancel(lease, job_id)
+
+    def _heed_paused(self, paused: frozenset[str]) -> None:
+        if paused:
+            self._hand_back(lambda execution: execution.claimed.queue in paused)
+
+    async def mark_at_most_once(self, execution: Execution) -> bool:
+        """Write into the lease that this job is at_most_once, before it begins; False if it is not ours."""
+        lease = execution.lease
+        extension = self._extension(lease, at_most_once=(execution.claimed.id,))
+        for _ in range(MARK_TRIES):
+            try:
+                heartbeat: Heartbeat = await self._driver.extend([extension])
+            except StoreError as error:
+                log_line(
+                    logger, logging.WARNING, "a lease could not be marked: {error}", {"error": str(error)}
+                )
+                await self._clock.sleep(MARK_PAUSE_SECONDS)
+                continue
+            [extended] = heartbeat.leases
+            await self._heed(lease, extended)
+            return extended.answer is SettleAnswer.DONE
+        return False
+
+    def _extension(self, lease: HeldLease, at_most_once: tuple[str, ...] = ()) -> Extension:
+        beat_ago = self._time.now() - self._lease // BEATS_PER_LEASE
+        running = tuple(
+            (job_id, execution.started_at)
+            for job_id, execution in lease.executions.items()
+            if execution.started_at is not None and execution.started_at <= beat_ago
+        )
+        return Extension(lease.token, self._lease, running, at_most_once)
+
+    async def _heed(self, lease: HeldLease, extended: Extended) -> None:
+        if extended.answer is SettleAnswer.DONE:
+            lease.expires_at = extended.expires_at
+            for job_id in extended.cancel_requested:
+                self._heed_cancel(lease, job_id)
+        elif lease.executions:  # otherwise its last job was settled just now
+            await self._lose(lease)
+
+    def _heed_cancel(self, lease: HeldLease, job_id: str) -> None:
+        execution = lease.executions.get(job_id)
+        if execution is not None:
+            execution.interrupt("cancel")
+
+    async def _lose(self, lease: HeldLease) -> None:
+        """The lease is over: what runs under it can commit nothing, so it had better end."""
+        log_line(logger, logging.WARNING, "a lease expired before it was extended", {"lease": lease.token})
+        self._leases.forget(lease)
+        await self._outlive(lease)
+        for execution in list(lease.executions.values()):
+            execution.interrupt("lease_lost")
+
+    async def outlive_expired(self) -> None:
+        """Before anybody here collects expired leases: those of ours among them were lost to an outage."""
+        for lease in self._leases.all():
+            if self._leases.is_over(lease, self._time.now()):
+                await self._outlive(lease)
+
+    async def _outlive(self, lease: HeldLease) -> None:
+        """All of its jobs, also those that have not begun: none of them is to be blamed."""
+        jobs = [(e.claimed.id, e.claimed.number) for e in lease.executions.values()]
+        await self._committer.outlive(lease.token, jobs)

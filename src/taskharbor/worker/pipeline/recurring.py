@@ -1,0 +1,80 @@
+"""What the committer adds for recurring jobs: the next occurrence, computed anew when the schedule has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec.structs import replace
+
+from taskharbor.client.options import new_id
+from taskharbor.clock import seconds_to_micros
+from taskharbor.drivers.base import Claimed, Transition
+from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, Options, State
+from taskharbor.rules.policy import UNRUNNABLE_DELAY_MAX_SECONDS
+from taskharbor.rules.recurrence import DELETED, armed, has_begun
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.leases import StoreTime
+
+ROWS_MAX = 1_000  # of a run's attempts; more than any limit allows between two of its ends
+
+
+class Recurring:
+    """Asks the store through the committer, which does not give up while the store is away."""
+
+    def __init__(
+        self,
+        time: StoreTime,
+        *,
+        history: Callable[[Claimed, int], Coroutine[Any, Any, list[AttemptRecord]]],
+        get: Callable[[str], Coroutine[Any, Any, JobRecord | None]],
+    ) -> None:
+        self._time = time
+        self._history = history
+        self._get = get
+
+    async def armed(self, execution: Execution, transition: Transition) -> Transition:
+        """With the occurrence that follows, by the schedule as it was when the job was claimed."""
+        if execution.unreadable is not None:
+            return _kept(transition)
+        return await self._armed(execution, transition, execution.options, execution.claimed.version)
+
+    async def by_the_schedule_now(self, execution: Execution, bare: Transition) -> Transition | None:
+        """The same for a schedule that was changed, paused or deleted meanwhile; None if the job is gone."""
+        record = await self._get(execution.claimed.id)
+        if record is None:
+            return None
+        # Of a newer version: by what we know, until that one has it.
+        if record.unreadable_options is not None:
+            return await self._armed(execution, bare, execution.options, record.version)
+        if record.options.recurrence is None:
+            return replace(bare, detail=bare.detail or DELETED, version=record.version)
+        return await self._armed(execution, bare, record.options, record.version)
+
+    async def has_begun(self, execution: Execution) -> bool:
+        return has_begun(execution.claimed, await self._rows(execution))
+
+    async def _armed(
+        self, execution: Execution, transition: Transition, options: Options, version: int
+    ) -> Transition:
+        now, rows = self._time.now(), await self._rows(execution)
+        return armed(transition, execution.claimed, options, version, now=now, rows=rows, copy_id=new_id())
+
+    async def _rows(self, execution: Execution) -> list[AttemptRecord]:
+        """The earlier attempts of this run; mostly there are none, and nothing is read."""
+        claimed = execution.claimed
+        earlier = claimed.number - claimed.first_number
+        return await self._history(claimed, min(earlier, ROWS_MAX)) if earlier > 0 else []
+
+
+def _kept(transition: Transition) -> Transition:
+    """What recurs by options that only a newer version can read is put back for that one, and never ended here."""
+    if transition.to is State.READY:
+        return transition
+    delay = seconds_to_micros(UNRUNNABLE_DELAY_MAX_SECONDS)
+    return replace(
+        transition, status=AttemptStatus.RELEASED, to=State.READY, reason=None, delay=delay, started_at=None
+    )
+
+
+__all__ = ["Recurring"]

@@ -1,0 +1,534 @@
+"""One run of a worker: fetcher → executor → committer, with a heartbeat, from the first claim to the last settle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from taskharbor.clock import MICROS_PER_SECOND, wait_for
+from taskharbor.codec import counted
+from taskharbor.drivers.base import Claimed, WorkerRecord
+from taskharbor.errors import StoreUnavailable, TaskHarborError, UnresponsiveHandler
+from taskharbor.own_tasks import OwnTask, own_task, result_of
+from taskharbor.records import Progress
+from taskharbor.rules.outcome import HandedBack
+from taskharbor.telemetry.attempts import Reporter
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.handlers.isolation.pool import ProcessPool
+from taskharbor.worker.handlers.isolation.running import ProcessRunner
+from taskharbor.worker.handlers.outcomes import of_abandoned
+from taskharbor.worker.pipeline.cancel_watch import CancelWatch
+from taskharbor.worker.pipeline.committer import Committer
+from taskharbor.worker.pipeline.dependency_results import Results
+from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.executor import Executor
+from taskharbor.worker.pipeline.fetcher import Fetcher
+from taskharbor.worker.pipeline.lease_keeper import BEATS_PER_LEASE, LeaseKeeper
+from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
+from taskharbor.worker.upkeep.loop_lag import warn_on_loop_lag
+from taskharbor.worker.upkeep.maintenance import Maintenance
+from taskharbor.worker.upkeep.parts import Parts
+from taskharbor.worker.upkeep.presence import Presence
+from taskharbor.worker.upkeep.retirement import Retirement
+from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.worker.upkeep.unresponsive import UNWIND_SECONDS, UnresponsiveWatch
+
+if TYPE_CHECKING:
+    from taskharbor.worker.worker import Worker
+
+logger = logging.getLogger("taskharbor.worker")
+
+RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
+STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
+# How long who retires waits before people hear of it; each next time twice as long.
+RETIRING_TOLD_SECONDS = 60.0
+RETIRING_TOLD_SECONDS_MAX = 3600.0
+JOBS_TOLD = 20
+NAMES_TOLD = 50
+
+
+Phase = Literal["starting", "waiting for the store", "at work", "stopping"]
+
+
+class WorkerRun:
+    """One run of a worker: its parts, wired up, from the first claim to the last settle."""
+
+    def __init__(self, worker: Worker) -> None:
+        driver = worker.harbor.driver
+        self._worker = worker
+        self._clock = driver.clock
+        self.loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._was_told = False  # from outside, to stop
+        self._steering: OwnTask[None] | None = None  # that all this runs in
+        self._has_started = False
+        self._ending_now = asyncio.Event()
+        self._ended = asyncio.Event()  # set whenever an execution has ended
+        self._given_up: set[Execution] = set()  # handlers that this worker ends for
+        self._leases = HeldLeases(worker.name, worker._oversight)
+        self._time = StoreTime(self._clock)
+        self._started_at = self._time.now()
+        self._outages = Outages(self._clock)
+        reporter = Reporter(worker.name, worker.harbor.events, self._time, tracebacks=worker.log_tracebacks)
+        self._committer = self._make_committer(reporter)
+        self._heart = self._make_heart()
+        self._lookout = CancelWatch(driver, leases=self._leases, heart=self._heart, clock=self._clock)
+        self._executor = self._make_executor(reporter)
+        self._retirement = Retirement(
+            max_jobs=worker.max_jobs,
+            max_memory_mib=worker.max_memory_mib,
+            begun=lambda: self._executor.begun,
+            succession=worker._succession,
+            clock=self._clock,
+            retire=self._begin_no_more,
+            go_on=self._nudge_fetcher,
+        )
+        self._unresponsive = UnresponsiveWatch(
+            self._may_be_unresponsive,
+            limit_seconds=worker.unresponsive_seconds,
+            clock=self._clock,
+            give_up=self._give_up,
+        )
+        self._maintenance = Maintenance(
+            worker.harbor,
+            worker=worker.name,
+            max_losses=worker.max_losses,
+            clock=self._clock,
+            outages=self._outages,
+            reporter=reporter,
+            before_collecting=self._heart.outlive_expired,
+        )
+        self._fetcher = self._make_fetcher()
+        self._presence = Presence(driver, self._clock, self._who)
+
+    # -- its parts --
+
+    def _make_committer(self, reporter: Reporter) -> Committer:
+        worker = self._worker
+        return Committer(
+            worker.harbor.driver,
+            worker_policy=worker.retry,
+            unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
+            max_losses=worker.max_losses,
+            leases=self._leases,
+            time=self._time,
+            outages=self._outages,
+            clock=self._clock,
+            reporter=reporter,
+            is_busy=lambda: bool(self._executor.buffer),
+            on_quiet=self._nudge_fetcher,
+            hold=self._hold,
+        )
+
+    def _make_heart(self) -> LeaseKeeper:
+        worker = self._worker
+        return LeaseKeeper(
+            worker.harbor.driver,
+            lease=worker.lease,
+            leases=self._leases,
+            committer=self._committer,
+            time=self._time,
+            clock=self._clock,
+            outages=self._outages,
+            hand_back=self._hand_back,
+            extended_outside=worker._oversight is not None,
+        )
+
+    def _make_executor(self, reporter: Reporter) -> Executor:
+        worker, harbor, clock = self._worker, self._worker.harbor, self._clock
+        return Executor(
+            worker.concurrency,
+            clock=clock,
+            time=self._time,
+            middlewares=harbor.middlewares,
+            processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
+            begin=reporter.began if reporter.wants_begins else None,
+            mark_at_most_once=self._heart.mark_at_most_once,
+            has_begun=self._committer.has_begun,
+            results=Results(harbor.driver, self._outages),
+            finish=self._finish,
+            drop=self._drop,
+            low=self._low,
+            is_over=self._leases.is_over,
+            is_ending=lambda: self._steering is not None and self._steering.is_to_end,
+            cells=None if worker._oversight is None else worker._oversight.cells,
+            takes_interrupts=worker._takes_interrupts,
+        )
+
+    def _make_fetcher(self) -> Fetcher:
+        worker = self._worker
+        return Fetcher(
+            worker.harbor.driver,
+            queues=worker.queues,
+            lease=worker.lease,
+            poll_seconds=worker.poll_seconds,
+            leases=self._leases,
+            executor=self._executor,
+            committer=self._committer,
+            time=self._time,
+            clock=self._clock,
+            outages=self._outages,
+            make=self._make_execution,
+            tell_unreadable=self._maintenance.tell_unreadable,
+            retirement=self._retirement,
+            oversight=worker._oversight,
+        )
+
+    # -- the life of a shift --
+
+    async def heard(
+        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+    ) -> None:
+        await self._heart.heard(cancel_requested, paused, refused)
+
+    def stop(self) -> None:
+        if self._was_told:
+            self._ending_now.set()
+        self._was_told = True
+        self._stopping.set()
+
+    def leave(self) -> None:
+        self._stopping.set()
+
+    @property
+    def phase(self) -> Phase:
+        """How far it is. A store that goes away later makes no difference: it is at work."""
+        if self._stopping.is_set():
+            return "stopping"
+        if self._has_started:
+            return "at work"
+        return "waiting for the store" if self._outages.is_away else "starting"
+
+    def predecessor_is_gone(self) -> None:
+        self._retirement.look()
+
+    async def with_store(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Take a step of the start, again and again while the store is away; False if `stop` came first."""
+        stepping = own_task(
+            self._outages.retry_until_available(step, "waiting for the store", repeated=StoreUnavailable)
+        )
+        try:
+            await _unless(self._stopping, _ended(stepping))
+        finally:
+            stepping.end()
+            await asyncio.wait([stepping], timeout=UNWIND_SECONDS)
+        if stepping.cancelled() or not stepping.done():
+            return False
+        stepping.result()
+        return True
+
+    async def _tidy_up(self) -> None:
+        await self._maintenance.collect()
+        await self._maintenance.catch_up()
+        await self._maintenance.expire()
+
+    async def work(self, until_drained: bool) -> None:
+        """Until there is a reason not to. A handler cannot cancel this; the application can."""
+        self._steering = own_task(self._work(until_drained))
+        await result_of(self._steering)
+
+    async def _work(self, until_drained: bool) -> None:
+        if not await self.with_store(self._tidy_up):
+            return
+        self._has_started = True
+        self._tell_started()
+        try:
+            await self._work_together(until_drained)
+        except BaseException:  # cancelled from outside, or a part of it failed
+            await self._leave_nothing_behind()
+            raise
+        finally:
+            await self._executor.close()
+            if not self._ending_now.is_set():
+                await self._presence.sign_off()
+        self._retirement.leave()
+        log_line(logger, logging.INFO, "Worker {worker} stopped", {"worker": self._worker.name})
+
+    async def _work_together(self, until_drained: bool) -> None:
+        beat_seconds = self._worker.lease / MICROS_PER_SECOND / BEATS_PER_LEASE
+        async with Parts() as parts:
+            fetching = parts.start(lambda: self._fetcher.run(until_drained=until_drained))
+            for part in (
+                self._committer.run,
+                self._heart.run,
+                self._lookout.run,
+                self._maintenance.run,
+                self._unresponsive.run,
+                self._presence.run,
+                self._retirement.run,
+                self._hand_back_the_stalled,
+                lambda: warn_on_loop_lag(beat_seconds),
+            ):
+                parts.start(part)
+            reasons = [
+                parts.start(partial(_until, each)) for each in (self._stopping, self._retirement.is_due)
+            ]
+            await asyncio.wait([fetching, *reasons], return_when=asyncio.FIRST_COMPLETED)
+            fetching.end()
+            await self._unless_ended_now(_ended(fetching))
+            fetching.end()  # no longer waiting for the store's answer, if an end is wanted now
+            if self._retirement.is_due.is_set():
+                await self._retire()
+            await self._shut_down()
+
+    async def _leave_nothing_behind(self) -> None:
+        """Shut down without grace and without the parts: what was claimed is released, for a moment's patience."""
+        for execution in self._executor.begin_no_more():
+            self._committer.put(execution, HandedBack())
+        for execution in list(self._executor.running):
+            execution.interrupt("shutdown")
+        await self._all_ended(UNWIND_SECONDS)
+        self._abandon_unresponsive()
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._committer.flush()
+        except (TimeoutError, TaskHarborError) as error:
+            log_line(
+                logger, logging.WARNING, "jobs are left to their leases: {error}", {"error": repr(error)}
+            )
+
+    async def _hand_back_the_stalled(self) -> None:
+        """Jobs were claimed ahead because handlers were quick. When they are not any more, others may have them."""
+        while True:
+            begun = self._executor.begun
+            await self._clock.sleep(STALLED_SECONDS)
+            if self._executor.buffer and self._executor.begun == begun:
+                self._fetcher.slow_down()
+                self._hand_back(lambda execution: True)
+
+    def _begin_no_more(self) -> None:
+        for execution in self._executor.begin_no_more(is_retiring=True):
+            self._committer.put(execution, HandedBack())
+
+    async def _retire(self) -> None:
+        """Hand back what has not begun, and let the rest end by itself, unless somebody says stop."""
+        self._begin_no_more()  # nor what the last claim brought
+        patience = RETIRING_TOLD_SECONDS
+        while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
+            log_line(
+                logger,
+                logging.INFO,
+                "Worker {worker} retires, and still runs {running}: {jobs}",
+                {"worker": self._worker.name, **self._running()},
+            )
+            patience = min(2 * patience, RETIRING_TOLD_SECONDS_MAX)
+
+    async def _shut_down(self) -> None:
+        """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
+        for execution in self._executor.begin_no_more():
+            self._committer.put(execution, HandedBack())
+        self._tell_stopping()
+        for execution in self._executor.running:
+            execution.ask_to_stop("shutdown")
+        if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
+            await self._settled_as_far_as_can_be()
+            return
+        if not self._ending_now.is_set():
+            log_line(
+                logger,
+                logging.WARNING,
+                "the grace of {seconds} s is over; interrupting {running}: {jobs}",
+                {"seconds": self._worker.grace_seconds, **self._running()},
+            )
+            for execution in list(self._executor.running):
+                execution.interrupt("shutdown")
+            await self._all_ended(UNWIND_SECONDS)
+            self._abandon_unresponsive()
+            await self._settled_as_far_as_can_be()
+
+    async def _settled_as_far_as_can_be(self) -> None:
+        """While the store is away there is no use in waiting for longer than the leases last."""
+        expiries = [lease.expires_at for lease in self._leases.all()]
+        seconds = max([0.0, *((expiry - self._time.now()) / MICROS_PER_SECOND for expiry in expiries)])
+        try:
+            await wait_for(
+                self._clock, self._unless_ended_now(self._committer.quiet()), seconds + RELEASE_SECONDS
+            )
+        except TimeoutError:
+            log_line(logger, logging.WARNING, "the store is away: jobs are left to their leases", {})
+
+    def _abandon_unresponsive(self) -> None:
+        """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
+        for execution in list(self._executor.running):
+            log_line(
+                logger,
+                logging.WARNING,
+                "Job {job} did not end; its handler is left behind",
+                execution.fields(),
+            )
+            outcome = of_abandoned(execution)
+            execution.ask_to_stop("lease_lost")
+            self._committer.put(execution, outcome)
+
+    async def _all_ended(
+        self, seconds: float, but_for: Set[Execution] = frozenset(), unless: asyncio.Event | None = None
+    ) -> bool:
+        async def ended() -> None:
+            while not self._executor.is_idle and not self._executor.is_idle_but_for(but_for):
+                self._ended.clear()
+                await self._ended.wait()
+
+        try:
+            await wait_for(self._clock, _unless(unless or self._ending_now, ended()), seconds)
+        except TimeoutError:
+            return False
+        return self._executor.is_idle
+
+    async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
+        """Wait for a step, but not once somebody wants an end now."""
+        await _unless(self._ending_now, step)
+
+    def _may_be_unresponsive(self) -> Iterable[Execution]:
+        return () if self._stopping.is_set() else self._executor.running  # a shutdown has its own limits
+
+    def _give_up(self, execution: Execution) -> None:
+        """Its thread cannot be ended without the process: shut down, so that the process can end."""
+        if execution in self._given_up:
+            return
+        self._given_up.add(execution)
+        limit = {"unresponsive_seconds": self._worker.unresponsive_seconds}
+        log_line(
+            logger,
+            logging.ERROR,
+            "Job {job} does not end; this worker shuts down so that its process can be replaced",
+            execution.fields() | limit,
+        )
+        self._stopping.set()
+        self._ended.set()
+
+    def raise_if_given_up(self) -> None:
+        if self._given_up:
+            names = ", ".join(sorted({execution.claimed.task for execution in self._given_up}))
+            raise UnresponsiveHandler(
+                f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of being told to; "
+                "this worker has shut down, and its process should end and be started again"
+            )
+
+    # -- what passes between the parts --
+
+    def _make_execution(self, claimed: Claimed, lease: HeldLease) -> Execution:
+        return Execution(
+            claimed, lease, self._worker.harbor, self._report_progress, self._time, self._outages
+        )
+
+    def _finish(self, execution: Execution, outcome: Any) -> None:
+        self._committer.put(execution, outcome)
+        self._ended.set()
+
+    def _drop(self, execution: Execution) -> None:
+        """Its lease is lost: nothing to settle."""
+        self._leases.settled(execution)
+        self._low()
+
+    def _hold(self, is_held: bool) -> None:
+        self._executor.hold(is_held)
+        if not is_held:
+            self._fetcher.nudge()
+
+    def _nudge_fetcher(self) -> None:
+        self._fetcher.nudge()
+
+    def _low(self) -> None:
+        self._fetcher.nudge()
+        self._ended.set()
+
+    def _hand_back(self, unwanted: Callable[[Execution], bool]) -> None:
+        for execution in self._executor.take_back(unwanted):
+            self._committer.put(execution, HandedBack())
+
+    def _report_progress(self, execution: Execution, progress: Progress) -> None:
+        # Handlers in threads report as well.
+        self.loop.call_soon_threadsafe(self._committer.note, execution, progress)
+
+    def _who(self) -> list[WorkerRecord]:
+        worker = self._worker
+        if worker._oversight is not None:
+            return []  # the supervisor tells of all its workers at once
+        host, pid = socket.gethostname(), os.getpid()
+        return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
+
+    # -- what the log says of it --
+
+    def _tell_started(self) -> None:
+        worker = self._worker
+        tasks = sorted({task.name for task in worker.harbor.tasks.values()})
+        fields = {
+            "worker": worker.name,
+            "queues": "all" if worker.queues is None else _listed(worker.queues),
+            "tasks": _listed(tasks) or "none",
+            "grace_seconds": worker.grace_seconds,
+            "concurrency": worker.concurrency,
+        }
+        sentence = "Worker {worker} started (queues: {queues}; tasks: {tasks})"
+        sentence += "; told to stop, it gives running jobs {grace_seconds} s"
+        log_line(logger, logging.INFO, sentence, fields)
+        if not tasks:
+            log_line(
+                logger,
+                logging.WARNING,
+                "Worker {worker} knows no task of an application: every job but built-in ones is put back. Import the "
+                "modules that declare tasks where the Harbor is made, or name them: Harbor(include=[…]), --include",
+                {"worker": worker.name},
+            )
+
+    def _tell_stopping(self) -> None:
+        """Who was told to stop says what it waits for, and for how long."""
+        if self._worker._on_stop is not None:
+            self._worker._on_stop()
+        if not self._stopping.is_set():
+            return  # drained, or retired: nothing is waited for
+        fields = {"worker": self._worker.name, "seconds": self._worker.grace_seconds, **self._running()}
+        sentence = "Worker {worker} stops"
+        if self._executor.running:
+            sentence += (
+                "; it waits up to {seconds} s for {running}: {jobs}. EventMessage again, it ends at once"
+            )
+        log_line(
+            logger,
+            logging.INFO,
+            sentence,
+            fields if self._executor.running else {"worker": self._worker.name},
+        )
+
+    def tell_loop_stopped(self) -> None:
+        """Say that something stopped the event loop, and which jobs it may have been."""
+        log_line(
+            logger,
+            logging.WARNING,
+            "the event loop was stopped, by a handler or a hook; the worker goes on, with {running}: {jobs}",
+            self._running(),
+        )
+
+    def _running(self) -> dict[str, Any]:
+        """The jobs that run, for a log line."""
+        running = [each.claimed.id for each in self._executor.running]
+        return {"running": counted(len(running), "job"), "jobs": _listed(running, JOBS_TOLD)}
+
+
+def _listed(names: Sequence[str], most: int = NAMES_TOLD) -> list[str]:
+    """The first `most` of them, and how many more there are."""
+    more = len(names) - most
+    return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait([task])
+
+
+async def _unless(event: asyncio.Event, step: Coroutine[Any, Any, None]) -> None:
+    """Wait for a step, but not once this has happened."""
+    steps = [own_task(step), own_task(_until(event))]
+    try:
+        await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in steps:
+            each.end()

@@ -1,0 +1,80 @@
+"""The heartbeat from outside: it extends the leases of all children, whatever their handlers do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.drivers.base import Driver, Extension, SettleAnswer
+from taskharbor.errors import StoreError
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.pipeline.lease_keeper import BEATS_PER_LEASE
+from taskharbor.worker.pipeline.leases import StoreTime
+from taskharbor.worker.supervisor.channel import LeaseUpdate
+from taskharbor.worker.supervisor.child_process import ChildProcess
+from taskharbor.worker.supervisor.shared_memory import Held
+
+logger = logging.getLogger("taskharbor.supervisor")
+
+
+class SupervisorLeaseKeeper:
+    def __init__(
+        self, driver: Driver, *, lease: int, time: StoreTime, children: Callable[[], Iterable[ChildProcess]]
+    ) -> None:
+        self._driver = driver
+        self._lease = lease
+        self._children = children
+        self._time = time
+
+    async def run(self) -> None:
+        beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
+        while True:
+            pause = beat_seconds
+            try:
+                await self.beat()
+            except StoreError as error:
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "the store did not take a heartbeat: {error}",
+                    {"error": str(error)},
+                )
+                pause = beat_seconds / 4
+            except Exception:  # a bug here must not cost every child its leases without a word
+                logger.exception("a heartbeat failed")
+                pause = beat_seconds / 4
+            await asyncio.sleep(pause)
+
+    async def beat(self) -> None:
+        """One round trip for all of them; none when nobody holds anything."""
+        held = [
+            (child, lease)
+            for child in self._children()
+            if child.hello is not None and child.hello.address is not None
+            for lease in child.shared_memory.held()
+        ]
+        if not held:
+            return
+        asked_at = self._time.asking()
+        heartbeat = await self._driver.extend([self._extension(child, lease) for child, lease in held])
+        self._time.learn(heartbeat.now, asked_at)
+        heard: dict[ChildProcess, LeaseUpdate] = {
+            child: LeaseUpdate(paused=sorted(heartbeat.paused))
+            for child in dict.fromkeys(child for child, _ in held)
+        }
+        for (child, lease), extended in zip(held, heartbeat.leases, strict=True):
+            if extended.answer is SettleAnswer.DONE:
+                child.shared_memory.extended(lease, extended.expires_at)
+                heard[child].cancel_requested += extended.cancel_requested
+            else:
+                heard[child].refused.append(extended.token)
+        for child, what in heard.items():
+            if what.cancel_requested or what.paused or what.refused:
+                child.channel.send(what)
+
+    def _extension(self, child: ChildProcess, lease: Held) -> Extension:
+        beat_ago = self._time.now() - self._lease // BEATS_PER_LEASE
+        running = tuple((job_id, at) for job_id, at in lease.running.items() if at <= beat_ago)
+        return Extension(child.token(lease), self._lease, running)

@@ -1,0 +1,226 @@
+"""The page: memory that a child and its supervisor share.
+
+The child writes what it holds, so that the supervisor can extend its leases and, when the child has died, knows
+what had begun. The supervisor writes how far it has extended each lease. Neither waits for the other, and a begin
+or an end costs the child one word.
+
+The page is words of 64 bits: a header, then blocks. A block covers up to `BLOCK_JOBS` jobs of one lease; a lease
+takes as many blocks as it needs. Each word has one writer. A block's serial is written last and erased first, so
+whoever finds it finds the rest as well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from taskharbor.worker.pipeline.execution import Execution
+    from taskharbor.worker.pipeline.leases import HeldLease
+
+WORD = 8
+ID_BYTES = 36  # a UUID as text
+BLOCK_JOBS = 16
+
+# -- words of the header. The first is nobody's: executions without a cell write there. --
+LIFE = 1  # rises while the child's event loop goes round
+CLAIMING = 2  # the serial of a claim that has been sent and not answered
+CLAIMING_ALONE = 3
+HEADER = 8
+
+# -- words of a block --
+SERIAL = 0  # of the lease's token; 0 for a free block
+COUNT = 1
+ALONE = 2
+EXPIRES = 3  # as the child knows it
+EXTENDED_SERIAL = 4  # by the supervisor: which lease it means …
+EXTENDED_TO = 5  # … and how far it is extended
+CELLS = 8
+IDS = CELLS + BLOCK_JOBS
+BLOCK = IDS + BLOCK_JOBS * ID_BYTES // WORD
+
+ROOM_AHEAD = 8_192  # jobs claimed ahead or ended and not settled, beyond those that run
+
+_ZEROS = memoryview(bytes(BLOCK_JOBS * WORD)).cast("q")
+
+
+def blocks_for(concurrency: int) -> int:
+    """Enough when every running job has a lease, and so a block, of its own."""
+    return concurrency + ROOM_AHEAD // BLOCK_JOBS
+
+
+def create(blocks: int) -> int:
+    """A file that only its descriptor names; it is gone with the last process that holds it."""
+    size = (HEADER + blocks * BLOCK) * WORD
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("taskharbor-page")
+    else:
+        descriptor, path = tempfile.mkstemp(prefix="taskharbor-page-")
+        os.unlink(path)
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+class _Page:
+    def __init__(self, descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        self._bytes = memoryview(mmap.mmap(descriptor, size))
+        self.words = self._bytes.cast("q")
+        self.blocks = (size // WORD - HEADER) // BLOCK
+
+
+# -- the child's side ----------------------------------------------------------------------------
+
+
+class Publisher(_Page):
+    """What the child writes."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self._free = list(range(HEADER, HEADER + self.blocks * BLOCK, BLOCK))
+
+    @property
+    def room(self) -> int:
+        return len(self._free) * BLOCK_JOBS
+
+    def show_life(self) -> None:
+        self.words[LIFE] += 1
+
+    def claiming(self, serial: int, *, alone: bool) -> None:
+        self.words[CLAIMING_ALONE] = alone
+        self.words[CLAIMING] = serial
+
+    def claimed(self, serial: int, lease: HeldLease | None, executions: Sequence[Execution]) -> None:
+        if lease is not None:
+            self._publish(serial, lease, executions)
+        self.words[CLAIMING] = 0
+
+    def _publish(self, serial: int, lease: HeldLease, executions: Sequence[Execution]) -> None:
+        words = self.words
+        ids = "".join([execution.claimed.id for execution in executions]).encode("ascii", "replace")
+        if len(ids) != len(executions) * ID_BYTES:
+            return  # ids of a driver that are no UUIDs: this worker extends such a lease itself
+        blocks = []
+        for first in range(0, len(executions), BLOCK_JOBS):
+            block = self._free.pop()
+            blocks.append(block)
+            here = executions[first : first + BLOCK_JOBS]
+            words[block + COUNT] = len(here)
+            words[block + ALONE] = lease.alone
+            words[block + EXPIRES] = lease.expires_at
+            words[block + EXTENDED_SERIAL] = 0
+            words[block + CELLS : block + IDS] = _ZEROS
+            text = ids[first * ID_BYTES : (first + len(here)) * ID_BYTES]
+            start = (block + IDS) * WORD
+            self._bytes[start : start + len(text)] = text
+            words[block + SERIAL] = serial
+            for cell, execution in enumerate(here, block + CELLS):
+                execution.cell = cell
+        lease.blocks = tuple(blocks)
+
+    def withdraw(self, lease: HeldLease) -> None:
+        """The supervisor has nothing to do with it any more; its blocks stay taken while handlers run."""
+        for block in lease.blocks:
+            self.words[block + SERIAL] = 0
+
+    def free(self, lease: HeldLease) -> None:
+        self.withdraw(lease)
+        self._free.extend(lease.blocks)
+        lease.blocks = ()
+
+    def extended_to(self, serial: int, lease: HeldLease) -> int:
+        if not lease.blocks:
+            return 0
+        words, block = self.words, lease.blocks[0]
+        if words[block + EXTENDED_SERIAL] != serial:
+            return 0
+        reached = words[block + EXTENDED_TO]
+        # A block may have had another lease while the supervisor was writing: then the serial is not ours.
+        return reached if words[block + EXTENDED_SERIAL] == serial else 0
+
+
+# -- the supervisor's side -----------------------------------------------------------------------
+
+
+class Held(Struct):
+    """A lease that a child holds, as far as it has been published."""
+
+    serial: int
+    alone: bool
+    expires_at: int = 0
+    begun: dict[str, int] = {}  # job id → started at: begun, perhaps ended, not known to be settled
+    ended: set[str] = set()  # of those, whose handler has returned
+    unbegun: set[str] = set()
+    blocks: list[int] = []
+
+    @property
+    def running(self) -> dict[str, int]:
+        return {job_id: at for job_id, at in self.begun.items() if job_id not in self.ended}
+
+
+class Reader(_Page):
+    """What the supervisor reads, and how far it has extended."""
+
+    is_closed = False
+
+    @property
+    def life(self) -> int:
+        return self.words[LIFE]
+
+    def held(self) -> list[Held]:
+        """Every lease that is published now."""
+        leases: dict[int, Held] = {}
+        for index, serial in enumerate(self.words[HEADER + SERIAL :: BLOCK].tolist()):
+            if serial:
+                self._read_block(HEADER + index * BLOCK, serial, leases)
+        return list(leases.values())
+
+    def left_behind(self) -> list[Held]:
+        """Of a child that has died: its leases, and the one it may have been about to get."""
+        held = self.held()
+        claiming = self.words[CLAIMING]
+        if claiming and all(lease.serial != claiming for lease in held):
+            held.append(Held(claiming, bool(self.words[CLAIMING_ALONE])))
+        return held
+
+    def _read_block(self, block: int, serial: int, leases: dict[int, Held]) -> None:
+        words = self.words
+        count, alone, expires_at = words[block + COUNT : block + EXPIRES + 1].tolist()
+        cells = words[block + CELLS : block + CELLS + count].tolist()
+        start = (block + IDS) * WORD
+        ids = bytes(self._bytes[start : start + count * ID_BYTES]).decode("ascii")
+        if words[block + SERIAL] != serial:
+            return  # given up meanwhile, and perhaps taken again
+        lease = leases.setdefault(serial, Held(serial, bool(alone)))
+        lease.expires_at = max(lease.expires_at, expires_at)
+        lease.blocks.append(block)
+        for position, cell in enumerate(cells):
+            job_id = ids[position * ID_BYTES : (position + 1) * ID_BYTES]
+            if not cell:
+                lease.unbegun.add(job_id)
+                continue
+            lease.begun[job_id] = abs(cell)
+            if cell < 0:
+                lease.ended.add(job_id)
+
+    def extended(self, lease: Held, expires_at: int) -> None:
+        """Say that the lease is extended to here. The child believes it only of the serial it has."""
+        if self.is_closed:  # it died while the store was asked
+            return
+        for block in lease.blocks:
+            self.words[block + EXTENDED_SERIAL] = 0
+            self.words[block + EXTENDED_TO] = expires_at
+            self.words[block + EXTENDED_SERIAL] = lease.serial
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.words.release()
+        mapped = self._bytes.obj
+        self._bytes.release()
+        assert isinstance(mapped, mmap.mmap)
+        mapped.close()

@@ -1,0 +1,1 @@
+"""What keeps a worker and its store in order beside the jobs."""

@@ -1,0 +1,137 @@
+"""Maintenance: what every worker does now and then for all of them."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from taskharbor.client.harbor import Harbor
+from taskharbor.clock import Clock
+from taskharbor.errors import StoreError
+from taskharbor.records import State
+from taskharbor.rescue import COLLECT_SECONDS, IDLE_COLLECT_SECONDS, Collector
+from taskharbor.settle_batch import is_outage, log_bug
+from taskharbor.telemetry.attempts import Reporter
+from taskharbor.worker.upkeep.retrying import Outages
+
+logger = logging.getLogger("taskharbor.worker")
+
+# Rounds of collecting. An expired job is not begun anyway, so its end can be written down a little later.
+EXPIRE_EVERY = 12
+PRUNE_EVERY = 105  # about a minute
+PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
+PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
+EXPIRE_BATCH = 500
+CATCH_UP_BATCH = 1_000
+LEFT_OUT_SECONDS_MAX = 60.0
+_COMPLAINT = "maintenance has to wait"
+
+
+class Maintenance:
+    def __init__(
+        self,
+        harbor: Harbor,
+        *,
+        worker: str,
+        max_losses: int,
+        clock: Clock,
+        outages: Outages,
+        reporter: Reporter,
+        before_collecting: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._harbor = harbor
+        self._driver = harbor.driver
+        self._collector = Collector(harbor.driver, worker, max_losses=max_losses, report=reporter.losses.tell)
+        self._clock = clock
+        self._outages = outages
+        self._reporter = reporter
+        self._before_collecting = before_collecting
+        self._pruning = False
+        self._failed: dict[str, tuple[int, float]] = {}  # how often in a row, and when it is done again
+
+    async def run(self) -> None:
+        rounds = 0
+        while True:
+            # Jittered, so that many workers do not all look at once.
+            pause = COLLECT_SECONDS if self._driver.outlook.leases else IDLE_COLLECT_SECONDS
+            await self._clock.sleep(pause * random.uniform(0.85, 1.0))
+            rounds += 1
+            try:
+                await self.collect()
+                if self._driver.outlook.late:
+                    await self.catch_up()
+                if rounds % EXPIRE_EVERY == 0:
+                    await self.expire()
+                if self._pruning or rounds % PRUNE_EVERY == 0:
+                    await self._do(self._prune)
+                if rounds % PRUNE_HISTORY_EVERY == 0:
+                    await self._do(self._harbor._prune_schedules)
+                self._outages.answered(_COMPLAINT)
+            except StoreError as error:
+                self._outages.unanswered(_COMPLAINT, error)
+            except Exception as error:  # noqa: BLE001 - a bug of ours, or of a driver: it ends no worker
+                log_bug(logger, "maintenance failed", error)
+
+    async def collect(self) -> None:
+        """Settle what expired leases held."""
+        await self._do(self._collect)
+
+    async def catch_up(self) -> None:
+        """Release or cancel the dependants that a job's end could not see yet."""
+        await self._do(self._catch_up)
+
+    async def tell_unreadable(self, ids: Sequence[str]) -> None:
+        """Tell of jobs that a claim found unreadable, and that are dead by now."""
+        try:
+            records = await self._driver.get(ids)
+        except StoreError as error:
+            self._outages.unanswered(_COMPLAINT, error)
+            return
+        for record in records:
+            if record is not None:
+                self._reporter.unreadable(record)
+
+    async def expire(self) -> None:
+        """Cancel what was not begun in time."""
+        await self._do(self._expire)
+
+    async def _do(self, chore: Callable[[], Awaitable[object]]) -> None:
+        """Do it; one in which a bug of ours is found is left out for a while, each time for longer."""
+        name, now = chore.__name__, self._clock.monotonic()
+        failures, again_at = self._failed.get(name, (0, now))
+        if now < again_at:
+            return
+        try:
+            await chore()
+        except Exception as error:
+            if is_outage(error):
+                raise
+            pause = min(2.0**failures, LEFT_OUT_SECONDS_MAX)
+            self._failed[name] = (min(failures + 1, 10), now + pause)
+            log_bug(logger, f"maintenance failed in {name}", error)
+        else:
+            self._failed.pop(name, None)
+
+    async def _collect(self) -> None:
+        await self._before_collecting()
+        await self._collector.collect()
+
+    async def _catch_up(self) -> None:
+        await self._tell_cancelled(await self._driver.catch_up(CATCH_UP_BATCH))
+
+    async def _prune(self) -> None:
+        self._pruning = False
+        self._pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
+
+    async def _expire(self) -> None:
+        while expired := await self._driver.expire(EXPIRE_BATCH):
+            await self._tell_cancelled(expired)
+            if len(expired) < EXPIRE_BATCH:
+                break
+
+    async def _tell_cancelled(self, ids: Sequence[str]) -> None:
+        for record in await self._driver.get(ids) if ids else ():
+            if record is not None and record.state is State.CANCELLED:
+                self._reporter.expired(record)

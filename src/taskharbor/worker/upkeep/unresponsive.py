@@ -1,0 +1,79 @@
+"""Handlers that were told to end and do not: told of again and again, and in the end given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from taskharbor.clock import Clock
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.pipeline.execution import Execution
+
+logger = logging.getLogger("taskharbor.worker")
+
+LOOK_SECONDS = 1.0
+FIRST_WARNING_SECONDS = 5.0  # after it was told to end; each next one after twice as long
+WARNING_SECONDS_MAX = 600.0
+UNWIND_SECONDS = 1.0  # how long a handler may take to end once it was interrupted at shutdown
+
+
+class UnresponsiveWatch:
+    """A thread cannot be killed. So its slot stays occupied, and people have to hear of it.
+
+    With a limit, `give_up` is called for each handler that has been unresponsive for that long.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], Iterable[Execution]],
+        *,
+        limit_seconds: float | None,
+        clock: Clock,
+        give_up: Callable[[Execution], None],
+    ) -> None:
+        self._running = running
+        self._limit_seconds = limit_seconds
+        self._clock = clock
+        self._give_up = give_up
+        self._told: dict[Execution, _Told] = {}
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        now = self._clock.monotonic()
+        # One that runs in a process of its own is killed by and by.
+        told_to_end = [e for e in self._running() if e.stop_requested is not None and e.process is None]
+        if not told_to_end:
+            self._told.clear()
+            return
+        self._told = {
+            execution: self._told.get(execution) or _Told(now, FIRST_WARNING_SECONDS)
+            for execution in told_to_end
+        }
+        for execution, told in self._told.items():
+            waited = now - told.at
+            if waited >= told.warn_after:
+                told.warn_after = waited + min(waited, WARNING_SECONDS_MAX)
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "Job {job} was told to end {since_seconds} s ago and has not; its slot stays occupied",
+                    execution.fields() | _why(execution) | {"since_seconds": round(waited)},
+                )
+            if self._limit_seconds is not None and waited >= self._limit_seconds:
+                self._give_up(execution)
+
+
+class _Told:
+    __slots__ = ("at", "warn_after")
+
+    def __init__(self, at: float, warn_after: float) -> None:
+        self.at = at
+        self.warn_after = warn_after
+
+
+def _why(execution: Execution) -> dict[str, str | None]:
+    return {"why": execution.interrupted or execution.stop_requested}

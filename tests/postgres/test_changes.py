@@ -1,0 +1,155 @@
+"""Wake-up: notifications, coalesced, and polling as the net."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import asyncpg
+
+from taskharbor.drivers.base import Cancel, CancelRequests, ClaimRequest, Requeue
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres.changes import channel_of
+from taskharbor.records import NewJob
+
+
+def job(number: int) -> NewJob:
+    return NewJob(f"019b76da-a800-7000-8000-{number:012x}", "task")
+
+
+async def _listening(driver: PostgresDriver) -> None:
+    """Until its listener is there: its first news say so."""
+    async with asyncio.timeout(10):
+        await driver.wait_for_change(driver.change_token(), 3600)
+
+
+async def _heard(driver: PostgresDriver, token: int) -> float:
+    """How long it took until there were other news than these."""
+    began = time.monotonic()
+    async with asyncio.timeout(10):
+        await driver.wait_for_change(token, 3600)
+    return time.monotonic() - began
+
+
+async def test_change_by_another_process_arrives_within_milliseconds(dsn: str) -> None:
+    mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    delays = []
+    for number in range(1, 8):
+        token = mine.change_token()
+        await others.enqueue([job(number)])
+        delays.append(await _heard(mine, token))
+    assert sorted(delays)[3] < 0.1  # the median: this is no benchmark, but it is no polling either
+    token = mine.change_token()
+    await others.operate(Cancel(), [job(1).id])
+    assert await _heard(mine, token) < 0.5
+    await mine.close()
+    await others.close()
+
+
+async def test_only_a_request_to_a_running_job_is_heard_as_a_request(dsn: str) -> None:
+    mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    mark = (await mine.cancel_requests([])).mark
+    await mine.enqueue([job(1), job(2)])
+    await mine.claim(ClaimRequest("worker/1", 60_000_000, 1))
+    for operation in (Cancel(), Requeue()):
+        token = mine.change_token()
+        await others.operate(operation, [job(2).id])
+        await _heard(mine, token)
+        assert await mine.cancel_requests(["worker/1"], mark) == CancelRequests(mark)
+    token = mine.change_token()
+    await others.operate(Cancel(), [job(1).id])
+    await _heard(mine, token)
+    assert (await mine.cancel_requests(["worker/1"], mark)).jobs == {"worker/1": (job(1).id,)}
+    await mine.close()
+    await others.close()
+
+
+async def test_many_enqueues_send_few_notifications(dsn: str) -> None:
+    """A notification in every transaction would make every commit wait for a lock of the whole server."""
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    heard = []
+    connection = await asyncpg.connect(dsn)
+    await connection.add_listener(channel_of(driver.schema), lambda *notification: heard.append(notification))
+    for start in range(1, 401, 20):
+        await asyncio.gather(*[driver.enqueue([job(number)]) for number in range(start, start + 20)])
+    await asyncio.sleep(0.1)
+    assert 1 <= len(heard) < 200
+    await connection.close()
+    await driver.close()
+
+
+async def test_lost_listener_is_rebuilt_and_says_so(dsn: str) -> None:
+    """What happened while nobody listened has not been heard: so the return itself is news."""
+    mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    admin = await asyncpg.connect(dsn)
+    token, mark = mine.change_token(), (await mine.cancel_requests([])).mark
+    killed = await admin.fetch(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    )
+    assert len(killed) == 1
+    assert await _heard(mine, token) < 5
+    assert (await mine.cancel_requests([], mark)).mark != mark
+    token = mine.change_token()
+    await others.enqueue([job(1)])
+    assert await _heard(mine, token) < 1
+    await admin.close()
+    await mine.close()
+    await others.close()
+
+
+async def test_without_listening_polling_is_enough(dsn: str) -> None:
+    """Behind a pooler there is no session to listen in."""
+    mine, others = PostgresDriver(dsn, listen=False), PostgresDriver(dsn, listen=False)
+    await mine.migrate()
+    token = mine.change_token()
+    await others.enqueue([job(1)])
+    assert await _heard(mine, token) < 3
+    admin = await asyncpg.connect(dsn)
+    assert not await admin.fetch(
+        "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+    )
+    await admin.close()
+    await mine.close()
+    await others.close()
+
+
+async def test_closing_leaves_no_task_and_no_waiter_behind(dsn: str) -> None:
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    await _listening(driver)
+    waiting = asyncio.ensure_future(driver.wait_for_change(driver.change_token(), 3600))
+    await asyncio.sleep(0)
+    await driver.enqueue([job(1)])  # of which somebody is still to be told
+    await driver.close()
+    async with asyncio.timeout(30):
+        await waiting
+    assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
+
+
+def test_channels_of_long_schemas_fit(dsn: str) -> None:
+    assert channel_of("taskharbor") == "taskharbor_taskharbor"
+    assert channel_of("a" * 63) != channel_of("b" * 63)
+    assert len(channel_of("a" * 63)) <= 63
+
+
+async def test_producer_that_enqueues_and_closes_at_once_is_heard(dsn: str) -> None:
+    """The notification that was still to be sent goes before the connections do."""
+    mine = PostgresDriver(dsn)
+    await mine.migrate()
+    await _listening(mine)
+    for number in range(1, 6):
+        token = mine.change_token()
+        producer = PostgresDriver(dsn)
+        await producer.enqueue([job(2 * number)])
+        await producer.enqueue([job(2 * number + 1)])
+        await producer.close()
+        assert await _heard(mine, token) < 0.5
+    await mine.close()
