@@ -26,7 +26,7 @@ class Durability(enum.IntEnum):
     NORMAL = 2
     """A crash of the process; a crash of the machine may lose the last commits."""
     FULL = 3
-    """A crash of the machine: every commit is sync_method before it is acknowledged."""
+    """A crash of the machine: every commit is synced before it is acknowledged."""
 
 
 class Contestant(ABC):

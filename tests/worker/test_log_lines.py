@@ -147,7 +147,7 @@ async def test_a_stop_says_what_is_awaited_and_for_how_long(memory, clock, caplo
             release.set()
     [told] = [said(record) for record in caplog.records if " stops" in said(record)]
     assert told == (
-        f"Worker {worker.name} stops; it waits up to 7 s for 1 job: {job.id}. EventMessage again, it ends at once"
+        f"Worker {worker.name} stops; it waits up to 7 s for 1 job: {job.id}. A second signal ends it at once"
     )
 
 

@@ -54,7 +54,7 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
     if "requestBody" in operation:
         content = operation["requestBody"]["content"]["application/json"]
         examples = [each["value"] for each in content.get("examples", {}).values()]
-        body = f"<h4>ProcessHandle</h4>{_refs(content['schema'])}{''.join(map(_json, examples))}"
+        body = f"<h4>Body</h4>{_refs(content['schema'])}{''.join(map(_json, examples))}"
     answers = "".join(
         f"<tr><td>{escape(status)}</td><td>{escape(answer['description'])}</td>"
         f"<td>{''.join(_refs(kind['schema']) for kind in answer.get('content', {}).values())}</td></tr>"

@@ -485,9 +485,7 @@ class WorkerRun:
         fields = {"worker": self._worker.name, "seconds": self._worker.grace_seconds, **self._running()}
         sentence = "Worker {worker} stops"
         if self._executor.running:
-            sentence += (
-                "; it waits up to {seconds} s for {running}: {jobs}. EventMessage again, it ends at once"
-            )
+            sentence += "; it waits up to {seconds} s for {running}: {jobs}. A second signal ends it at once"
         log_line(
             logger,
             logging.INFO,

@@ -236,7 +236,7 @@ class Engine:
     # -- writes --
 
     async def write(self, operation: Callable[[Session], T], now: int | None = None) -> T:
-        """Run the operation in a transaction that is committed, and sync_method, when this returns."""
+        """Run the operation in a transaction that is committed, and synced, when this returns."""
         self.open()
         write = _Write(operation, now)
         if in_sync_call():

@@ -113,7 +113,7 @@ class Supervisor:
         log_line(
             logger,
             logging.INFO,
-            "supervisor stops; it waits up to {seconds} s for {children}. EventMessage again, it ends at once",
+            "supervisor stops; it waits up to {seconds} s for {children}. A second signal ends it at once",
             {"children": children, "seconds": self._orders.grace_seconds + STOP_SECONDS + SETTLE_SECONDS},
         )
         for child in self._living():
