@@ -36,7 +36,9 @@ def kept(harbor: Harbor) -> set[str]:
     return {state for state, count in harbor.jobs.counts().items() if count}
 
 
-def test_by_default_a_week_for_what_is_done_and_for_ever_for_the_dead(timed: Harbor, clock: ManualClock):
+def test_by_default_finished_jobs_are_kept_for_a_week_and_dead_ones_without_limit(
+    timed: Harbor, clock: ManualClock
+):
     jobs = all_endings(timed)
     clock.advance(7 * DAY - 1)
     assert timed.prune() == 0

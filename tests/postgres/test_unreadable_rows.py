@@ -88,7 +88,7 @@ def drop_checks(driver: PostgresDriver) -> None:
         ("workflows", "enqueued_at", "'-infinity'"),
     ],
 )
-async def test_value_that_nobody_could_read_is_kept_out(
+async def test_value_that_no_reader_understands_is_kept_out(
     driver: PostgresDriver, table: str, column: str, value: str
 ) -> None:
     harbor = Harbor(driver=driver)

@@ -126,7 +126,9 @@ def plant(connection: sqlite3.Connection) -> list[str]:
         ("workflows", "about", b"{}"),
     ],
 )
-def test_value_that_nobody_could_read_is_kept_out(file: Path, table: str, column: str, value: Any) -> None:
+def test_value_that_no_reader_understands_is_kept_out(
+    file: Path, table: str, column: str, value: Any
+) -> None:
     with Harbor(f"sqlite:///{file}") as harbor:
         harbor.migrate()
         with (
@@ -143,7 +145,7 @@ def test_value_that_nobody_could_read_is_kept_out(file: Path, table: str, column
 # -- what a hand has let in --------------------------------------------------------------------------
 
 
-def test_garbage_in_any_column_stops_nobody(file: Path) -> None:
+def test_garbage_in_any_column_stops_no_reader(file: Path) -> None:
     """Every column, every kind of garbage, all at once: workers, lists, inspect, counts, operators, prune go on."""
     url = f"sqlite:///{file}"
     with Harbor(url) as harbor:

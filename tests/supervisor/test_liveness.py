@@ -47,7 +47,7 @@ def test_a_stuck_process_is_told_by_its_replacement(small: Shop):
     assert error == "no sign of life for 2 s"
 
 
-def test_a_stuck_process_that_holds_the_gil_is_told_by_another_one(small: Shop):
+def test_a_stuck_process_that_holds_the_gil_is_reported_by_another_process(small: Shop):
     small.harbor.enqueue("hold_gil", {"seconds": 300})
     small.started(processes=2, lease_seconds=30, stuck_seconds=2)
     small.wait(lambda: small.lines("stuck"), "the event")

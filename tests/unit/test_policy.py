@@ -433,7 +433,7 @@ def test_a_newly_stored_step_resets_the_counts():
     assert not settle_loss(lease(), claimed(2), together, last_step=2).suspect
 
 
-def test_an_outage_counts_for_nobody():
+def test_an_outage_counts_against_no_job():
     job = Losing()
     for _ in range(500):
         transition = job.lose(outlived=True)

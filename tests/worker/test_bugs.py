@@ -248,7 +248,7 @@ async def lost(faulty: Any, clock: Any, jobs: int) -> None:
 
 
 @pytest.mark.parametrize("verb", ["settle", "history"])
-async def test_a_lost_job_that_a_bug_keeps_in_its_lease_holds_up_nobody_and_is_tried_ever_less_often(
+async def test_a_lost_job_that_a_bug_keeps_in_its_lease_holds_up_no_other_job_and_is_tried_ever_less_often(
     faulty, store, clock, verb
 ):
     @faulty.task

@@ -257,7 +257,7 @@ async def test_a_failure_refused_for_its_content_is_settled_with_a_safe_error(fa
     assert "the store refused" in (found.error or "")
 
 
-async def test_a_success_refused_for_its_content_is_told_as_the_death_that_it_is(faulty, store):
+async def test_a_success_refused_for_its_content_is_reported_as_dead(faulty, store):
     """Events and log lines speak of what was settled, not of what should have been."""
     told = []
     for event in ("succeeded", "dead"):

@@ -95,7 +95,7 @@ async def test_a_handler_in_a_process_of_its_own_is_decided_about_in_the_worker(
     assert (await the_job(memory, job)).reason is Reason.NOT_RETRYABLE
 
 
-async def test_a_function_that_fails_costs_no_job_and_is_told_of(memory, clock, drained, caplog):
+async def test_a_function_that_fails_costs_no_job_and_is_logged(memory, clock, drained, caplog):
     def broken(failure: Failure) -> float:
         raise ZeroDivisionError("division by zero")
 

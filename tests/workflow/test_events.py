@@ -46,7 +46,7 @@ async def flow(harbor: Harbor, first: Any, count: int = 3) -> Workflow:
     return await chain(first, *rest).using(on_failure="cancel").aenqueue()
 
 
-async def test_those_that_end_with_a_failed_job_are_told_cancelled(
+async def test_those_that_end_with_a_failed_job_emit_cancelled(
     harbor: Harbor,
     clock: ManualClock,
     drained: Callable[..., Any],

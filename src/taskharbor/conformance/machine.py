@@ -174,7 +174,7 @@ class DriverMachine(RuleBasedStateMachine):
         return self._enqueue([self._new_job(features, depends_on=(other.id, *known)), other])
 
     @verb(1)
-    def enqueue_dependant_of_nobody(self, data: Draw) -> None:
+    def enqueue_dependant_of_an_unknown_job(self, data: Draw) -> None:
         features = data.draw(stories.features_of_jobs, label="features")
         batch = [self._new_job(features), self._new_job([], depends_on=(self._new_id(),))]
         self.both_refuse(lambda store: store.enqueue_all(*batch))

@@ -448,7 +448,7 @@ class Chapter:
             yield store
 
 
-async def waiting_for_news(driver: Driver) -> asyncio.Future[None]:
+async def waiting_for_change(driver: Driver) -> asyncio.Future[None]:
     """Somebody who waits, and whom the driver's own affairs do not wake: that it has begun to listen, say.
 
     A driver may have more news than there are; then it has some now and then, and that is as still as it gets.

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store, waiting_for_news
+from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store, waiting_for_change
 from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, Enqueued, SettleAnswer, Transition
 from taskharbor.records import AttemptStatus, Reason, State
 
@@ -241,7 +241,7 @@ class SecondDriver(Chapter):
 
         async def story() -> None:
             async with asyncio.timeout(10):
-                waiting = await waiting_for_news(second)
+                waiting = await waiting_for_change(second)
                 await store.driver.enqueue([store.new()])
                 await waiting
             await second.close()

@@ -28,7 +28,7 @@ class Dependants(Chapter):
         [answer] = store.enqueue_all(store.new(depends_on=(before,), delay=HOUR))
         assert (answer.state, answer.run_at) == (State.WAITING, store.now + HOUR)
 
-    def test_dependency_that_nobody_knows_is_refused(self, store: Store) -> None:
+    def test_unknown_dependency_is_refused(self, store: Store) -> None:
         """To wait for a job that does not exist would be to wait for ever."""
         job = store.new(depends_on=(store.enqueue(), store.new_id()))
         with pytest.raises(ConfigurationError):
@@ -88,7 +88,7 @@ class Dependants(Chapter):
         assert sorted(answer.released for answer in answers) == [(), (waiting,)]
         assert store.claimed_ids() == [waiting]
 
-    def test_repeated_success_releases_nobody_again(self, store: Store) -> None:
+    def test_repeated_success_releases_no_dependant_again(self, store: Store) -> None:
         """A settle that is repeated does not make a dependant ready that has been claimed since."""
         held = store.running()
         waiting = store.enqueue(depends_on=(held.id,))
@@ -115,7 +115,7 @@ class Dependants(Chapter):
         assert store.claim() == []
 
     @pytest.mark.parametrize("ending", ["dead", "cancelled", "deleted dependant"])
-    def test_unsuccessful_ending_releases_nobody(self, store: Store, ending: str) -> None:
+    def test_unsuccessful_ending_releases_no_dependant(self, store: Store, ending: str) -> None:
         """A dead or cancelled dependency leaves its dependants waiting, visible as such."""
         held = store.running()
         waiting = store.enqueue(depends_on=(held.id,))

@@ -154,7 +154,7 @@ class Fencing(Chapter):
         assert store.succeed(forged).answer is SettleAnswer.NOT_RUNNING
         assert store.everything() == before
 
-    def test_job_that_nobody_knows_cannot_be_settled(self, store: Store) -> None:
+    def test_unknown_job_cannot_be_settled(self, store: Store) -> None:
         """A job that was never enqueued, or was deleted, is running under no lease."""
         held = store.running()
         forged = Held(held.token, structs.replace(held.job, id=store.new_id()))
@@ -284,7 +284,7 @@ class Fencing(Chapter):
         assert store.fail(old).answer is SettleAnswer.DONE
         assert (store.state(old.id), len(store.history(old.id))) == (State.READY, 2)
 
-    def test_settle_repeated_with_another_status_is_told_the_recorded_one(self, store: Store) -> None:
+    def test_settle_repeated_with_another_status_answers_with_the_recorded_one(self, store: Store) -> None:
         """The first outcome stands; a different second one learns which."""
         held = store.running()
         store.fail(held)

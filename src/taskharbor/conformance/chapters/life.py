@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from taskharbor.conformance.store import HOUR, LEASE, MINUTE, Chapter, Store, waiting_for_news
+from taskharbor.conformance.store import HOUR, LEASE, MINUTE, Chapter, Store, waiting_for_change
 from taskharbor.drivers.base import Cancel, Check, ClaimRequest, Extension
 from taskharbor.records import AttemptStatus, JobFilter, State
 from taskharbor.sync import run_inline
@@ -94,14 +94,14 @@ class Life(Chapter):
         store.run(story())
 
     @pytest.mark.parametrize("what", ["enqueue", "settle", "cancel"])
-    def test_whatever_somebody_might_wait_for_ends_a_wait(self, store: Store, what: str) -> None:
+    def test_whatever_a_caller_may_wait_for_ends_a_wait(self, store: Store, what: str) -> None:
         """New work, the end of a job and an operator's doing are heard long before the wait's own time is over."""
         held, driver = store.running(), store.driver
         done = store.transition(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED)
 
         async def story() -> None:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                waiting = await waiting_for_news(driver)
+                waiting = await waiting_for_change(driver)
                 match what:
                     case "enqueue":
                         await driver.enqueue([store.new()])

@@ -53,7 +53,7 @@ class Operators(Chapter):
             assert store.everything() != before
 
     @pytest.mark.parametrize("verb", list(VERBS))
-    def test_job_that_nobody_knows_is_not_found(self, store: Store, verb: str) -> None:
+    def test_unknown_job_is_not_found(self, store: Store, verb: str) -> None:
         """An unknown id is answered as such, and hinders nobody."""
         unknown = store.new_id()
         [answer] = store.run(store.driver.operate(VERBS[verb][0], [unknown], now=store.now))

@@ -21,7 +21,7 @@ class Presence(Chapter):
             "host-1-a", "host", 1, 10, 5, ("mail", "vip"), "host-0-b", store.now + MINUTE
         )
 
-    def test_workers_are_told_by_name(self, store: Store) -> None:
+    def test_workers_are_listed_by_name(self, store: Store) -> None:
         """Each once, however often it signs on; what it says last stands."""
         store.run(store.driver.sign_on([worker("b"), worker("a")], MINUTE))
         store.run(store.driver.sign_on([worker("B"), worker("b", slots=3)], MINUTE))

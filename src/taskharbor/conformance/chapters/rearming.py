@@ -315,7 +315,7 @@ class Rearming(Chapter):
             assert store.counts("elsewhere")[state] == 1
             assert store.counts("default")[state] == 0
 
-    def test_running_job_is_not_changed_without_being_told_so(self, store: Store) -> None:
+    def test_running_job_is_not_changed_by_an_update_that_does_not_say_so(self, store: Store) -> None:
         """What does not say that it concerns a running job is a conflict."""
         held = recurring(store)
         assert store.do(Update(due_at=store.now + DAY), held.id) is OperationVerdict.CONFLICT
@@ -408,7 +408,7 @@ class Rearming(Chapter):
 
     # -- history --
 
-    def test_latest_attempt_is_told_with_the_job(self, store: Store) -> None:
+    def test_latest_attempt_is_shown_with_the_job(self, store: Store) -> None:
         """How a schedule's last run ended is known without reading its history."""
         held = store.running()
         assert (store.job(held.id).last_status, store.job(held.id).last_finished_at) == (None, None)

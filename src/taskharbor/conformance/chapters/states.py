@@ -59,7 +59,7 @@ class States(Chapter):
         assert (record.worker, record.lease_expires_at) == (None, None)
         assert (record.lease_expired, record.cancel_requested) == (False, False)
 
-    def test_attempt_number_rises_on_every_claim_for_ever(self, store: Store) -> None:
+    def test_attempt_number_rises_on_every_claim_of_every_run(self, store: Store) -> None:
         """Retry, hand-back, sleep, loss, requeue and next occurrence: the next claim has the next number."""
         job_id = store.enqueue()
         store.fail(store.claim_one())

@@ -188,7 +188,7 @@ class Workflows(Chapter):
         [repeated] = store.settle_all(transition)
         assert (repeated.answer, repeated.cancelled) == (SettleAnswer.DONE, ())
 
-    def test_dependant_of_several_is_told_of_once(self, store: Store) -> None:
+    def test_dependant_of_several_is_reported_once(self, store: Store) -> None:
         """Of the first that it ended with: of a batch of settles by their order, of an operation by id."""
         shape = ((), (), (0, 1), (2,), (1,))
         _, *_, both, after, one = store.workflow(*shape, ends_with_members=True)
@@ -226,7 +226,7 @@ class Workflows(Chapter):
             store.do(Cancel(), held.id)
             store.fail(held)
 
-    def test_ending_cancels_nobody_who_does_not_end_with_it(self, store: Store) -> None:
+    def test_ending_cancels_no_dependant_that_does_not_end_with_it(self, store: Store) -> None:
         """Without that, dependants wait, visible as such."""
         _, a, b, last = store.workflow(*CHAIN)
         store.do(Cancel(), a)
@@ -254,7 +254,7 @@ class Workflows(Chapter):
         assert store.numbers(workflow_id) == (3, 0, 0, 0, 0)
         assert store.counts()[State.CANCELLED] == 0
 
-    def test_retry_restores_nobody_whom_another_failure_stands_against(self, store: Store) -> None:
+    def test_retry_restores_no_dependant_of_another_failed_job(self, store: Store) -> None:
         """Only with the last of those that failed may it wait again."""
         _, a, b, last = store.workflow(*CHORD, ends_with_members=True)
         for held in store.claim():
@@ -272,7 +272,7 @@ class Workflows(Chapter):
             assert [store.state(job_id) for job_id in (b, last)] == [State.CANCELLED] * 2
             store.do(Requeue(), a)
 
-    def test_retry_restores_nobody_who_was_cancelled_for_another_reason(self, store: Store) -> None:
+    def test_retry_restores_no_dependant_that_was_cancelled_for_another_reason(self, store: Store) -> None:
         """What an operator cancelled stays so."""
         _, a, b, last = store.workflow(*CHAIN, ends_with_members=True)
         store.do(Cancel(), b)
@@ -290,7 +290,7 @@ class Workflows(Chapter):
 
     # -- running twice --
 
-    def test_member_that_is_run_twice_releases_nobody_twice(self, store: Store) -> None:
+    def test_member_that_is_run_twice_releases_no_dependant_twice(self, store: Store) -> None:
         """Its worker died after the side effect: the second run releases the last one, the first one nobody."""
         _, _a, last = store.workflow((), (0,))
         stale = store.claim_one()
