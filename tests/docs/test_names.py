@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from taskharbor.client.queues import Queues
 from taskharbor.client.workflows import Workflows
 from taskharbor.records import AttemptStatus, Reason, State
 from taskharbor.worker import Worker
-from tests.docs.markdown import PAGES, ROOT, blocks, inline_code, named
+from tests.docs.markdown import PAGES, ROOT, blocks, inline_code, named, prose
 
 OWNERS: dict[str, Any] = {
     "harbor": taskharbor.Harbor("memory://"),
@@ -41,8 +42,13 @@ OWNERS: dict[str, Any] = {
 _ATTRIBUTE = re.compile(
     r"\b(harbor\.(?:jobs|dlq|queues|workflows)|harbor|job|ctx|worker|policy|decision|presets|event)\.(?!(?:py|db)\b)(\w+)"
 )
-_MODULES = ("policy", "retry", "signature", "codec", "lifecycle", "conformance", "clock", "errors")
-_FUNCTION = re.compile(rf"^({'|'.join(_MODULES)})\.(?!py$)(\w+)(?:\(.*\))?$")
+SOURCE = ROOT / "src/taskharbor"
+# What a place in the code may begin with. Rules are named without their package: `policy.settle_loss`.
+_ROOMS = frozenset(path.stem for path in (*SOURCE.iterdir(), *(SOURCE / "rules").glob("*.py"))) - {
+    "__init__",
+    "py",
+}
+_PLACE = re.compile(r"^(?P<path>[a-z_]+(?:\.(?!(?:py|md|sql|db)\b)\w+)+)(?:\(.*\))?$")
 _TEST = re.compile(r"\btest_\w+")
 _PATH = re.compile(r"^(?:src|tests|docs|examples|benchmarks|\.ci)/[\w./-]*$")
 _VARIABLE = re.compile(r"\bTASKHARBOR_\w+")
@@ -88,7 +94,7 @@ def test_attributes_exist(page: Path) -> None:
     if page.name == "api.md":
         return  # generated from them
     for code in inline_code(page):
-        if _FUNCTION.match(code):
+        if place_in(code):
             continue
         for owner, name in _ATTRIBUTE.findall(code):
             if owner == "event":
@@ -97,17 +103,55 @@ def test_attributes_exist(page: Path) -> None:
                 assert hasattr(OWNERS[owner], name), f"{named(page)}: {code}"
 
 
-RULES = ROOT / "src/taskharbor/rules"  # pages name a rule by its module and function: `policy.settle_loss`
+def place_in(code: str) -> str | None:
+    """The path of a place in the code, such as `worker.run.WorkerRun`; None for what is not meant as one."""
+    found = _PLACE.match(code)
+    if not found:
+        return None
+    room, name, *more = found["path"].split(".")
+    is_attribute = not more and room in OWNERS and hasattr(OWNERS[room], name)
+    return found["path"] if room in _ROOMS and not is_attribute else None
+
+
+def exists(place: str) -> bool:
+    """Whether a module of `src/taskharbor` has this name; a module of `rules` is named without its package."""
+    room, *names = place.split(".")
+    thing: Any = importlib.import_module(
+        f"taskharbor{'.rules' if (SOURCE / 'rules' / f'{room}.py').exists() else ''}.{room}"
+    )
+    for name in names:
+        if isinstance(thing, ModuleType) and not hasattr(thing, name):
+            try:
+                thing = importlib.import_module(f"{thing.__name__}.{name}")
+                continue
+            except ModuleNotFoundError:
+                return False
+        if not hasattr(thing, name):
+            return False
+        thing = getattr(thing, name)
+    return True
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_functions_exist(page: Path) -> None:
-    for code in inline_code(page):
-        found = _FUNCTION.match(code)
-        if found and not (found[1] in OWNERS and hasattr(OWNERS[found[1]], found[2])):
-            room = "taskharbor.rules" if (RULES / f"{found[1]}.py").exists() else "taskharbor"
-            module = importlib.import_module(f"{room}.{found[1]}")
-            assert hasattr(module, found[2]), f"{named(page)}: {code}"
+def test_places_in_the_code_exist(page: Path) -> None:
+    missing = [code for code in inline_code(page) if (place := place_in(code)) and not exists(place)]
+    assert not missing, f"{named(page)}: {missing}"
+
+
+def rules_of(page: Path) -> list[str]:
+    """The items of the page's lists, each with the lines that continue it."""
+    return re.findall(r"^- .*(?:\n  .*)*", prose(page), re.MULTILINE)
+
+
+def test_every_rule_of_the_contract_has_a_name_and_a_place() -> None:
+    rules = rules_of(ROOT / "docs/semantics.md")
+    assert len(rules) > 80
+    for rule in rules:
+        assert re.match(r"- \*\*[^*]+\.\*\* ", rule), f"begin it with its name in bold: {rule}"
+        places = re.search(r" Code:\s+((?:`[^`]+`(?:,\s+)?)+)\.$", rule)
+        assert places, f"end it with its place, 'Code: `module.function`.': {rule}"
+        for place in re.findall(r"`([^`]+)`", places[1]):
+            assert place_in(place), f"no place in the code: {place}"
 
 
 @cache
