@@ -1,4 +1,5 @@
-"""`python -m tests.simulation --seed N` replays one seed; `--seconds S` looks for one that fails.
+"""`python -m tests.simulation --seed N` replays one seed; `--seconds S` looks for one that fails;
+`--planted` looks for a seed that finds each planted bug, and writes them down for the tests to begin with.
 
 With `--fleet` the worlds have supervisors; with `--world` they are of recurring jobs, workflows or durable steps.
 """
@@ -12,6 +13,7 @@ import sys
 import time
 
 from tests.simulation.fleet import FleetWorld
+from tests.simulation.search import search_all
 from tests.simulation.stories import KINDS
 from tests.simulation.world import World, _bury_all, _seeded, simulate
 
@@ -23,7 +25,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to look")
     parser.add_argument("--fleet", action="store_true", help="worlds with supervisors")
     parser.add_argument("--world", choices=KINDS, help="worlds of this kind")
+    parser.add_argument("--planted", action="store_true", help="seeds that find the planted bugs")
     asked = parser.parse_args()
+    if asked.planted:
+        return search_planted()
     kind = KINDS[asked.world] if asked.world else FleetWorld if asked.fleet else World
     if asked.seed is not None:
         return replay(asked.seed, kind)
@@ -41,6 +46,14 @@ def main() -> int:
         f"{seed - first} seeds from {first}, {failed} failed; {(seed - first) / seconds * 60:.0f} a CPU minute"
     )
     return bool(failed)
+
+
+def search_planted() -> int:
+    missed = 0
+    for what, seed in search_all():
+        missed += seed is None
+        print(f"{'not found' if seed is None else seed}: {what}", flush=True)
+    return bool(missed)
 
 
 def replay(seed: int, kind: type[World]) -> int:

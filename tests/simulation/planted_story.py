@@ -13,7 +13,7 @@ from tests.simulation.world import World
 class Bug(Struct, frozen=True):
     plant: Planted
     kind: type[World]
-    rule: str  # the finding begins so
+    rule: str = ""  # the finding begins so; empty: any rule may find it
 
 
 PLANTED_IN_STORIES: dict[str, Bug] = {}

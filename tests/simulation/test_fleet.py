@@ -11,25 +11,11 @@ import pytest
 
 from tests.simulation.fleet import FleetWorld
 from tests.simulation.planted_supervisor import PLANTED_IN_THE_SUPERVISOR
+from tests.simulation.search import assert_found
 from tests.simulation.world import _bury_all, _seeded, simulate
 
 FIXED = 60  # seeds
 SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "5")) / 2
-SEEDS_MAX = 300
-# In the seeds where each is found soonest, so that the suite need not search for long.
-FIRST = {
-    "what a dead child had only claimed is lost": 88,
-    "the jobs of a stuck child are settled before it is ended": 68,
-    "the jobs of a dead child are settled while something of its session is left": 33,
-    "the claim that a child was about to be answered is forgotten": 27,
-    "of several leases of a dead child the first is settled": 168,
-    "settling is not repeated when the store did not answer": 135,
-    "a child whose supervisor hangs does not extend for itself": 49,
-    "children that die at once are replaced without a pause": 160,
-    "nobody executes suspects": 30,
-    "a child that takes too long to stop is never ended": 15,
-    "a child that is told to stop, and then loses its supervisor, ends at once": 305,
-}
 
 
 def assert_nothing_wrong(seed: int) -> None:
@@ -76,8 +62,4 @@ def test_a_seed_of_a_fleet_tells_the_same_story_twice():
 
 @pytest.mark.parametrize("what", PLANTED_IN_THE_SUPERVISOR)
 def test_bug_planted_in_the_supervisor_is_found(what):
-    first = FIRST.get(what, 1)
-    with PLANTED_IN_THE_SUPERVISOR[what]():
-        assert any(simulate(seed, FleetWorld).wrong for seed in range(first, first + SEEDS_MAX)), (
-            f"not found: {what}"
-        )
+    assert_found(what)

@@ -5,6 +5,7 @@ TASKHARBOR_SIMULATION_SECONDS sets how long random seeds are tried (by default a
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.fleet import FleetWorld
-from tests.simulation.world import simulate
+from tests.simulation.recurring_world import HecticWorld
+from tests.simulation.universe import SimulatedLoop
+from tests.simulation.world import World, simulate
 
 ROOT = Path(__file__).parents[2]
 FIXED = 120  # seeds
@@ -55,6 +58,14 @@ def test_worlds_are_full_of_what_they_are_made_for():
     assert sum(each.kills for each in findings) >= 5
     assert sum(each.executions for each in findings) >= 150
     assert sum(each.seconds for each in findings) >= 300
+
+
+@pytest.mark.parametrize("kind", [World, FleetWorld, HecticWorld])
+def test_a_killed_worker_leaves_nothing_in_memory(kind):
+    """The collector sees every reference of a worker to itself, at whatever moment the worker was dropped."""
+    for seed in range(18):
+        simulate(seed, kind)
+    assert not [thing for thing in gc.get_objects() if isinstance(thing, SimulatedLoop)]
 
 
 def test_a_seed_tells_the_same_story_twice():

@@ -13,6 +13,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -365,8 +366,7 @@ def _seeded(seed: int) -> Iterator[None]:
 def simulate(seed: int, kind: type[World] = World) -> Findings:
     """What this seed leads to; the same, however often and wherever it is asked."""
     gc.disable()
-    if not gc.get_freeze_count():
-        gc.freeze()  # what is there already is not looked at again and again
+    _spare_what_is_there()
     try:
         with _seeded(seed):
             world = kind(seed)
@@ -377,14 +377,22 @@ def simulate(seed: int, kind: type[World] = World) -> Findings:
         gc.enable()
 
 
+@cache
+def _spare_what_is_there() -> None:
+    """Keep the collector from looking through the program again with every seed."""
+    gc.freeze()
+
+
 def _bury_all(world: World) -> None:
-    """What was killed is closed now by the interpreter, `finally` and all; nobody is left to notice."""
+    """Free the world; the interpreter closes what was killed, `finally` and all, and nothing observes it any more."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for process in [*world.graves, *(loop.process for loop in world.universe.loops)]:
                 process.loop._closed = True
+                # The collector does not see a `Job`, and a coroutine that holds one would keep the world by it.
+                vars(process.harbor).clear()
             del process
             world.__dict__.clear()
             while gc.collect():  # closing some of it may leave more behind

@@ -435,7 +435,7 @@ def _success(execution: Execution, outcome: Succeeded) -> Transition:
     )  # fmt: skip
 
 
-class _Ending(Struct, frozen=True, gc=False):
+class _Ending(Struct, frozen=True):
     """An attempt that is over, and the transition that says so."""
 
     execution: Execution
