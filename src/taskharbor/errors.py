@@ -27,6 +27,14 @@ class ConfigurationError(TaskHarborError, ValueError):
     """An option, a declaration or a URL that cannot be used as it was given."""
 
 
+class MissingCapability(ConfigurationError):
+    """The store cannot do what was asked: its driver does not offer `capability`."""
+
+    def __init__(self, message: str, capability: str) -> None:
+        super().__init__(message)
+        self.capability = capability
+
+
 class PayloadError(TaskHarborError, ValueError):
     """Arguments, a payload or a result that cannot be stored as JSON or do not fit the task."""
 

@@ -26,10 +26,11 @@ from taskharbor.drivers.base import (
     StepNote,
     Transition,
     Update,
-    WorkerRecord,
     member_id,
 )
+from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.records import (
     AttemptStatus,
     JobFilter,
@@ -155,9 +156,9 @@ async def work(driver: PostgresDriver) -> None:
     await collect(driver, now + HOUR)
     await driver.outlive(token, [(e.id, e.number)])
     await driver.leases(now=now)
-    await driver.sign_on([WorkerRecord(queue, "host", 1, 1, now)], HOUR, now=now)
-    assert queue in [worker.name for worker in await driver.workers(now=now)]
-    await driver.sign_off([queue])
+    await driver.put_records(RecordKind.WORKERS, {queue: "{}"}, HOUR, now=now)
+    assert queue in [record.key for record in await driver.records(RecordKind.WORKERS, now=now)]
+    await driver.drop_records(RecordKind.WORKERS, [queue])
     await driver._fold_tallies()
     assert await driver.prune(
         dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR), 10_000, now=now + HOUR
@@ -222,7 +223,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert (await driver.counts(queue, now=now))[State.DEAD] == 3
     await driver.queues(now=now)
     await driver.leases(now=now)
-    await driver.workers(now=now)
+    await driver.records(RecordKind.WORKERS, now=now)
     assert await driver.steps(dead) == {"s": StepRecord("1", 1)}
     assert len(await driver.history(dead)) == 1
     assert await do(Cancel(), running) is OperationVerdict.REQUESTED
@@ -240,12 +241,10 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert await do(Delete(), ready) is OperationVerdict.DONE
     await driver.pause(queue, True)
     await driver.pause(queue, False)
-    token = TokenRecord(
-        queue, "name", "read", "digest", now
-    )  # done again and again: the queue is another each time
-    await driver.add_token(token)
-    assert token in await driver.tokens()
-    assert await driver.remove_token(token.id)
+    token = TokenRecord(queue, "name", "read", "digest", now)  # the queue is another one each time
+    await TOKENS.put(driver, [token])
+    assert token in await TOKENS.all(driver)
+    assert await TOKENS.drop(driver, [token.id]) == 1
     await collect(driver, now + HOUR)
     await driver._fold_tallies()
     assert (

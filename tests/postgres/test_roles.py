@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from taskharbor import AccessDenied, Context, Harbor, Worker
 from taskharbor.cli import cli
 from taskharbor.drivers.base import Cancel, ClaimRequest, Delete, Discard, Extension, Requeue, Transition
+from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.postgres import PostgresDriver, sql
 from taskharbor.drivers.postgres.roles import FUNCTIONS, TABLES, Role, grants, quoted_role
 from taskharbor.errors import ConfigurationError
@@ -126,6 +127,21 @@ FORBIDDEN: dict[str, Callable[[PostgresDriver], Awaitable[object]]] = {
     "counts": lambda d: d.counts(),
     "steps": lambda d: d.steps(NOBODY),
 }
+
+
+@pytest.mark.parametrize("role", [Role.PRODUCER, Role.WORKER])
+def test_only_an_admin_reads_and_writes_tokens(hands: Crew, role: Role) -> None:
+    """A worker writes its own record, and its rights reach no token."""
+    verbs: dict[str, Callable[[PostgresDriver], Awaitable[object]]] = {
+        "SELECT": lambda d: d.records(RecordKind.TOKENS),
+        "INSERT": lambda d: d.put_records(RecordKind.TOKENS, {"a": "{}"}, None),
+        "DELETE": lambda d: d.drop_records(RecordKind.TOKENS, ["a"]),
+    }
+    for right, verb in verbs.items():
+        with pytest.raises(
+            AccessDenied, match=rf"lacks .*{right}.* on the table tokens .* which an admin has"
+        ):
+            hands.run(hands.names[role], verb)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
+from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.server import application
 from taskharbor.server.auth import Auth
 from taskharbor.server.limits import FAILURES_MAX, Failures
@@ -69,14 +70,14 @@ async def test_a_revoked_or_expired_token_is_good_for_nothing(
         clock.advance(60)
         assert (await client.get(f"{API}/jobs", headers=short)).status_code == 401
         assert (await client.get(f"{API}/jobs", headers=kept)).status_code == 200
-        for record in await harbor.driver.tokens():
-            await harbor.driver.remove_token(record.id)
+        records = await TOKENS.all(harbor.driver)
+        await TOKENS.drop(harbor.driver, [record.id for record in records])
         assert (await client.get(f"{API}/jobs", headers=kept)).status_code == 401
 
 
 async def test_the_store_keeps_no_token(harbor: Harbor):
     token, record = await create_token(harbor.driver, "n", "read")
-    assert token.partition(f"{record.id}_")[2] not in repr(await harbor.driver.tokens())
+    assert token.partition(f"{record.id}_")[2] not in repr(await TOKENS.all(harbor.driver))
     assert len(token) > 43
     assert record.id in token
 
@@ -230,8 +231,8 @@ async def test_an_open_server_closes_with_the_first_token(
         headers = await bearer("read")
         assert (await client.get(f"{API}/jobs")).status_code == 401
         assert (await client.get(f"{API}/jobs", headers=headers)).status_code == 200
-        for token in await harbor.driver.tokens():
-            await harbor.driver.remove_token(token.id)
+        records = await TOKENS.all(harbor.driver)
+        await TOKENS.drop(harbor.driver, [record.id for record in records])
         assert (await client.get(f"{API}/jobs")).status_code == 401  # and does not open with the last one
 
 

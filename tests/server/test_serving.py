@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from taskharbor import Harbor
+from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.server.limits import BODY_BYTES_MAX, FAILURES_MAX
 from taskharbor.server.tokens import create_token
 
@@ -97,7 +98,7 @@ def test_a_stream_ends_with_the_token_that_opened_it(url: str):
     ):
         lines = stream.iter_lines()
         list(_until(lines, "event: counts"))
-        assert asyncio.run(harbor.driver.remove_token(record.id))
+        assert asyncio.run(TOKENS.drop(harbor.driver, [record.id])) == 1
         while client.get(f"{API}/stats").status_code != 401:
             time.sleep(0.05)
         harbor.enqueue("t")

@@ -183,8 +183,8 @@ class Link(MemoryDriver):
     async def history(self, job_id: str, limit: int = 100) -> Any:
         return await self._call("history", job_id, lambda: MemoryDriver.history(self, job_id, limit))
 
-    async def sign_on(self, workers: Any, lasts: int, *, now: int | None = None) -> None:
-        await self._call("sign_on", workers, lambda: MemoryDriver.sign_on(self, workers, lasts))
+    async def put_records(self, kind: Any, about: Any, lasts: int | None, *, now: int | None = None) -> None:
+        await self._call("put_records", about, lambda: MemoryDriver.put_records(self, kind, about, lasts))
 
     async def list(
         self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None

@@ -16,9 +16,18 @@ if TYPE_CHECKING:
 
 TIMED = (
     "enqueue", "enqueue_workflow", "claim", "extend", "take_expired", "settle", "note", "operate", "expire", "prune",
-    "prune_history", "get", "counts", "queues", "leases", "sign_on", "workers", "list",
+    "prune_history", "get", "counts", "queues", "leases", "put_records", "records", "list",
 )  # fmt: skip
-TIMELESS = ("outlive", "history", "steps", "results", "get_workflows", "list_workflows", "pause", "sign_off")
+TIMELESS = (
+    "outlive",
+    "history",
+    "steps",
+    "results",
+    "get_workflows",
+    "list_workflows",
+    "pause",
+    "drop_records",
+)
 CHANGES = frozenset(
     {"enqueue", "enqueue_workflow", "settle", "operate", "pause", "expire"}
 )  # as of the memory driver

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
+
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import StoreUnavailable
 from taskharbor.worker.upkeep.presence import FIRST_SECONDS, SIGN_ON_SECONDS
 from tests.worker.stage import FaultyDriver, until, working
 
 
 async def names(harbor: Harbor) -> list[str]:
-    return [worker.name for worker in await harbor.driver.workers()]
+    return [worker.name for worker in await WORKERS.all(harbor.driver)]
 
 
 async def test_an_idle_worker_is_there_until_it_stops(memory: Harbor, clock: ManualClock):
     async with working(memory, name="idle", concurrency=3, queues=["mail"]):
         assert await names(memory) == []
         await clock.jump(FIRST_SECONDS)
-        [worker] = await memory.driver.workers()
+        [worker] = await WORKERS.all(memory.driver)
         assert (worker.name, worker.slots, worker.queues, worker.supervisor) == ("idle", 3, ("mail",), None)
         assert worker.started_at == clock.now() - round(FIRST_SECONDS * 1_000_000)
         for _ in range(10):
@@ -26,10 +30,11 @@ async def test_an_idle_worker_is_there_until_it_stops(memory: Harbor, clock: Man
     assert await names(memory) == []
 
 
-async def test_a_short_drain_signs_nothing(memory: Harbor, drained):
+async def test_a_short_drain_signs_nothing(memory: Harbor, drained, monkeypatch: pytest.MonkeyPatch):
     await memory.aenqueue("t")
     signed: list[object] = []
-    memory.driver.sign_on = memory.driver.sign_off = lambda *_: signed.append(_)  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(MemoryDriver, "put_records", lambda *_: signed.append(_))
+    monkeypatch.setattr(MemoryDriver, "drop_records", lambda *_: signed.append(_))
     await drained(memory)
     assert signed == []
 
@@ -42,7 +47,7 @@ async def test_a_store_that_does_not_listen_is_no_trouble(
         raise StoreUnavailable("away")
 
     tries: list[int] = []
-    store.sign_on = away  # type: ignore[method-assign]
+    store.put_records = away  # type: ignore[method-assign]
     job = await faulty.aenqueue("t")
     async with working(faulty, name="w"):
         await clock.jump(FIRST_SECONDS)

@@ -109,6 +109,7 @@ async def _serve(
 ) -> None:
     import uvicorn
 
+    from taskharbor.drivers.typed_records import TOKENS
     from taskharbor.server import application
     from taskharbor.server.auth import is_loopback
     from taskharbor.server.clients import trusted_proxies
@@ -117,7 +118,7 @@ async def _serve(
 
     proxies = trusted_proxies(trusted_proxy)
     await harbor.driver.open()
-    is_open = not await harbor.driver.tokens()
+    is_open = not await TOKENS.all(harbor.driver)
     if is_open:
         if not is_loopback(host):
             raise click.ClickException(

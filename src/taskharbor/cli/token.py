@@ -66,7 +66,9 @@ def list_tokens(session: Session) -> None:
     Example:
       taskharbor token list
     """
-    records = session.run(lambda harbor: harbor.driver.tokens())
+    from taskharbor.drivers.typed_records import TOKENS
+
+    records = session.run(lambda harbor: TOKENS.all(harbor.driver))
     if session.screen.as_json:
         session.screen.document(of_list([_document(record) for record in records]))
         return
@@ -87,7 +89,9 @@ def revoke(session: Session, token_id: str) -> None:
     Example:
       taskharbor token revoke 4f1c2a9b8d07
     """
-    if not session.run(lambda harbor: harbor.driver.remove_token(token_id)):
+    from taskharbor.drivers.typed_records import TOKENS
+
+    if not session.run(lambda harbor: TOKENS.drop(harbor.driver, [token_id])):
         raise click.ClickException(f"no token has the id {token_id}; `taskharbor token list` has them all")
     if session.screen.as_json:
         session.screen.document({"id": token_id, "revoked": True})

@@ -32,6 +32,8 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     member_id,
 )
+from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.records import (
     AttemptRecord,
     AttemptStatus,
@@ -383,6 +385,17 @@ class Store:
 
     def prune_history(self, *ids: str, keep: int = 100, before: int = 0) -> int:
         return self.run(self.driver.prune_history(ids, keep, before, now=self.now))
+
+    # -- records --
+
+    def put_records(self, kind: RecordKind, about: dict[str, str], lasts: int | None = None) -> None:
+        self.run(Records.of(self.driver).put_records(kind, about, lasts, now=self.now))
+
+    def records(self, kind: RecordKind) -> list[Record]:
+        return self.run(Records.of(self.driver).records(kind, now=self.now))
+
+    def drop_records(self, kind: RecordKind, *keys: str) -> int:
+        return self.run(Records.of(self.driver).drop_records(kind, keys))
 
     # -- a job in any state --
 

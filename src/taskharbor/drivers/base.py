@@ -91,7 +91,6 @@ from taskharbor.records import (
     QueueRecord,
     State,
     StepRecord,
-    TokenRecord,
     WorkflowRecord,
 )
 
@@ -326,23 +325,6 @@ class Driver(ABC):
     @abstractmethod
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]: ...
 
-    # -- who is there --
-
-    @abstractmethod
-    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
-        """Remember that these workers are there, for `lasts` microseconds; repeated now and then by each.
-
-        Whoever has not repeated it in time is forgotten. Nothing else depends on this: it is for onlookers.
-        """
-
-    @abstractmethod
-    async def sign_off(self, names: Sequence[str]) -> None:
-        """Forget these workers: they have stopped."""
-
-    @abstractmethod
-    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
-        """Every worker that is there, by name."""
-
     # -- operators --
 
     @abstractmethod
@@ -391,20 +373,6 @@ class Driver(ABC):
         The attempts of a job's present run stay, its latest one stays, and so does what a live lease still names.
         How many were deleted.
         """
-
-    # -- tokens of the REST interface --
-
-    @abstractmethod
-    async def add_token(self, token: TokenRecord) -> None:
-        """Keep a token, durably. Its id is new."""
-
-    @abstractmethod
-    async def tokens(self) -> builtins.list[TokenRecord]:
-        """Every token, the oldest first."""
-
-    @abstractmethod
-    async def remove_token(self, token_id: str) -> bool:
-        """Forget a token; whether there was one."""
 
     # -- the caller's own transaction --
 

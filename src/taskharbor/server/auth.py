@@ -12,6 +12,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from taskharbor.drivers.base import Driver
+from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.records import TokenRecord
 from taskharbor.server.clients import Proxies, address_of, key_of
 from taskharbor.server.errors import ApiError
@@ -95,7 +96,7 @@ class Auth:
     async def _current_tokens(self) -> dict[str, TokenRecord]:
         now = time.monotonic()
         if self._read_at is None or now - self._read_at >= TOKENS_SECONDS:
-            self._tokens = {token.id: token for token in await self._driver.tokens()}
+            self._tokens = {token.id: token for token in await TOKENS.all(self._driver)}
             self._read_at = now
         return self._tokens
 

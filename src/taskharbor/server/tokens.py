@@ -11,6 +11,7 @@ from enum import StrEnum
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Driver
+from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import TokenRecord
 
@@ -41,7 +42,7 @@ async def create_token(
     driver: Driver, name: str, role: str, expires_in: float | timedelta | None = None
 ) -> tuple[str, TokenRecord]:
     """A new token, to be shown once, and what the store keeps of it."""
-    kept = await driver.tokens()
+    kept = await TOKENS.all(driver)
     if len(kept) >= TOKENS_MAX:
         raise ConfigurationError(f"there are {TOKENS_MAX} tokens already; revoke those that are not used")
     token_id = secrets.token_hex(6)
@@ -55,7 +56,7 @@ async def create_token(
     record = TokenRecord(
         token_id, checked_name("name", name), checked_role(role), digest_of(token), now, expires_at
     )
-    await driver.add_token(record)
+    await TOKENS.put(driver, [record])
     return token, record
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.views.documents import instant
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[dic
         ]
     for worker in workers.values():
         worker["running"].sort(key=lambda job: -job["seconds"])
-    return _with_who_is_there(workers, await harbor.driver.workers())
+    return _with_who_is_there(workers, await WORKERS.all(harbor.driver))
 
 
 def _overdue(harbor: Harbor, record: JobRecord, seconds: float) -> float | None:

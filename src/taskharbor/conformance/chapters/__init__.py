@@ -14,13 +14,12 @@ from taskharbor.conformance.chapters.history import History
 from taskharbor.conformance.chapters.leases import Collecting, Fencing, Leases
 from taskharbor.conformance.chapters.life import Life
 from taskharbor.conformance.chapters.operators import Operators
-from taskharbor.conformance.chapters.presence import Presence
 from taskharbor.conformance.chapters.pruning import Pruning
 from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
+from taskharbor.conformance.chapters.records import Records
 from taskharbor.conformance.chapters.states import States
 from taskharbor.conformance.chapters.steps import Children, Steps
-from taskharbor.conformance.chapters.tokens import Tokens
 from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.conformance.store import Chapter
 
@@ -45,8 +44,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Workflows,
     Rearming,
     Pruning,
-    Presence,
-    Tokens,
+    Records,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

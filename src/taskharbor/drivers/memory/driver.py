@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
-
-from msgspec.structs import replace
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
@@ -27,10 +25,11 @@ from taskharbor.drivers.base import (
     SettleAnswer,
     SettleResult,
     Transition,
-    WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
 )
+from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
 from taskharbor.drivers.memory.changes import Changes
 from taskharbor.drivers.memory.store import Store
@@ -44,13 +43,12 @@ from taskharbor.records import (
     QueueRecord,
     State,
     StepRecord,
-    TokenRecord,
     WorkflowRecord,
 )
 from taskharbor.sync import in_sync_call
 
 
-class MemoryDriver(Driver):
+class MemoryDriver(Driver, Records):
     """A store in this process's memory, and the reference of what a store does.
 
     It may be used from any number of threads and event loops. Every instance is a store of its own; it
@@ -154,26 +152,26 @@ class MemoryDriver(Driver):
         else:
             await self._changes.suspend(token, seconds, self.clock)
 
-    # -- who is there --
+    # -- records --
 
-    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
+    async def put_records(
+        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+    ) -> None:
         with self._changes.lock:
             instant = self._time(now)
-            there = self._store.workers
-            for name in [name for name, worker in there.items() if worker.expires_at <= instant]:
-                del there[name]
-            there.update({each.name: replace(each, expires_at=instant + lasts) for each in workers})
+            expires_at = None if lasts is None else instant + lasts
+            kept = {record.key: record for record in self._store.live_records(kind, instant)}
+            new = {key: Record(key, text, expires_at) for key, text in about.items()}
+            self._store.records[kind] = kept | new
 
-    async def sign_off(self, names: Sequence[str]) -> None:
+    async def records(self, kind: RecordKind, *, now: int | None = None) -> list[Record]:
         with self._changes.lock:
-            for name in names:
-                self._store.workers.pop(name, None)
+            return self._store.live_records(kind, self._time(now))
 
-    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
+    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
         with self._changes.lock:
-            instant = self._time(now)
-            there = sorted(self._store.workers.items())
-            return [worker for _, worker in there if worker.expires_at > instant]
+            kept = self._store.records[kind]
+            return sum(kept.pop(key, None) is not None for key in keys)
 
     # -- operators --
 
@@ -209,20 +207,6 @@ class MemoryDriver(Driver):
     ) -> int:
         with self._changes.lock:
             return operate.prune_history(self._store, ids, keep, before)
-
-    # -- tokens of the REST interface --
-
-    async def add_token(self, token: TokenRecord) -> None:
-        with self._changes.lock:
-            self._store.tokens[token.id] = token
-
-    async def tokens(self) -> builtins.list[TokenRecord]:
-        with self._changes.lock:
-            return sorted(self._store.tokens.values(), key=lambda token: (token.created_at, token.id))
-
-    async def remove_token(self, token_id: str) -> bool:
-        with self._changes.lock:
-            return self._store.tokens.pop(token_id, None) is not None
 
     # -- reads --
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import WorkerRecord
+from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.memory.order import Order
-from taskharbor.records import AttemptRecord, Progress, Reason, State, StepRecord, TokenRecord
+from taskharbor.records import AttemptRecord, Progress, Reason, State, StepRecord
 from taskharbor.rules.lifecycle import LEGAL, TERMINAL
 from taskharbor.rules.operating import Change, new_run
 from taskharbor.rules.settling import finished
@@ -135,8 +135,7 @@ class Store:
         self.leases: dict[str, Lease] = {}
         self.cancel_requests = 0  # how many there have been
         self.paused: set[str] = set()
-        self.tokens: dict[str, TokenRecord] = {}
-        self.workers: dict[str, WorkerRecord] = {}  # who is there, by name
+        self.records: dict[RecordKind, dict[str, Record]] = {kind: {} for kind in RecordKind}  # by key
         self.ordinary = Places()
         self.suspects = Places()
         self.endings: dict[State, Order[Placed]] = {state: Order() for state in TERMINAL}
@@ -181,6 +180,11 @@ class Store:
     def members(self, workflow: Workflow) -> Iterator[Job]:
         """Those of its jobs that are still kept."""
         return (self.jobs[job_id] for job_id in workflow.members if job_id in self.jobs)
+
+    def live_records(self, kind: RecordKind, now: int) -> list[Record]:
+        """The records of this kind that have not expired, by key."""
+        kept = (record for _, record in sorted(self.records[kind].items()))
+        return [record for record in kept if record.expires_at is None or record.expires_at > now]
 
     # -- dependants that end with a job, and begin again with it --
 

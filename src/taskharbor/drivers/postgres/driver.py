@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
-
-from msgspec import structs
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import agreeing, counted
@@ -35,19 +33,19 @@ from taskharbor.drivers.base import (
     SettleAnswer,
     SettleResult,
     Transition,
-    WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
     job_size,
     pieces,
     transition_size,
 )
+from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.postgres import (
     enqueue,
     health,
     leases,
     operate,
-    presence,
     reads,
     roles,
     schema,
@@ -80,7 +78,6 @@ from taskharbor.records import (
     QueueRecord,
     State,
     StepRecord,
-    TokenRecord,
     WorkflowRecord,
 )
 from taskharbor.rules.lifecycle import check_prunable
@@ -94,7 +91,7 @@ OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
 
-class PostgresDriver(Driver):
+class PostgresDriver(Driver, Records):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
     The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
@@ -386,16 +383,21 @@ class PostgresDriver(Driver):
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._run(Lane.REST, reads.lease_records, now)
 
-    # -- who is there --
+    # -- records --
 
-    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
-        await self._run(Lane.REST, lambda s: presence.sign_on(s, workers, lasts), now)
+    async def put_records(
+        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+    ) -> None:
+        keys, texts = list(about), list(about.values())
+        await self._run(Lane.REST, lambda s: s.do(f"put_{kind}", keys, texts, lasts, s.given_now), now)
 
-    async def sign_off(self, names: Sequence[str]) -> None:
-        await self._run(Lane.REST, lambda s: s.do("sign_off", list(names)))
+    async def records(self, kind: RecordKind, *, now: int | None = None) -> list[Record]:
+        rows = await self._run(Lane.REST, lambda s: s.rows(f"read_{kind}", s.given_now), now)
+        return [Record(*row) for row in rows]
 
-    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
-        return await self._run(Lane.REST, presence.workers, now)
+    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
+        dropped: int = await self._run(Lane.REST, lambda s: s.value(f"drop_{kind}", list(keys)))
+        return dropped
 
     # -- operators --
 
@@ -459,17 +461,6 @@ class PostgresDriver(Driver):
         self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
     ) -> int:
         return await self._run(Lane.REST, lambda s: operate.prune_history(s, ids, keep, before), now)
-
-    # -- tokens of the REST interface --
-
-    async def add_token(self, token: TokenRecord) -> None:
-        await self._run(Lane.REST, lambda s: s.do("insert_token", *structs.astuple(token)))
-
-    async def tokens(self) -> builtins.list[TokenRecord]:
-        return [TokenRecord(*row) for row in await self._run(Lane.REST, lambda s: s.rows("tokens"))]
-
-    async def remove_token(self, token_id: str) -> bool:
-        return await self._run(Lane.REST, lambda s: s.value("delete_token", token_id)) is not None
 
     # -- the caller's own transaction --
 

@@ -7,15 +7,17 @@ from functools import cache
 from pathlib import Path
 
 from taskharbor.codec import shorten
+from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.statements import migrations_in, named_statements
 from taskharbor.errors import ConfigurationError
 
 _FOLDER = Path(__file__).parent
 _PLACEHOLDER = "{schema}"
+_KIND = "{kind}"  # in a file that holds its statements once for each kind of record
 
 
 def quoted(schema: str) -> str:
-    """The schema's name as SQL: the only thing that is ever put into a statement's text."""
+    """Return the schema's name as SQL. Only this, and the fixed names of the kinds of records, go into statements."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", schema) or schema.lower().startswith("pg_"):
         raise ConfigurationError(
             f"a schema's name has up to 63 letters, digits and underscores, does not begin with a digit or pg_, "
@@ -30,9 +32,11 @@ def statements(schema: str) -> dict[str, str]:
     identifier = quoted(schema)
     found: dict[str, str] = {}
     for file in sorted((_FOLDER / "queries").glob("*.sql")):
-        named = named_statements(file.read_text("utf-8"))
-        assert not named.keys() & found.keys(), f"two statements are called {named.keys() & found.keys()}"
-        found |= named
+        text = file.read_text("utf-8")
+        for each in [text.replace(_KIND, kind) for kind in RecordKind] if _KIND in text else [text]:
+            named = named_statements(each)
+            assert not named.keys() & found.keys(), f"two statements are called {named.keys() & found.keys()}"
+            found |= named
     return {name: text.replace(_PLACEHOLDER, identifier) for name, text in found.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import contextvars
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,18 +28,19 @@ from taskharbor.drivers.base import (
     SettleAnswer,
     SettleResult,
     Transition,
-    WorkerRecord,
     WorkflowEnqueued,
     WorkflowPage,
 )
+from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.sqlite import (
     changes,
     enqueue,
     leases,
     operate,
     places,
-    presence,
     reads,
+    records,
     schema,
     settle,
     workflows,
@@ -58,12 +59,11 @@ from taskharbor.records import (
     QueueRecord,
     State,
     StepRecord,
-    TokenRecord,
     WorkflowRecord,
 )
 
 
-class SQLiteDriver(Driver):
+class SQLiteDriver(Driver, Records):
     """Jobs in one SQLite file, for any number of processes on one machine.
 
     `synchronous` is SQLite's own setting: FULL (the default) makes every accepted job survive a power
@@ -197,16 +197,18 @@ class SQLiteDriver(Driver):
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._engine.read(reads.lease_records, now)
 
-    # -- who is there --
+    # -- records --
 
-    async def sign_on(self, workers: Sequence[WorkerRecord], lasts: int, *, now: int | None = None) -> None:
-        await self._engine.write(lambda s: presence.sign_on(s, workers, lasts), now)
+    async def put_records(
+        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+    ) -> None:
+        await self._engine.write(lambda s: records.put(s, kind, about, lasts), now)
 
-    async def sign_off(self, names: Sequence[str]) -> None:
-        await self._engine.write(lambda s: presence.sign_off(s, names))
+    async def records(self, kind: RecordKind, *, now: int | None = None) -> list[Record]:
+        return await self._engine.read(lambda s: records.read(s, kind), now)
 
-    async def workers(self, *, now: int | None = None) -> list[WorkerRecord]:
-        return await self._engine.read(presence.workers, now)
+    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
+        return await self._engine.write(lambda s: records.drop(s, kind, keys))
 
     # -- operators --
 
@@ -228,17 +230,6 @@ class SQLiteDriver(Driver):
         self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
     ) -> int:
         return await self._engine.write(lambda s: operate.prune_history(s, ids, keep, before), now)
-
-    # -- tokens of the REST interface --
-
-    async def add_token(self, token: TokenRecord) -> None:
-        await self._engine.write(lambda s: operate.add_token(s, token))
-
-    async def tokens(self) -> builtins.list[TokenRecord]:
-        return await self._engine.read(reads.tokens)
-
-    async def remove_token(self, token_id: str) -> bool:
-        return await self._engine.write(lambda s: operate.remove_token(s, token_id))
 
     # -- the caller's own transaction --
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from taskharbor.drivers.base import (
     NOT_BEGUN,
@@ -27,7 +27,7 @@ from taskharbor.drivers.sqlite.moving import OPERATE
 from taskharbor.drivers.sqlite.places import Found
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.stored import Reading
-from taskharbor.records import Reason, State, TokenRecord
+from taskharbor.records import Reason, State
 from taskharbor.rules import operating as rules
 from taskharbor.rules.lifecycle import TERMINAL, check_prunable
 from taskharbor.rules.settling import finished
@@ -138,14 +138,6 @@ def _erase(session: Session, doomed: Sequence[Found]) -> None:
 
 def pause(session: Session, queue: str, paused: bool) -> None:
     session.execute(OPERATE["pause" if paused else "resume"], (queue,))
-
-
-def add_token(session: Session, token: TokenRecord) -> None:
-    session.execute(OPERATE["insert_token"], structs.astuple(token))
-
-
-def remove_token(session: Session, token_id: str) -> bool:
-    return bool(session.execute(OPERATE["delete_token"], (token_id,)).rowcount)
 
 
 def expire(session: Session, limit: int) -> list[str]:

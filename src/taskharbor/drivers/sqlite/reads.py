@@ -18,7 +18,6 @@ from taskharbor.records import (
     QueueRecord,
     State,
     StepRecord,
-    TokenRecord,
 )
 
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
@@ -133,7 +132,3 @@ def lease_records(session: Session) -> list[LeaseRecord]:
         )
         for lease in leases.all_leases(session)
     ]
-
-
-def tokens(session: Session) -> list[TokenRecord]:
-    return [TokenRecord(*row) for row in session.execute(READS["tokens"])]

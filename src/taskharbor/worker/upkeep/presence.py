@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import Driver, WorkerRecord
+from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
 
@@ -46,7 +47,7 @@ class Presence:
         """All that have signed on."""
         if self._signed_on:
             with suppress(StoreError, TimeoutError):
-                await asyncio.wait_for(self._driver.sign_off(sorted(self._signed_on)), SIGN_OFF_SECONDS)
+                await asyncio.wait_for(WORKERS.drop(self._driver, sorted(self._signed_on)), SIGN_OFF_SECONDS)
 
     async def _tell(self) -> None:
         """Nobody depends on it, so it is worth one try."""
@@ -55,9 +56,9 @@ class Presence:
         gone, self._signed_on = self._signed_on - names, names
         try:
             if there:
-                await self._driver.sign_on(there, LASTS)
+                await WORKERS.put(self._driver, there, LASTS)
             if gone:
-                await self._driver.sign_off(sorted(gone))
+                await WORKERS.drop(self._driver, sorted(gone))
         except StoreError as error:
             log_line(
                 logger, logging.DEBUG, "the store did not hear who is there: {error}", {"error": str(error)}

@@ -233,9 +233,3 @@ SELECT id FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY id FOR
 -- name: try_lock_jobs
 -- Deleting and pruning hold leases meanwhile, and so wait for no lock.
 SELECT id::text FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR UPDATE SKIP LOCKED
-
--- name: insert_token
-INSERT INTO {schema}.tokens (id, name, role, digest, created_at, expires_at) VALUES ($1, $2, $3, $4, $5, $6)
-
--- name: delete_token
-DELETE FROM {schema}.tokens WHERE id = $1 RETURNING id

@@ -69,6 +69,3 @@ SELECT l.token, l.worker, l.expires_at, l.open, l.running,
              AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = e.id AND a.number = e.number)
        ) END AS unsettled
 FROM {schema}.leases AS l ORDER BY l.token
-
--- name: tokens
-SELECT id, name, role, digest, created_at, expires_at FROM {schema}.tokens ORDER BY created_at, id

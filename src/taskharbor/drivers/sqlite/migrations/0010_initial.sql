@@ -201,19 +201,11 @@ CREATE TABLE taskharbor_tallies (
     PRIMARY KEY (queue, state)
 ) WITHOUT ROWID;
 
--- The workers that are alive, as each of them reports it now and then. Only displays read it.
-CREATE TABLE taskharbor_workers (
-    name       TEXT PRIMARY KEY,
-    about      TEXT NOT NULL,          -- JSON of a WorkerRecord
-    expires_at INTEGER NOT NULL        -- the record counts until then
-) WITHOUT ROWID;
-
--- Tokens of the REST interface. There are few of them, and one query reads them all.
-CREATE TABLE taskharbor_tokens (
-    id         TEXT PRIMARY KEY,
-    name       TEXT NOT NULL,
-    role       TEXT NOT NULL,
-    digest     TEXT NOT NULL,          -- SHA-256 of the token, in hex: the token itself is stored nowhere
-    created_at INTEGER NOT NULL,
-    expires_at INTEGER
+-- Documents beside the jobs: the workers that are alive, and the tokens of the REST interface as digests.
+CREATE TABLE taskharbor_records (
+    kind       TEXT NOT NULL,
+    key        TEXT NOT NULL,
+    about      TEXT NOT NULL,          -- JSON
+    expires_at INTEGER,                -- the record counts until then; NULL: until it is deleted
+    PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;

@@ -78,9 +78,3 @@ ORDER BY finished_at, job_id LIMIT ?
 SELECT finished_at, job_id FROM taskharbor_ended WHERE state = ? AND finished_at < ?
   AND (finished_at, job_id) > (?, ?)
 ORDER BY finished_at, job_id LIMIT ?
-
--- name: insert_token
-INSERT INTO taskharbor_tokens (id, name, role, digest, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)
-
--- name: delete_token
-DELETE FROM taskharbor_tokens WHERE id = ?

@@ -61,6 +61,3 @@ SELECT j.queue, count(*) FROM taskharbor_waiting AS w JOIN taskharbor_jobs AS j 
 
 -- name: tallies
 SELECT queue, state, jobs FROM taskharbor_tallies
-
--- name: tokens
-SELECT id, name, role, digest, created_at, expires_at FROM taskharbor_tokens ORDER BY created_at, id

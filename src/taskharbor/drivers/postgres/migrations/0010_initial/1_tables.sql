@@ -212,22 +212,14 @@ CREATE TABLE {schema}.tallies (
     jobs  bigint NOT NULL
 );
 
--- The workers that are alive, as each of them reports it now and then. Only displays read it.
+-- Records, one table for each kind, so that a role may have the one without the other: the workers that are alive, and
+-- the tokens of the REST interface as digests. `about` is JSON; a record counts until `expires_at`, if it has one.
 CREATE TABLE {schema}.workers (
-    name       text COLLATE "C" PRIMARY KEY,
-    about      text NOT NULL,            -- JSON of a WorkerRecord
-    expires_at timestamptz NOT NULL      -- the record counts until then
-);
-
--- Tokens of the REST interface. There are few of them, and one query reads them all.
-CREATE TABLE {schema}.tokens (
-    id         text PRIMARY KEY,
-    name       text NOT NULL,
-    role       text NOT NULL,
-    digest     text NOT NULL,            -- SHA-256 of the token, in hex: the token itself is stored nowhere
-    created_at timestamptz NOT NULL,
+    key        text COLLATE "C" PRIMARY KEY,
+    about      text NOT NULL,
     expires_at timestamptz
 );
+CREATE TABLE {schema}.tokens (LIKE {schema}.workers INCLUDING ALL);
 
 -- Counts the notifications of each tenth of a second: see announcement().
 CREATE SEQUENCE {schema}.announcements;
