@@ -50,13 +50,13 @@ class ParentProcess(Process):
         )
         await self.supervisor.run()
 
-    async def _start_child(self, orders: WorkerConfig) -> ChildProcess:
+    async def _start_child(self, config: WorkerConfig) -> ChildProcess:
         world: Any = self.world
         await asyncio.sleep(world.chance.random() * 0.01)
         if world.faults and world.chance.random() < world.no_process_rate:
             self.trouble("no process", "")
             raise OSError("simulated: no memory for another process")
-        body = ChildBody(world, self, orders)
+        body = ChildBody(world, self, config)
         self.children.append(body)
         return body.begin()
 
@@ -76,12 +76,12 @@ class ChildBody(Process):
 
     world: FleetWorld
 
-    def __init__(self, world: FleetWorld, parent: ParentProcess, orders: WorkerConfig) -> None:
+    def __init__(self, world: FleetWorld, parent: ParentProcess, config: WorkerConfig) -> None:
         self.pid = world.next_pid()
         super().__init__(world, f"c{self.pid}", world.rates if world.faults else FAIR, world.draw_skew())
         self.may_die = True
         self.parent = parent
-        self.orders = orders
+        self.config = config
         self.child: Child | None = None  # once it is loaded
         self.begun = 0  # jobs
         self.first_began_at = 0
@@ -94,30 +94,30 @@ class ChildBody(Process):
         self._exit: asyncio.Future[int] = parent.loop.create_future()
 
     def begin(self) -> ChildProcess:
-        blocks = shared_memory.blocks_for(1 if self.orders.suspects_only else self.orders.concurrency)
+        blocks = shared_memory.blocks_for(1 if self.config.suspects_only else self.config.concurrency)
         descriptor = shared_memory.create(blocks)
         try:
             reader, publisher = shared_memory.Reader(descriptor), shared_memory.Publisher(descriptor)
         finally:
             os.close(descriptor)
-        self.wires.parents.send(self.orders)
+        self.wires.parents.send(self.config)
         self.world.observer.child_started(self)
         self.world._start(self, self._live(publisher))
-        return ChildProcess(self, reader, self.wires.parents, self.orders, self.parent.clock)
+        return ChildProcess(self, reader, self.wires.parents, self.config, self.parent.clock)
 
     # -- inside --
 
     async def _live(self, publisher: shared_memory.Publisher) -> int:
         """As `taskharbor.cli.child` does; the status to exit with."""
         channel = self.wires.childs
-        orders = await anext(channel.messages())
-        assert isinstance(orders, WorkerConfig)
+        config = await anext(channel.messages())
+        assert isinstance(config, WorkerConfig)
         await asyncio.sleep(self.world.chance.random() * LOADING_SECONDS)
         if self.is_stillborn:
             self.world.kill(self, by_itself=True, status=self.world.chance.choice((-signal.SIGKILL, 1)))
             await asyncio.get_running_loop().create_future()
-        self.worker = self._worker(orders)
-        self.child = ObservedChild(self.worker, publisher, orders, ADDRESS)
+        self.worker = self._worker(config)
+        self.child = ObservedChild(self.worker, publisher, config, ADDRESS)
         self.child.body = self
         try:
             await self.child.work(self._connect)
@@ -132,16 +132,16 @@ class ChildBody(Process):
         await asyncio.sleep(0)
         return self.wires.childs
 
-    def _worker(self, orders: WorkerConfig) -> Worker:
+    def _worker(self, config: WorkerConfig) -> Worker:
         return Worker(
             self.harbor,
-            queues=orders.queues,
-            concurrency=1 if orders.suspects_only else orders.concurrency,
-            lease_seconds=orders.lease_seconds,
-            grace_seconds=orders.grace_seconds,
+            queues=config.queues,
+            concurrency=1 if config.suspects_only else config.concurrency,
+            lease_seconds=config.lease_seconds,
+            grace_seconds=config.grace_seconds,
             retry=RetryPolicy(max_attempts=25, jitter=None),
             max_losses=self.world.max_losses,
-            max_jobs=orders.max_jobs,
+            max_jobs=config.max_jobs,
             unrunnable_grace_seconds=UNRUNNABLE_GRACE_SECONDS,
             poll_seconds=self.world.chance.choice((0.5, 5.0)),
             name=self.name,
@@ -161,7 +161,7 @@ class ChildBody(Process):
     def kill(self) -> None:
         self._soon(self._be_killed)
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         while not self.is_session_gone:
             self.kill()
             await asyncio.sleep(0.005)
@@ -239,11 +239,11 @@ class FleetWorld(World):
 
     def start_parent(self) -> None:
         self._named += 1
-        orders = WorkerConfig(
+        config = WorkerConfig(
             None, None, self.chance.choice((None, None, list(program.QUEUES))), self.concurrency,
             self.lease_seconds, self.grace_seconds, "text", "error", max_jobs=self.max_jobs,
         )  # fmt: skip
-        settings = Settings((), self.processes, orders, self.stuck_seconds)
+        settings = Settings((), self.processes, config, self.stuck_seconds)
         parent = ParentProcess(self, f"p{self._named}", settings)
         self.parents.append(parent)
         self._start(parent, parent.live())

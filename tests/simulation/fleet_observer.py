@@ -37,7 +37,7 @@ class FleetObserver(Observer):
     # -- lives --
 
     def child_started(self, child: ChildBody) -> None:
-        self.note("start", child.name, child.orders.suspects_only)
+        self.note("start", child.name, child.config.suspects_only)
         self.told["starts"] += 1
         starts = self.starts[child.parent.name]
         starts.append(self.now)
@@ -48,7 +48,7 @@ class FleetObserver(Observer):
 
     def _judge_seats(self, parent: ParentProcess) -> None:
         """In each at most one at work, and at most one that retires."""
-        there = [child for child in parent.children if child.alive and not child.orders.suspects_only]
+        there = [child for child in parent.children if child.alive and not child.config.suspects_only]
         retiring = [child.name for child in there if child.retired_at is not None]
         for what, names in (
             ("retire", retiring),
@@ -63,7 +63,7 @@ class FleetObserver(Observer):
         child.retired_at = retired_at = self.now
         if any(name == child.name for name in self.running.values()):
             self.told["retires with jobs"] += 1
-        if child.orders.suspects_only:
+        if child.config.suspects_only:
             return
         self._judge_seats(child.parent)
 
@@ -146,15 +146,15 @@ class FleetObserver(Observer):
     def began(self, process: Process, execution: Execution) -> None:
         super().began(process, execution)
         child: Any = process
-        if not hasattr(child, "orders"):
+        if not hasattr(child, "config"):
             return
         child.first_began_at = child.first_began_at or self.now
         child.begun += 1
-        is_beyond = child.orders.max_jobs is not None and child.begun > child.orders.max_jobs
+        is_beyond = child.config.max_jobs is not None and child.begun > child.config.max_jobs
         if is_beyond:
             self.told["begins beyond the limit"] += 1
             if child.child.may_retire or self._has_its_seat_alone(child):
-                self.wrong(f"{child.name} begins job {child.begun} of {child.orders.max_jobs}")
+                self.wrong(f"{child.name} begins job {child.begun} of {child.config.max_jobs}")
 
     def _has_its_seat_alone(self, child: ChildBody) -> bool:
         """Nobody has retired beside it for so long that it must have been told."""
@@ -167,7 +167,7 @@ class FleetObserver(Observer):
 
     def _claim(self, process: Process, request: ClaimRequest, claim: Claim, late: bool) -> None:
         super()._claim(process, request, claim, late)
-        if claim.jobs and hasattr(process, "orders") and self.world.dies_at_a_claim and not late:
+        if claim.jobs and hasattr(process, "config") and self.world.dies_at_a_claim and not late:
             self.world.dies_at_a_claim = False
             process.dies_unanswered = True
 
@@ -177,7 +177,7 @@ class FleetObserver(Observer):
             self._settled_from_outside
             if hasattr(process, "children")
             else self._settled_by_itself
-            if hasattr(process, "orders")
+            if hasattr(process, "config")
             else None
         )
         for transition, answer in zip(transitions, answers, strict=True):
@@ -203,7 +203,7 @@ class FleetObserver(Observer):
                 self.wrong(f"{attempt} had only been claimed by {child.name}, and is lost")
             if child.ended_by_itself and self._could_settle(child, held):
                 self.wrong(f"{attempt} is lost, because {child.name} did not wait for it")
-            if transition.detail == LOST_ALONE and not child.orders.suspects_only:
+            if transition.detail == LOST_ALONE and not child.config.suspects_only:
                 self.wrong(f"{attempt} was not alone in {child.name}, and its loss counts")
         elif has_begun and parent.stopped_at is None:
             # Only what did not stop in time may be released after it has begun.

@@ -15,9 +15,9 @@ from taskharbor.worker.supervisor import crash_recovery, parent
 from taskharbor.worker.supervisor.child_process import ChildProcess
 from taskharbor.worker.supervisor.crash_recovery import RecoveredJobs
 from taskharbor.worker.supervisor.lease_keeper import SupervisorLeaseKeeper
-from taskharbor.worker.supervisor.liveness import Watch
+from taskharbor.worker.supervisor.liveness import LivenessMonitor
 from taskharbor.worker.supervisor.parent import Supervisor
-from taskharbor.worker.supervisor.shared_memory import Held, Reader
+from taskharbor.worker.supervisor.shared_memory import PublishedLease, Reader
 from taskharbor.worker.supervisor.slot import ExitKind, WorkerSlot
 from taskharbor.worker.supervisor.store_duties import StoreDuties
 from taskharbor.worker.worker import Worker
@@ -27,27 +27,27 @@ PLANTED_IN_THE_SUPERVISOR: dict[str, Planted] = {}
 
 
 def plant(planted: Planted) -> Planted:
-    """What is wrong, as the docstring says it."""
+    """Register a planted bug under its docstring."""
     assert planted.__doc__ is not None
     PLANTED_IN_THE_SUPERVISOR[planted.__doc__] = planted
     return planted
 
 
-# -- settling what the dead leave behind ---------------------------------------------------------
+# -- settling the jobs of dead children ----------------------------------------------------------
 
 
 @plant
 def claimed_is_lost() -> Any:
     """what a dead child had only claimed is lost"""
-    left_behind = Reader.left_behind
+    orphaned_leases = Reader.orphaned_leases
 
-    def guessing(self: Any) -> list[Held]:
+    def guessing(self: Any) -> list[PublishedLease]:
         return [
-            replace(held, begun={**dict.fromkeys(held.unbegun, 1), **held.begun}, unbegun=set())
-            for held in left_behind(self)
+            replace(lease, begun={**dict.fromkeys(lease.unbegun, 1), **lease.begun}, unbegun=set())
+            for lease in orphaned_leases(self)
         ]
 
-    return mock.patch.object(Reader, "left_behind", guessing)
+    return mock.patch.object(Reader, "orphaned_leases", guessing)
 
 
 @plant
@@ -65,14 +65,14 @@ def begun_is_handed_back() -> Any:
 @plant
 def settled_while_alive() -> Any:
     """the jobs of a stuck child are settled before it is ended"""
-    end_stuck = Watch._end_stuck
+    kill_stuck = LivenessMonitor._kill_stuck
 
     async def hasty(self: Any, child: ChildProcess) -> None:
-        bookkeeper = self._children.__self__._bookkeeper
-        await bookkeeper.settle(child, crash_recovery.ProcessExit(child.name, "was stuck"))
-        await end_stuck(self, child)
+        store_duties = self._children.__self__._store_duties
+        await store_duties.settle(child, crash_recovery.ProcessExit(child.name, "was stuck"))
+        await kill_stuck(self, child)
 
-    return mock.patch.object(Watch, "_end_stuck", hasty)
+    return mock.patch.object(LivenessMonitor, "_kill_stuck", hasty)
 
 
 @plant
@@ -82,28 +82,28 @@ def session_not_awaited() -> Any:
     async def impatient(self: Any) -> None:
         self.kill()
 
-    return mock.patch.object(ChildProcess, "gone", impatient)
+    return mock.patch.object(ChildProcess, "wait_until_gone", impatient)
 
 
 @plant
 def stale_page() -> Any:
     """a dead child's page is believed as the last heartbeat read it"""
-    held = Reader.held
+    leases = Reader.leases
 
-    def remembered(self: Any) -> list[Held]:
-        self.read_last = held(self)
+    def remembered(self: Any) -> list[PublishedLease]:
+        self.read_last = leases(self)
         return list(self.read_last)
 
-    def left_behind(self: Any) -> list[Held]:
+    def orphaned_leases(self: Any) -> list[PublishedLease]:
         return list(getattr(self, "read_last", ()))
 
-    return mock.patch.multiple(Reader, held=remembered, left_behind=left_behind)
+    return mock.patch.multiple(Reader, leases=remembered, orphaned_leases=orphaned_leases)
 
 
 @plant
 def claim_under_way_forgotten() -> Any:
     """the claim that a child was about to be answered is forgotten"""
-    return mock.patch.object(Reader, "left_behind", Reader.held)
+    return mock.patch.object(Reader, "orphaned_leases", Reader.leases)
 
 
 @plant
@@ -135,7 +135,7 @@ def not_repeated() -> Any:
 def never_settled() -> Any:
     """what a dead child leaves behind waits for its lease"""
 
-    async def nothing(self: Any, child: Any, death: Any) -> RecoveredJobs:
+    async def nothing(self: Any, child: Any, process_exit: Any) -> RecoveredJobs:
         return RecoveredJobs()
 
     return mock.patch.object(StoreDuties, "settle", nothing)
@@ -181,19 +181,19 @@ def never_restarted() -> Any:
 
     async def once(self: Any) -> None:
         async with asyncio.TaskGroup() as group:
-            seat = WorkerSlot(group, self._start, self._live)
-            while await seat.one_life(self._orders) in (ExitKind.DONE, ExitKind.REPLACE):
+            slot = WorkerSlot(group, self._start, self._supervise)
+            while await slot.run_next_child(self._config) in (ExitKind.DONE, ExitKind.REPLACE):
                 if self._stopping.is_set():
                     return
             await self._stopping.wait()
 
-    return mock.patch.object(Supervisor, "_keep_one_running", once)
+    return mock.patch.object(Supervisor, "_keep_slot_filled", once)
 
 
 @plant
 def suspects_not_seen_to() -> Any:
     """nobody executes suspects"""
-    return mock.patch.object(Supervisor, "_see_to_suspects", return_value=None)
+    return mock.patch.object(Supervisor, "_start_suspect_runner", return_value=None)
 
 
 @plant
@@ -216,7 +216,7 @@ def never_made_to_end() -> Any:
         await self._stopping.wait()
         await asyncio.get_running_loop().create_future()
 
-    return mock.patch.object(Supervisor, "_see_to_the_end", patient)
+    return mock.patch.object(Supervisor, "_enforce_stop_deadline", patient)
 
 
 @plant
@@ -247,7 +247,7 @@ def successor_comes_late() -> Any:
     async def never(self: Any, child: ChildProcess) -> None:
         await asyncio.get_running_loop().create_future()
 
-    return mock.patch.object(WorkerSlot, "_leaves_its_place", never)
+    return mock.patch.object(WorkerSlot, "_wait_for_retirement", never)
 
 
 @plant
@@ -258,14 +258,14 @@ def crowded_seat() -> Any:
         await child.retiring.wait()
 
     return mock.patch.multiple(
-        WorkerSlot, is_shared=property(lambda self: False), _leaves_its_place=any_number
+        WorkerSlot, is_shared=property(lambda self: False), _wait_for_retirement=any_number
     )
 
 
 @plant
 def never_allowed_to_retire() -> Any:
     """a child is never told that its predecessor is gone"""
-    return mock.patch.object(ChildProcess, "may_retire", return_value=None)
+    return mock.patch.object(ChildProcess, "allow_retirement", return_value=None)
 
 
 @plant

@@ -34,7 +34,7 @@ def test_a_job_of_a_killed_process_starts_again_within_two_seconds(shop: Shop):
     assert job.result(timeout=30) == shop.executors()[1] != victim
     second, first = job.history()
     assert str(first.status) == "lost"
-    assert "was ended by SIGKILL" in str(first.error)
+    assert "was killed by SIGKILL" in str(first.error)
     assert first.started_at is not None
     assert first.worker != second.worker
     assert job.refresh().attempts == 0
@@ -45,7 +45,7 @@ def test_a_job_of_a_killed_process_starts_again_within_two_seconds(shop: Shop):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("segfault", "was ended by SIGSEGV"),
+        ("segfault", "was killed by SIGSEGV"),
         ("exit", "exited with status 3"),
         ("exit 0", "exited with status 0"),
     ],

@@ -27,7 +27,7 @@ def test_a_stuck_process_is_reported_with_its_stacks_and_replaced(small: Shop):
     small.wait(lambda: len(small.executors()) >= 2, "the replacement")
     first = job.history()[-1]
     assert str(first.status) == "lost"
-    assert "showed no sign of life for 2 s and was ended" in str(first.error)
+    assert "showed no sign of life for 2 s and was killed" in str(first.error)
     told = "\n".join(small.lines("stderr"))
     assert "a worker process shows no sign of life and is replaced" in told
     assert job.id in told
@@ -112,5 +112,5 @@ def test_a_process_with_a_handler_that_does_not_end_is_replaced(small: Shop):
 
 def test_a_limit_of_memory_that_no_process_can_keep_does_not_spin(small: Shop):
     small.start(processes=1, max_memory=5)
-    small.wait(lambda: "worker processes end quickly" in small.errors(), "the pause")
+    small.wait(lambda: "worker processes exit soon after their start" in small.errors(), "the pause")
     assert "of memory, more than 5" in small.errors()

@@ -98,7 +98,7 @@ def test_the_job_of_a_process_that_dies_while_it_retires_begins_again_in_its_suc
     os.kill(first, signal.SIGKILL)
     small.wait(lambda: len(small.executors()) == 2, "the second execution")
     assert small.executors()[1] == int(small.lines("workers")[1])
-    assert "was ended by SIGKILL" in str(job.history()[-1].error)
+    assert "was killed by SIGKILL" in str(job.history()[-1].error)
 
 
 def test_a_process_that_stands_still_while_it_retires_is_ended(small: Shop):

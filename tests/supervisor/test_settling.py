@@ -22,10 +22,10 @@ from taskharbor.worker.supervisor.crash_recovery import (
     describe,
     settle_orphaned_jobs,
 )
-from taskharbor.worker.supervisor.shared_memory import Held
+from taskharbor.worker.supervisor.shared_memory import PublishedLease
 
 LEASE = 30_000_000
-DEATH = ProcessExit("w", "was ended by SIGKILL")
+DEATH = ProcessExit("w", "was killed by SIGKILL")
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -40,7 +40,7 @@ class Dead:
     def __init__(self, harbor: Harbor, serial: int = 1, *, alone: bool = False) -> None:
         self.harbor = harbor
         self.token = f"w/x-{serial}"
-        self.held = Held(serial, alone)
+        self.held = PublishedLease(serial, alone)
         self.told: list[str] = []
         self.events: list[tuple[str, str, str | None]] = []
 
@@ -50,11 +50,11 @@ class Dead:
         self.numbers = {job.id: job.number for job in claim.jobs}
         return self
 
-    async def settled(self, death: ProcessExit = DEATH, **more: Any) -> RecoveredJobs:
+    async def settled(self, process_exit: ProcessExit = DEATH, **more: Any) -> RecoveredJobs:
         return await settle_orphaned_jobs(
             self.harbor.driver,
             [(self.token, self.held)],
-            death,
+            process_exit,
             lease=LEASE,
             report=Losses(self, logging.getLogger("test")).tell,
             **more,
@@ -85,8 +85,8 @@ async def test_what_had_begun_is_lost_and_the_rest_is_handed_back_uncounted(harb
     )
     await harbor.driver.settle([success])
 
-    estate = await dead.settled()
-    assert (estate.lost, estate.handed_back, estate.suspects) == (2, 1, False)
+    recovered = await dead.settled()
+    assert (recovered.lost, recovered.handed_back, recovered.suspects) == (2, 1, False)
     assert sorted(dead.told) == sorted([begun.id, ended.id])
     rows = {job.id: (await job.ahistory())[0] for job in (begun, ended, unbegun, settled)}
     assert [(str(rows[j.id].status), rows[j.id].detail) for j in (begun, ended, unbegun)] == [
@@ -94,7 +94,7 @@ async def test_what_had_begun_is_lost_and_the_rest_is_handed_back_uncounted(harb
         ("lost", "ended"),
         ("released", None),
     ]
-    assert rows[begun.id].error == "lost: worker w was ended by SIGKILL"
+    assert rows[begun.id].error == "lost: worker w was killed by SIGKILL"
     assert rows[begun.id].worker == "w"
     assert str(rows[settled.id].status) == "succeeded"
     assert {(await job.arefresh()).state for job in (begun, ended, unbegun)} == {State.READY}
@@ -121,8 +121,8 @@ async def test_the_second_loss_with_others_makes_a_suspect_and_only_losses_alone
     for serial in (1, 2):
         dead = await Dead(harbor, serial).claims()
         dead.held.begun = {job.id: 5}
-        estate = await dead.settled()
-        assert estate.suspects is (serial == 2)
+        recovered = await dead.settled()
+        assert recovered.suspects is (serial == 2)
     for serial in range(3, 8):
         assert (await job.arefresh()).state is State.READY
         assert not (await Dead(harbor, 100 + serial).claims()).numbers  # it waits in a place of its own
@@ -159,8 +159,8 @@ async def test_a_child_that_did_not_stop_in_time_has_its_jobs_released(harbor: H
     [once] = await enqueued(harbor, 1, delivery="at_most_once")
     dead = await Dead(harbor).claims()
     dead.held.begun = {often.id: 5, once.id: 5}
-    estate = await dead.settled(ProcessExit("w", "was ended by SIGKILL", interrupted=True))
-    assert (estate.lost, estate.handed_back) == (0, 2)
+    recovered = await dead.settled(ProcessExit("w", "was killed by SIGKILL", interrupted=True))
+    assert (recovered.lost, recovered.handed_back) == (0, 2)
     assert (await often.arefresh()).state is State.READY
     assert (await often.ahistory())[0].status == "released"
     assert ((await once.arefresh()).state, (await once.arefresh()).reason) == (State.DEAD, Reason.INTERRUPTED)
@@ -172,7 +172,7 @@ async def test_a_job_that_a_shutdown_ends_for_good_is_told_of_as_every_other_end
     dead = await Dead(harbor).claims()
     dead.held.begun = {often.id: 5, asked.id: 5, once.id: 5}
     await harbor.jobs.acancel(asked.id)
-    await dead.settled(ProcessExit("w", "was ended by SIGKILL", interrupted=True))
+    await dead.settled(ProcessExit("w", "was killed by SIGKILL", interrupted=True))
     assert sorted(dead.events) == [("cancelled", asked.id, "cancelled"), ("dead", once.id, "interrupted")]
     assert (await asked.arefresh()).state is State.CANCELLED
 
@@ -196,8 +196,8 @@ async def test_those_that_end_with_a_lost_job_are_told_of(harbor: Harbor):
     [
         (0, "exited with status 0"),
         (3, "exited with status 3"),
-        (-signal.SIGSEGV, "was ended by SIGSEGV"),
-        (-200, "was ended by signal 200"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-200, "was killed by signal 200"),
     ],
 )
 def test_an_exit_status_is_told_in_words(status: int, told: str):

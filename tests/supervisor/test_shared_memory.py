@@ -55,7 +55,7 @@ def test_a_published_lease_is_read_with_what_has_begun_and_ended(both: Both):
     first, second, *rest = executions
     both.child.words[first.cell] = 5
     both.child.words[second.cell] = -6
-    [held] = both.supervisor.held()
+    [held] = both.supervisor.leases()
     assert (held.serial, held.alone, held.expires_at) == (1, True, 77)
     assert held.begun == {first.claimed.id: 5, second.claimed.id: 6}
     assert held.ended == {second.claimed.id}
@@ -65,11 +65,11 @@ def test_a_published_lease_is_read_with_what_has_begun_and_ended(both: Both):
 
 def test_a_claim_without_an_answer_is_left_behind(both: Both):
     both.child.claiming(9, alone=True)
-    assert both.supervisor.held() == []
-    [held] = both.supervisor.left_behind()
+    assert both.supervisor.leases() == []
+    [held] = both.supervisor.orphaned_leases()
     assert (held.serial, held.alone, held.begun) == (9, True, {})
     both.child.claimed(9, None, [])
-    assert both.supervisor.left_behind() == []
+    assert both.supervisor.orphaned_leases() == []
 
 
 def test_a_lease_that_is_over_is_not_read_and_its_room_is_used_again(both: Both):
@@ -79,11 +79,11 @@ def test_a_lease_that_is_over_is_not_read_and_its_room_is_used_again(both: Both)
     both.child.words[executions[0].cell] = 5
     both.child.free(lease)
     both.child.free(lease)  # a second time does nothing
-    assert both.supervisor.held() == []
+    assert both.supervisor.leases() == []
     assert both.child.room == room
     both.claim(room)
     assert both.child.room == 0
-    [held] = both.supervisor.held()
+    [held] = both.supervisor.leases()
     assert (len(held.unbegun), held.begun) == (room, {})
 
 
@@ -91,11 +91,11 @@ def test_a_lost_lease_is_not_extended_but_keeps_its_cells(both: Both):
     lease, executions = both.claim(3)
     room = both.child.room
     both.child.withdraw(lease)
-    assert both.supervisor.held() == []
+    assert both.supervisor.leases() == []
     other, _ = both.claim(3)
     assert not set(lease.blocks) & set(other.blocks)
     both.child.words[executions[0].cell] = -9  # its handler ends, late
-    [held] = both.supervisor.held()
+    [held] = both.supervisor.leases()
     assert held.begun == {}
     both.child.free(lease)
     both.child.free(other)
@@ -105,7 +105,7 @@ def test_a_lost_lease_is_not_extended_but_keeps_its_cells(both: Both):
 def test_an_extension_reaches_its_lease_and_no_other_in_the_same_place(both: Both):
     lease, _ = both.claim(20)
     assert both.child.extended_to(1, lease) == 0
-    [held] = both.supervisor.held()
+    [held] = both.supervisor.leases()
     both.supervisor.extended(held, 5_000)
     assert both.child.extended_to(1, lease) == 5_000
     both.child.free(lease)
@@ -121,20 +121,20 @@ def test_ids_that_are_no_uuids_are_not_published(both: Both):
     execution: Any = SimpleNamespace(claimed=SimpleNamespace(id="short"), cell=0)
     both.child.claimed(1, lease, [execution])
     assert (lease.blocks, execution.cell) == ((), 0)
-    assert both.supervisor.held() == []
+    assert both.supervisor.leases() == []
     assert both.child.extended_to(1, lease) == 0
 
 
 def test_signs_of_life_rise(both: Both):
-    before = both.supervisor.life
-    both.child.show_life()
-    assert both.supervisor.life == before + 1
+    before = both.supervisor.alive_count
+    both.child.show_alive()
+    assert both.supervisor.alive_count == before + 1
 
 
 def test_a_closed_page_takes_no_extension():
     both = Both()
     both.claim(1)
-    [held] = both.supervisor.held()
+    [held] = both.supervisor.leases()
     both.supervisor.close()
     both.supervisor.extended(held, 1)
 
@@ -179,10 +179,10 @@ def test_whatever_happens_the_supervisor_reads_what_the_child_holds(story: list[
                 both.child.free(lease)
                 del held[serial]
             elif step == "extend":
-                [read] = [each for each in both.supervisor.held() if each.serial == serial]
+                [read] = [each for each in both.supervisor.leases() if each.serial == serial]
                 both.supervisor.extended(read, moment)
                 reached[serial] = moment
-        found = {each.serial: each for each in both.supervisor.held()}
+        found = {each.serial: each for each in both.supervisor.leases()}
         assert found.keys() == held.keys()
         for serial, (lease, executions) in held.items():
             ids = {each.claimed.id for each in executions}

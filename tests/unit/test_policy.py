@@ -530,7 +530,7 @@ def test_a_suspect_whose_whole_tree_was_killed_is_not_blamed_and_stays_one():
 
 
 def test_a_job_whose_handler_had_ended_counts_only_against_the_higher_limit():
-    loss = Loss("c/1", "w", LOST_ENDED, "lost: worker w was ended by SIGKILL")
+    loss = Loss("c/1", "w", LOST_ENDED, "lost: worker w was killed by SIGKILL")
     history: list[AttemptRecord] = []
     for number in range(1, SUPERVISED_MAX_LOSSES):
         transition = weigh_loss(loss, claimed(number), history)

@@ -35,15 +35,15 @@ def main() -> int:
     if DUMP_SIGNAL is not None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True, chain=False)
     end, page = _inherited(*map(int, sys.argv[1:3]))
-    orders = _orders(end)
-    if orders is None:
+    config = _config(end)
+    if config is None:
         return EXIT_FAILED
-    logs.configure("json" if orders.log_format == "json" else "text", orders.log_level)
+    logs.configure("json" if config.log_format == "json" else "text", config.log_level)
     child: Child | None = None
     try:
-        with _open(orders) as harbor:
-            worker = worker_for(harbor, orders)
-            child = Child(worker, page, orders, address_of(harbor))
+        with _open(config) as harbor:
+            worker = worker_for(harbor, config)
+            child = Child(worker, page, config, address_of(harbor))
             run_with_signals(lambda: child.work(lambda: Channel.over(end.dup())), worker)
             return child.status
     except Exception as error:
@@ -60,7 +60,7 @@ def _inherited(end: int, page: int) -> tuple[socket.socket, Publisher]:
     return socket.socket(fileno=end), publisher
 
 
-def _orders(end: socket.socket) -> WorkerConfig | None:
+def _config(end: socket.socket) -> WorkerConfig | None:
     """The first line, and no more of it; None when the supervisor is gone already."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -71,11 +71,11 @@ def _orders(end: socket.socket) -> WorkerConfig | None:
     return msgspec.json.decode(bytes(line), type=WorkerConfig)
 
 
-def _open(orders: WorkerConfig) -> Harbor:
+def _open(config: WorkerConfig) -> Harbor:
     from taskharbor.cli.worker import offer_builtin
 
-    harbor = Session(orders.app, orders.url, Screen(as_json=False), orders.include).open(create=True)
-    if orders.app is None:
+    harbor = Session(config.app, config.url, Screen(as_json=False), config.include).open(create=True)
+    if config.app is None:
         offer_builtin(harbor)
     return harbor
 

@@ -18,7 +18,7 @@ CHILD = (sys.executable, "-P", "-m", "taskharbor.cli.child")
 
 def supervise(
     screen: Screen,
-    orders: WorkerConfig,
+    config: WorkerConfig,
     processes: int,
     stuck_seconds: float | None,
     health_file: Path | None,
@@ -29,7 +29,7 @@ def supervise(
     stuck = STUCK_SECONDS if stuck_seconds is None else stuck_seconds
     if stuck <= 0:
         raise click.UsageError("--stuck-seconds must be more than 0")
-    settings = Settings(CHILD, processes, orders, stuck, health_file, health_address)
+    settings = Settings(CHILD, processes, config, stuck, health_file, health_address)
 
     async def run() -> None:
         supervisor = Supervisor(settings)

@@ -183,7 +183,7 @@ def worker(
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
     open_to_http_jobs(http_allow)
-    orders = WorkerConfig(
+    config = WorkerConfig(
         app=session.app,
         url=session.url,
         queues=None if queues is None else [name.strip() for name in queues.split(",")],
@@ -205,29 +205,29 @@ def worker(
     if processes is not None:
         from taskharbor.cli.supervise import supervise
 
-        supervise(session.screen, orders, processes, stuck_seconds, health_file, health_port)
+        supervise(session.screen, config, processes, stuck_seconds, health_file, health_port)
         return
     if stuck_seconds is not None:
         raise click.UsageError("--stuck-seconds is for a supervisor: add --processes")
-    work_here(session, orders, health_file, health_port)
+    work_here(session, config, health_file, health_port)
 
 
 def work_here(
-    session: Session, orders: WorkerConfig, health_file: Path | None, health_address: tuple[str, int] | None
+    session: Session, config: WorkerConfig, health_file: Path | None, health_address: tuple[str, int] | None
 ) -> None:
     """The worker is this process."""
     with session.open(create=True) as harbor:
         from taskharbor.worker.signals import run_with_signals
         from taskharbor.worker.supervisor.child_main import worker_for
-        from taskharbor.worker.supervisor.health import Signs, health_of, work_with_signs
+        from taskharbor.worker.supervisor.health import HealthReports, health_of, work_with_health_reports
 
         if session.app is None:
             offer_builtin(harbor)
-        works = worker_for(harbor, orders)
+        works = worker_for(harbor, config)
         try:
-            work = works.drain if orders.drain else works.run
-            signs = Signs(lambda: health_of(works), health_file, health_address)
-            run_with_signals(lambda: work_with_signs(works, work, signs), works)
+            work = works.drain if config.drain else works.run
+            reports = HealthReports(lambda: health_of(works), health_file, health_address)
+            run_with_signals(lambda: work_with_health_reports(works, work, reports), works)
         except UnresponsiveHandler as error:
             raise GivenUp(str(error)) from error
         if session.screen.as_json:

@@ -1,7 +1,7 @@
-"""What a supervisor and its child say to each other: one JSON document a line, over a pair of sockets.
+"""The messages between a supervisor and a child: one JSON document per line, over a pair of sockets.
 
-The first word is the supervisor's (`WorkerConfig`), over the channel rather than on the command line, because a store's
-address may hold a password. When one side is gone the other reads the end of the stream.
+The supervisor sends the first message, `WorkerConfig`. It is not on the command line because the store's URL may
+contain a password. When one side exits, the other reads the end of the stream.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from taskharbor.telemetry.events import Event
 
 LINE_MAX = 16 * 1024 * 1024
 NO_RETRIES = "none"
-UNREAD_MAX = 1024 * 1024  # bytes that a child which does not listen may be behind; what it missed comes again
+UNREAD_MAX = (
+    1024 * 1024
+)  # bytes that wait for a child which does not read; later heartbeats repeat what it missed
 
 
 class WorkerConfig(Struct, tag=True, omit_defaults=True):
-    """To the child: what to do. The application is only named here; the supervisor never imports it."""
+    """To the child: how to work. It only names the application; the supervisor never imports it."""
 
     app: str | None
     url: str | None
@@ -31,18 +33,18 @@ class WorkerConfig(Struct, tag=True, omit_defaults=True):
     grace_seconds: float
     log_format: str
     log_level: str
-    life_seconds: float = 1.0  # how often to show a sign of life
+    liveness_seconds: float = 1.0  # how often to show a sign of life
     drain: bool = False
     suspects_only: bool = False
-    may_retire: bool = True  # False while its predecessor still has jobs
+    may_retire: bool = True  # False while its predecessor still runs
     max_jobs: int | None = None
     max_memory_mib: int | None = None
     unresponsive_seconds: float | None = None
     handler_max_jobs: int | None = None
-    retry: str | None = None  # the name of a preset, or NO_RETRIES; None for what the application says
+    retry: str | None = None  # the name of a preset, or NO_RETRIES; None for the application's policy
     log_tracebacks: bool = True
     include: list[str] = []  # modules with further tasks of the application
-    max_attempts: int | None = None  # the cap, instead of that policy's own
+    max_attempts: int | None = None  # replaces that policy's own cap
 
 
 class LeaseUpdate(Struct, tag=True, omit_defaults=True):
@@ -54,7 +56,7 @@ class LeaseUpdate(Struct, tag=True, omit_defaults=True):
 
 
 class EventMessage(Struct, tag=True):
-    """To a child: something that happened to a job, for the application's subscribers."""
+    """To a child: an event for the application's subscribers."""
 
     event: Event
 
@@ -64,7 +66,7 @@ class MayRetire(Struct, tag=True):
 
 
 class Hello(Struct, tag=True, omit_defaults=True):
-    """From the child: who it is, and where its jobs are kept. Without an address it looks after itself."""
+    """From the child: its name and its store. Without an address it extends its leases itself."""
 
     worker: str
     prefix: str
@@ -72,7 +74,7 @@ class Hello(Struct, tag=True, omit_defaults=True):
 
 
 class Waiting(Struct, tag=True):
-    """From the child: the store is away, so it is not ready yet."""
+    """From the child: it is not ready yet, because the store does not answer."""
 
 
 class Ready(Struct, tag=True):
@@ -80,18 +82,18 @@ class Ready(Struct, tag=True):
 
 
 class StartupError(Struct, tag=True):
-    """From the child: it cannot work as it is told to, and would not another time either."""
+    """From the child: it cannot start with this configuration, and a retry would not help."""
 
     message: str
     code: int
 
 
 class SuspectsWaiting(Struct, tag=True):
-    """From the child: somebody should execute a suspect alone."""
+    """From the child: there is a suspect, which has to run alone."""
 
 
 class Retiring(Struct, tag=True):
-    """From the child: it claims no more, and ends with the last of its jobs."""
+    """From the child: it claims no more, and exits when its last job has ended."""
 
     why: str
     idle: bool  # it has not begun any job
@@ -120,7 +122,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 class Channel:
-    """One end of it, on the running loop."""
+    """One end of the connection, on the running loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -132,14 +134,14 @@ class Channel:
         return cls(reader, writer)
 
     def send(self, message: Message) -> bool:
-        """Never waits; False if the other side is gone, or too far behind."""
+        """Send without waiting; return False if the other side is gone or too far behind."""
         if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > UNREAD_MAX:
             return False
         self._writer.write(_encode(message) + b"\n")
         return True
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Until the other side is gone."""
+        """Yield messages until the other side is gone."""
         while True:
             try:
                 line = await self._reader.readline()

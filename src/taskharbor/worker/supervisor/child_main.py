@@ -1,4 +1,4 @@
-"""The child: a worker of the application, published to its supervisor."""
+"""The child process: a worker of the application that publishes its leases to the supervisor."""
 
 from __future__ import annotations
 
@@ -39,47 +39,47 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskharbor.worker")
 
-EXIT_REPLACE = 75  # ended by itself, to be replaced
+EXIT_REPLACE = 75  # the exit status that asks for a replacement
 SUSPECTS_EVERY_SECONDS = 0.5
 
 
-class Published:
-    """`SupervisorLink` by a page and a channel."""
+class ProcessLink:
+    """The `SupervisorLink` to a parent process: shared memory and a channel."""
 
-    def __init__(self, page: Publisher, worker: Worker, orders: WorkerConfig) -> None:
+    def __init__(self, publisher: Publisher, worker: Worker, config: WorkerConfig) -> None:
         self.prefix = f"{worker.name}/{os.urandom(8).hex()}"
-        self.suspects_only = orders.suspects_only
-        self.cells = page.words
+        self.suspects_only = config.suspects_only
+        self.cells = publisher.words
         self.channel: Channel | None = None
         self._worker = worker
-        self._page = page
-        self._told_of_suspects = 0.0
-        self._claiming = 0
+        self._publisher = publisher
+        self._suspects_reported_at = 0.0
+        self._claiming = 0  # the serial of the claim under way
 
     @property
     def room(self) -> int:
-        return self._page.room
+        return self._publisher.room
 
     def claiming(self, token: str, *, alone: bool) -> None:
         self._claiming = _serial(token)
-        self._page.claiming(self._claiming, alone=alone)
+        self._publisher.claiming(self._claiming, alone=alone)
 
     def claimed(self, lease: HeldLease | None, executions: Sequence[Execution]) -> None:
-        self._page.claimed(self._claiming, lease, executions)
+        self._publisher.claimed(self._claiming, lease, executions)
 
     def lost(self, lease: HeldLease) -> None:
-        self._page.withdraw(lease)
+        self._publisher.withdraw(lease)
 
     def over(self, lease: HeldLease) -> None:
-        self._page.free(lease)
+        self._publisher.free(lease)
 
     def extended_to(self, lease: HeldLease) -> int:
-        return self._page.extended_to(_serial(lease.token), lease)
+        return self._publisher.extended_to(_serial(lease.token), lease)
 
     def suspects_waiting(self) -> None:
         now = self._worker.harbor.driver.clock.monotonic()
-        if self.channel is not None and now - self._told_of_suspects >= SUSPECTS_EVERY_SECONDS:
-            self._told_of_suspects = now
+        if self.channel is not None and now - self._suspects_reported_at >= SUSPECTS_EVERY_SECONDS:
+            self._suspects_reported_at = now
             self.channel.send(SuspectsWaiting())
 
 
@@ -88,70 +88,72 @@ def _serial(token: str) -> int:
 
 
 class Child:
-    """A worker with its page, and its `ReplacementPolicy`.
+    """A worker under a supervisor, and its `ReplacementPolicy`.
 
-    `address` is the store's as the supervisor can reach it, None if it cannot.
+    `address` is the store's URL as the supervisor can open it, None if it cannot.
     """
 
-    def __init__(self, worker: Worker, page: Publisher, orders: WorkerConfig, address: str | None) -> None:
+    def __init__(
+        self, worker: Worker, publisher: Publisher, config: WorkerConfig, address: str | None
+    ) -> None:
         self._worker = worker
-        self._page = page
-        self._orders = orders
+        self._publisher = publisher
+        self._config = config
         self._address = address
-        self._published = Published(page, worker, orders)
+        self._link = ProcessLink(publisher, worker, config)
         if address is not None:
-            worker._oversight = self._published
+            worker._oversight = self._link
         worker._succession = self
-        self.may_retire = orders.may_retire
-        self.retiring: str | None = None  # why
+        self.may_retire = config.may_retire
+        self.retiring: str | None = None  # the reason
         self.is_ready = False
-        self.status = 0  # to exit with
+        self.status = 0  # the exit status of the process
 
     async def work(self, connect: Callable[[], Awaitable[Channel]]) -> None:
-        """Until there is a reason not to."""
+        """Run the worker until it stops, drains, retires or has to be replaced."""
         try:
             await self._work(await connect())
         except UnresponsiveHandler as error:
-            log_line(logger, logging.ERROR, "worker ends, to be replaced: {why}", {"why": str(error)})
+            log_line(logger, logging.ERROR, "worker exits and will be replaced: {why}", {"why": str(error)})
             self.status = EXIT_REPLACE
         if self.retiring is not None:
             self.status = EXIT_REPLACE
 
     async def _work(self, channel: Channel) -> None:
-        self._published.channel = channel
-        channel.send(Hello(self._worker.name, self._published.prefix, self._address))
+        self._link.channel = channel
+        channel.send(Hello(self._worker.name, self._link.prefix, self._address))
         started = asyncio.Event()
-        beside = [
+        companions = [
             own_task(part)
-            for part in (self._listen(channel), self._show_life(), self._say_when_ready(started, channel))
+            for part in (self._listen(channel), self._show_alive(), self._report_ready(started, channel))
         ]
         try:
-            await self._worker._work(until_drained=self._orders.drain, started=started)
+            await self._worker._work(until_drained=self._config.drain, started=started)
         finally:
-            for part in beside:
+            for part in companions:
                 part.end()
             await channel.flush()
             channel.close()
 
-    async def _say_when_ready(self, started: asyncio.Event, channel: Channel) -> None:
+    async def _report_ready(self, started: asyncio.Event, channel: Channel) -> None:
         await started.wait()
         self.is_ready = True
         channel.send(Ready())
 
-    # -- its succession --
+    # -- its replacement --
 
     def retires(self, why: str, *, idle: bool) -> None:
         self.retiring = why
-        self._say(Retiring(why, idle))
+        self._send(Retiring(why, idle))
 
     def leaves(self) -> None:
-        self._say(Drained())
+        self._send(Drained())
 
-    def _say(self, message: Retiring | Drained) -> None:
-        if self._published.channel is not None:
-            self._published.channel.send(message)
+    def _send(self, message: Retiring | Drained) -> None:
+        if self._link.channel is not None:
+            self._link.channel.send(message)
 
-    # -- beside the worker --
+    # -- companions of the worker --
 
     async def _listen(self, channel: Channel) -> None:
         async for message in channel.messages():
@@ -159,12 +161,9 @@ class Child:
                 case LeaseUpdate(cancel_requested, paused, refused):
                     try:
                         await self._worker._heard(cancel_requested, paused, refused)
-                    except StoreError as error:  # the next heartbeat says it again
+                    except StoreError as error:  # the next heartbeat sends it again
                         log_line(
-                            logger,
-                            logging.WARNING,
-                            "a lease cannot be looked at: {error}",
-                            {"error": str(error)},
+                            logger, logging.WARNING, "could not check a lease: {error}", {"error": str(error)}
                         )
                 case EventMessage(event):
                     self._worker.harbor.events.emit(event)
@@ -172,58 +171,58 @@ class Child:
                     self.may_retire = True
                     self._worker._predecessor_is_gone()
                 case _:
-                    raise AssertionError(f"a supervisor does not say {type(message).__name__}")
+                    raise AssertionError(f"a supervisor never sends {type(message).__name__}")
         log_line(
             logger, logging.ERROR, "the supervisor is gone: shutting down", {"worker": self._worker.name}
         )
-        self._worker._leave()  # by the rules, also if it was told to stop a moment ago
+        self._worker._leave()  # with the grace period, even if a stop request came before
 
-    async def _show_life(self) -> None:
-        """While the loop goes round. What a handler does to it, the supervisor sees."""
-        told = False
+    async def _show_alive(self) -> None:
+        """Show a sign of life while the loop runs; a handler that blocks the loop stops the signs."""
+        has_reported = False
         while True:
-            self._page.show_life()
-            if self._worker._phase == "waiting for the store" and not told and not self.is_ready:
-                told = self._published.channel is not None and self._published.channel.send(Waiting())
-            await asyncio.sleep(self._orders.life_seconds)
+            self._publisher.show_alive()
+            if self._worker._phase == "waiting for the store" and not has_reported and not self.is_ready:
+                has_reported = self._link.channel is not None and self._link.channel.send(Waiting())
+            await asyncio.sleep(self._config.liveness_seconds)
 
 
-def worker_for(harbor: Harbor, orders: WorkerConfig) -> Worker:
-    """The worker that the orders describe, in this process or under a supervisor."""
+def worker_for(harbor: Harbor, config: WorkerConfig) -> Worker:
+    """Build the worker that the config describes, under a supervisor or without one."""
     from taskharbor.worker.worker import Worker
 
     return Worker(
         harbor,
-        queues=orders.queues,
-        concurrency=1 if orders.suspects_only else orders.concurrency,
-        lease_seconds=orders.lease_seconds,
-        retry=retry_of(harbor, orders),
-        grace_seconds=orders.grace_seconds,
-        unresponsive_seconds=orders.unresponsive_seconds,
-        handler_max_jobs=orders.handler_max_jobs,
-        max_jobs=orders.max_jobs,
-        max_memory_mib=orders.max_memory_mib,
-        log_tracebacks=orders.log_tracebacks,
+        queues=config.queues,
+        concurrency=1 if config.suspects_only else config.concurrency,
+        lease_seconds=config.lease_seconds,
+        retry=retry_of(harbor, config),
+        grace_seconds=config.grace_seconds,
+        unresponsive_seconds=config.unresponsive_seconds,
+        handler_max_jobs=config.handler_max_jobs,
+        max_jobs=config.max_jobs,
+        max_memory_mib=config.max_memory_mib,
+        log_tracebacks=config.log_tracebacks,
     )
 
 
-def retry_of(harbor: Harbor, orders: WorkerConfig) -> RetryPolicy | None:
-    """The worker's policy: the one that was named, else the application's; with the cap that was given."""
+def retry_of(harbor: Harbor, config: WorkerConfig) -> RetryPolicy | None:
+    """Return the named retry policy, or else the application's, with the configured cap."""
     policy = harbor.worker_retry
-    if orders.retry is not None:
-        policy = None if orders.retry == NO_RETRIES else presets.named(orders.retry)
-    if orders.max_attempts is None:
+    if config.retry is not None:
+        policy = None if config.retry == NO_RETRIES else presets.named(config.retry)
+    if config.max_attempts is None:
         return policy
     if policy is None:
         raise ConfigurationError(
             "max_attempts caps the worker's policy, but there is none (--retry none, or Harbor(worker_retry=None)); "
             "name a policy, such as --retry default, or leave --max-attempts out"
         )
-    return replace(policy, max_attempts=orders.max_attempts)
+    return replace(policy, max_attempts=config.max_attempts)
 
 
 def address_of(harbor: Harbor) -> str | None:
-    """The URL by which the supervisor can reach the store as well; None if there is none."""
+    """Return a URL by which the supervisor can open the store as well; None if there is none."""
     from taskharbor.drivers.memory import MemoryDriver
 
     if isinstance(harbor.driver, MemoryDriver):
@@ -235,9 +234,7 @@ def address_of(harbor: Harbor) -> str | None:
         return None
     scheme, _, rest = harbor.url.partition("://")
     path = getattr(harbor.driver, "path", None)
-    if scheme.lower() == "sqlite" and isinstance(
-        path, str
-    ):  # as seen from here, wherever the supervisor stands
-        _, mark, query = rest.partition("?")
+    if scheme.lower() == "sqlite" and isinstance(path, str):
+        _, mark, query = rest.partition("?")  # the driver's path is absolute: folders may differ
         return f"sqlite:///{quote(path, errors='surrogateescape')}{mark}{query}"
     return harbor.url

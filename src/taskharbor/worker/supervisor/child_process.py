@@ -1,4 +1,4 @@
-"""One child as its supervisor holds it: its body, its page and its channel, and what is known about it."""
+"""One child as the supervisor sees it: its process, shared memory and channel, and what is known about it."""
 
 from __future__ import annotations
 
@@ -12,96 +12,96 @@ from taskharbor.worker.supervisor.channel import Channel, Hello, MayRetire, Star
 
 
 class ProcessHandle(Protocol):
-    """What can be done to a child from outside."""
+    """The operating-system process of a child, with everything in its session."""
 
     @property
     def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """Until its process has ended; with its status, negative for a signal."""
+        """Wait for the process to exit; return its status, negative for a signal."""
 
     def terminate(self) -> None:
         """Ask it to shut down."""
 
     def dump_stacks(self) -> bool:
-        """Let it write what all its threads do, whatever state it is in; False if it cannot."""
+        """Make it write the stacks of all its threads, whatever state it is in; False if it cannot."""
 
     def kill(self) -> None:
-        """It and everything that it has started in its session."""
+        """Kill it and everything that it has started in its session."""
 
-    async def gone(self) -> None:
-        """Until no process of its session is left: only then may its jobs begin elsewhere."""
+    async def wait_until_gone(self) -> None:
+        """Wait until no process of its session is left: only then may its jobs begin elsewhere."""
 
 
 class ChildProcess:
     def __init__(
         self,
-        body: ProcessHandle,
+        process: ProcessHandle,
         reader: shared_memory.Reader,
         channel: Channel,
-        orders: WorkerConfig,
+        config: WorkerConfig,
         clock: Clock,
     ) -> None:
-        self.pid = body.pid
+        self.pid = process.pid
         self.shared_memory = reader
         self.channel = channel
-        self.started = self.seen_alive = clock.monotonic()
+        self.started = self.last_alive_at = clock.monotonic()
         self.hello: Hello | None = None
-        self.refusal: StartupError | None = None
+        self.startup_error: StartupError | None = None
         self.is_ready = False
         self.waits_for_store = False  # before it is ready
-        self.is_over = False  # the process has ended; what it left is not settled yet
-        self.suspects_only = orders.suspects_only
-        self.left_idle = False  # it retired before it had begun any job
-        self.retiring = asyncio.Event()  # it claims no more, and ends with the last of its jobs
-        self.leave_by: float | None = None  # its last job is settled; after this moment it is made to end
-        self.stuck_seconds: float | None = None  # it was ended because it showed no sign of life for so long
-        self.interrupted = False  # it was ended because it did not stop within the grace
-        self._body = body
-        self._life = 0
+        self.has_exited = False  # its jobs may not be settled yet
+        self.suspects_only = config.suspects_only
+        self.retired_idle = False  # it retired before it had begun any job
+        self.retiring = asyncio.Event()  # it claims no more, and exits when its last job has ended
+        self.exit_deadline: float | None = (
+            None  # set when its last job is settled; the supervisor kills it then
+        )
+        self.stuck_seconds: float | None = None  # killed after this time without a sign of life
+        self.interrupted = False  # killed because it did not stop within the grace period
+        self._process = process
+        self._alive_count = 0
 
     @property
     def name(self) -> str:
         return self.hello.worker if self.hello is not None else f"process {self.pid}"
 
-    def token(self, held: shared_memory.Held) -> str:
-        assert self.hello is not None, "who holds a lease has said hello"
-        return f"{self.hello.prefix}-{held.serial}"
+    def token(self, lease: shared_memory.PublishedLease) -> str:
+        assert self.hello is not None, "a child says hello before it claims"
+        return f"{self.hello.prefix}-{lease.serial}"
 
     async def wait(self) -> int:
-        status = await self._body.wait()
-        self.is_over = True
+        status = await self._process.wait()
+        self.has_exited = True
         return status
 
-    # -- signs of life --
-
     def silent_seconds(self, now: float) -> float:
-        """For how long it has shown no sign of life."""
-        life = self.shared_memory.life
-        if life != self._life:
-            self._life, self.seen_alive = life, now
-        return now - self.seen_alive
+        """Return the time since its last sign of life."""
+        count = self.shared_memory.alive_count
+        if count != self._alive_count:
+            self._alive_count, self.last_alive_at = count, now
+        return now - self.last_alive_at
 
-    # -- ending it --
+    # -- what the supervisor does to it --
 
-    def may_retire(self) -> None:
+    def allow_retirement(self) -> None:
         self.channel.send(MayRetire())
 
     def terminate(self) -> None:
-        self._body.terminate()
+        self._process.terminate()
 
     def dump_stacks(self) -> bool:
-        return self.is_ready and self._body.dump_stacks()
+        return self.is_ready and self._process.dump_stacks()
 
     def kill(self) -> None:
-        self._body.kill()
+        self._process.kill()
 
-    async def gone(self) -> None:
-        await self._body.gone()
+    async def wait_until_gone(self) -> None:
+        await self._process.wait_until_gone()
 
     def close(self) -> None:
         self.channel.close()
         self.shared_memory.close()
 
 
-StartChild = Callable[[WorkerConfig], Awaitable[ChildProcess]]  # that has not said anything yet
+StartChild = Callable[[WorkerConfig], Awaitable[ChildProcess]]

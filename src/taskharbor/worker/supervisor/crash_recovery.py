@@ -1,4 +1,4 @@
-"""Settling what a dead child has left behind: what it had begun is lost, the rest is handed back uncounted."""
+"""Settle the jobs of a dead child: those it had begun are lost, the others are released uncounted."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from taskharbor.rules.policy import (
     settle_outcome,
     weigh_loss,
 )
-from taskharbor.worker.supervisor.shared_memory import Held
+from taskharbor.worker.supervisor.shared_memory import PublishedLease
 
 BATCH_MAX = 500
 
 
 class ProcessExit(Struct, frozen=True):
-    """The end of a child, as history tells it."""
+    """How a child exited, as the job history shows it."""
 
     worker: str
-    how: str  # "was ended by SIGKILL"
-    interrupted: bool = False  # it did not stop within the grace of a shutdown: its jobs are released
+    how: str  # "was killed by SIGKILL"
+    interrupted: bool = False  # it did not stop within the grace period: its jobs are released
 
 
 class RecoveredJobs(Struct, frozen=True):
@@ -39,7 +39,7 @@ class RecoveredJobs(Struct, frozen=True):
 
     lost: int = 0
     handed_back: int = 0
-    suspects: bool = False  # somebody should execute one alone
+    suspects: bool = False  # at least one of them is a suspect now
 
     @property
     def jobs(self) -> int:
@@ -47,36 +47,38 @@ class RecoveredJobs(Struct, frozen=True):
 
 
 def describe(status: int) -> str:
-    """An exit status as `wait` gives it, in words."""
+    """Say in words what an exit status of `wait` means."""
     if status >= 0:
         return f"exited with status {status}"
     try:
-        return f"was ended by {signal.Signals(-status).name}"
+        return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
-        return f"was ended by signal {-status}"
+        return f"was killed by signal {-status}"
 
 
 async def settle_orphaned_jobs(
     driver: Driver,
-    left: Sequence[tuple[str, Held]],
-    death: ProcessExit,
+    leases: Sequence[tuple[str, PublishedLease]],
+    process_exit: ProcessExit,
     *,
     lease: int,
     max_losses: int = DEFAULT_MAX_LOSSES,
     report: Report,
 ) -> RecoveredJobs:
-    """Each lease by its token, as if the child itself did it. Repeated after an outage, it finishes the rest."""
-    endings: list[Rescued] = []
+    """Settle under each lease's token, as the child itself would. Safe to repeat after an outage."""
+    rescued: list[Rescued] = []
     now = 0
-    for token, held in left:
-        # Repeated, a claim gives what is not settled yet, and of one that found nothing there is nothing.
-        request = ClaimRequest(token, lease, 0, suspects=held.alone, supervised=True)
+    for token, published in leases:
+        # A repeated claim returns the jobs of its token that are not settled yet, and claims no others.
+        request = ClaimRequest(token, lease, 0, suspects=published.alone, supervised=True)
         claim = await driver.claim(request)
         now = claim.now
-        endings += [await _ending(driver, token, held, job, death, max_losses) for job in claim.jobs]
+        rescued += [
+            await _rescue(driver, token, published, job, process_exit, max_losses) for job in claim.jobs
+        ]
     done: list[tuple[Transition, SettleResult]] = []
-    for first in range(0, len(endings), BATCH_MAX):
-        settled = await settle_endings(driver, endings[first : first + BATCH_MAX], now)
+    for first in range(0, len(rescued), BATCH_MAX):
+        settled = await settle_endings(driver, rescued[first : first + BATCH_MAX], now)
         done += [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
     if done:
         await report(driver, done)
@@ -84,22 +86,27 @@ async def settle_orphaned_jobs(
     return RecoveredJobs(lost, len(done) - lost, any(transition.suspect for transition, _ in done))
 
 
-async def _ending(
-    driver: Driver, token: str, held: Held, job: Claimed, death: ProcessExit, max_losses: int
+async def _rescue(
+    driver: Driver,
+    token: str,
+    lease: PublishedLease,
+    job: Claimed,
+    process_exit: ProcessExit,
+    max_losses: int,
 ) -> Rescued:
-    started_at = held.begun.get(job.id)
-    if started_at is None or death.interrupted:
+    started_at = lease.begun.get(job.id)
+    if started_at is None or process_exit.interrupted:
         outcome = HandedBack() if started_at is None else Interrupted()
         rules = Rules(None, delivery=job.delivery or Delivery.AT_LEAST_ONCE)
-        transition, _ = settle_outcome(token, job, outcome, rules, started_at=started_at, suspect=held.alone)
+        transition, _ = settle_outcome(token, job, outcome, rules, started_at=started_at, suspect=lease.alone)
         return await with_failure_task(driver, transition, job), job, []
-    kind = LOST_ENDED if job.id in held.ended else LOST_ALONE if held.alone else LOST_TOGETHER
+    kind = LOST_ENDED if job.id in lease.ended else LOST_ALONE if lease.alone else LOST_TOGETHER
     loss = Loss(
         token,
-        death.worker,
+        process_exit.worker,
         kind,
-        f"lost: worker {death.worker} {death.how}",
-        alone=held.alone,
+        f"lost: worker {process_exit.worker} {process_exit.how}",
+        alone=lease.alone,
         started_at=started_at,
     )
     history, last_step = await loss_history(driver, job)

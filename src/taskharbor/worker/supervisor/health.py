@@ -1,4 +1,4 @@
-"""Health of a worker or a supervisor, for what runs it: systemd, a container's probe, a load balancer."""
+"""Report the health of a worker or a supervisor to systemd, a container's probe or a load balancer."""
 
 from __future__ import annotations
 
@@ -33,80 +33,80 @@ class Health(Struct, frozen=True):
     detail: str
 
 
-Look = Callable[[], Health]
+CheckHealth = Callable[[], Health]
 
 
-class Signs:
-    """All that a process tells the outside of how it is: a file, a port, and systemd where that started it."""
+class HealthReports:
+    """All ways in which a process reports its health: a file, a port, and systemd if that started it."""
 
-    def __init__(self, look: Look, file: Path | None, address: tuple[str, int] | None) -> None:
-        self._look = look
+    def __init__(self, check: CheckHealth, file: Path | None, address: tuple[str, int] | None) -> None:
+        self._check = check
         self._file = file
         self._address = address
-        self._systemd = Systemd.from_environment(look)
+        self._systemd = Systemd.from_environment(check)
 
     def runs(self) -> list[Coroutine[Any, Any, None]]:
-        """One for each sign; none of them ends by itself."""
-        signs: list[Coroutine[Any, Any, None]] = []
+        """Return one coroutine for each report; none of them ends by itself."""
+        reports: list[Coroutine[Any, Any, None]] = []
         if self._file is not None:
-            signs.append(HealthFile(self._file, self._look).run())
+            reports.append(HealthFile(self._file, self._check).run())
         if self._address is not None:
-            signs.append(HealthPort(*self._address, self._look).run())
+            reports.append(HealthPort(*self._address, self._check).run())
         if self._systemd is not None:
-            signs.append(self._systemd.run())
-        return signs
+            reports.append(self._systemd.run())
+        return reports
 
     def stopping(self) -> None:
         if self._systemd is not None:
             self._systemd.stopping()
 
 
-async def work_with_signs(
-    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], signs: Signs
+async def work_with_health_reports(
+    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], reports: HealthReports
 ) -> None:
-    """Let a worker work, and tell the outside meanwhile; a sign that cannot be given ends the worker."""
-    await result_of(own_task(_work_with_signs(worker, work, signs)))
+    """Run a worker and report its health; a report that fails ends the worker."""
+    await result_of(own_task(_work_with_health_reports(worker, work, reports)))
 
 
-async def _work_with_signs(
-    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], signs: Signs
+async def _work_with_health_reports(
+    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], reports: HealthReports
 ) -> None:
     working = own_task(work())
-    giving = [own_task(sign) for sign in signs.runs()]
-    worker._on_stop = signs.stopping
+    reporting = [own_task(report) for report in reports.runs()]
+    worker._on_stop = reports.stopping
     try:
-        await asyncio.wait([working, *giving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, *reporting], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             worker.stop()
-            worker.stop()  # at once: it has hardly begun
+            worker.stop()  # at once: a report fails right after the start
         await asyncio.wait([working])
-        for ended in (*(sign for sign in giving if sign.done()), working):
+        for ended in (*(report for report in reporting if report.done()), working):
             ended.result()
     finally:
-        for each in (working, *giving):
+        for each in (working, *reporting):
             each.end()
-        await asyncio.wait([working, *giving])
+        await asyncio.wait([working, *reporting])
 
 
 def health_of(worker: Worker) -> Health:
-    """Well is a worker that works, or waits for a store that is away. That its loop goes round, the answer shows."""
+    """Healthy while the worker works or waits for the store. A blocked loop would not answer at all."""
     phase = worker._phase
     return Health(phase in ("at work", "waiting for the store"), f"the worker is {phase}")
 
 
 class HealthFile:
-    """A file that is touched while all is well, and gone when the process is: a probe looks at its age.
+    """A file that a healthy process touches, and removes when it exits: a probe checks its age.
 
-    It may lie in a folder that others can write to, /tmp say. What they put in its place is left alone.
+    It may be in a folder that other users can write to, such as /tmp: a link or device they put there is not touched.
     """
 
-    def __init__(self, path: Path, look: Look) -> None:
+    def __init__(self, path: Path, check: CheckHealth) -> None:
         self._path = path
-        self._look = look
+        self._check = check
 
     async def run(self) -> None:
-        # A file that cannot be written stops the start, and does not look fresh before all is well.
-        touch_itself(self._path, (0, 0))
+        # A file that cannot be written is an error at the start; its age of decades means "not healthy yet".
+        touch_regular_file(self._path, (0, 0))
         try:
             while True:
                 self._refresh()
@@ -116,19 +116,16 @@ class HealthFile:
 
     def _refresh(self) -> None:
         try:
-            if self._look().ok:
-                touch_itself(self._path)
-        except (
-            OSError,
-            ConfigurationError,
-        ) as error:  # a full disk, say: the file grows old, and a probe sees that
+            if self._check().ok:
+                touch_regular_file(self._path)
+        except (OSError, ConfigurationError) as error:  # the file grows old, which a probe sees
             log_line(
                 logger, logging.WARNING, "the health file cannot be written: {error}", {"error": str(error)}
             )
 
 
-def touch_itself(path: Path, times: tuple[int, int] | None = None) -> None:
-    """Make the file or set its times, now by default; refuse whatever is no regular file, a symbolic link above all."""
+def touch_regular_file(path: Path, times: tuple[int, int] | None = None) -> None:
+    """Create the file or set its times, by default to now. Refuse a symbolic link, a device or a pipe."""
     try:
         # O_NONBLOCK: opening a named pipe would wait for a reader.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -145,16 +142,18 @@ def touch_itself(path: Path, times: tuple[int, int] | None = None) -> None:
 
 
 def _not_a_file(path: Path, what: str) -> ConfigurationError:
-    return ConfigurationError(f"the health file {path} is {what}, and was left alone; name a file of its own")
+    return ConfigurationError(
+        f"the health file {path} is {what}; name a regular file, or one that does not exist"
+    )
 
 
 class HealthPort:
-    """HTTP, as little of it as a probe needs: 200 while all is well, else 503, and one line that says why."""
+    """As much HTTP as a probe needs: 200 while healthy, else 503, and one line that says why."""
 
-    def __init__(self, host: str, port: int, look: Look) -> None:
+    def __init__(self, host: str, port: int, check: CheckHealth) -> None:
         self._host = host
         self._port = port
-        self._look = look
+        self._check = check
 
     async def run(self) -> None:
         try:
@@ -173,12 +172,12 @@ class HealthPort:
                 writer.write(self._response(request.split(b" ", 1)[0]))
                 await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asks so badly gets no answer
+            pass  # a malformed or slow request gets no answer
         finally:
             writer.close()
 
     def _response(self, method: bytes) -> bytes:
-        health = self._look()
+        health = self._check()
         body = f"{health.detail}\n".encode()
         status = "200 OK" if health.ok else "503 Service Unavailable"
         head = (
@@ -190,49 +189,49 @@ class HealthPort:
 class Systemd:
     """systemd's notify protocol: datagrams to the socket that $NOTIFY_SOCKET names."""
 
-    def __init__(self, address: str, watchdog_seconds: float | None, look: Look) -> None:
-        # An address that begins with @ is in the kernel's own name space.
+    def __init__(self, address: str, watchdog_seconds: float | None, check: CheckHealth) -> None:
+        # A leading @ means Linux's abstract namespace.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._watchdog_seconds = watchdog_seconds
-        self._look = look
+        self._check = check
 
     @classmethod
-    def from_environment(cls, look: Look) -> Systemd | None:
+    def from_environment(cls, check: CheckHealth) -> Systemd | None:
         address = os.environ.get("NOTIFY_SOCKET")
         if not address:
             return None
-        micros, meant = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID")
-        watched = micros.isdigit() and int(micros) > 0 and meant in (None, str(os.getpid()))
-        return cls(address, int(micros) / 1_000_000 if watched else None, look)
+        micros, watched_pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID")
+        is_watched = micros.isdigit() and int(micros) > 0 and watched_pid in (None, str(os.getpid()))
+        return cls(address, int(micros) / 1_000_000 if is_watched else None, check)
 
     async def run(self) -> None:
-        """READY=1 when all is well for the first time; from then on a sign of life, while it is."""
+        """Send READY=1 once healthy, STATUS when it changes, and WATCHDOG=1 regularly while healthy."""
         is_ready = False
         pause = (
             REFRESH_SECONDS
             if self._watchdog_seconds is None
             else min(REFRESH_SECONDS, self._watchdog_seconds / 3)
         )
-        told_at, told = 0.0, ""
+        sent_at, sent = 0.0, ""
         while True:
-            health = self._look()
+            health = self._check()
             if health.ok and not is_ready:
                 is_ready = True
-                self._tell("READY=1")
-            if health.detail != told and time.monotonic() - told_at >= REFRESH_SECONDS:
-                told_at, told = time.monotonic(), health.detail
-                self._tell(f"STATUS={health.detail}")
+                self._notify("READY=1")
+            if health.detail != sent and time.monotonic() - sent_at >= REFRESH_SECONDS:
+                sent_at, sent = time.monotonic(), health.detail
+                self._notify(f"STATUS={health.detail}")
             if health.ok and self._watchdog_seconds is not None:
-                self._tell("WATCHDOG=1")
+                self._notify("WATCHDOG=1")
             await asyncio.sleep(pause)
 
     def stopping(self) -> None:
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
-    def _tell(self, words: str) -> None:
+    def _notify(self, state: str) -> None:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)
-                sender.sendto(words.encode(), self._address)
+                sender.sendto(state.encode(), self._address)
         except OSError as error:
-            log_line(logger, logging.WARNING, "systemd cannot be told: {error}", {"error": str(error)})
+            log_line(logger, logging.WARNING, "cannot notify systemd: {error}", {"error": str(error)})

@@ -1,4 +1,4 @@
-"""The heartbeat from outside: it extends the leases of all children, whatever their handlers do to them."""
+"""Extend the leases of all children from outside, even while a handler blocks its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskharbor.worker.pipeline.lease_keeper import BEATS_PER_LEASE
 from taskharbor.worker.pipeline.leases import StoreTime
 from taskharbor.worker.supervisor.channel import LeaseUpdate
 from taskharbor.worker.supervisor.child_process import ChildProcess
-from taskharbor.worker.supervisor.shared_memory import Held
+from taskharbor.worker.supervisor.shared_memory import PublishedLease
 
 logger = logging.getLogger("taskharbor.supervisor")
 
@@ -38,43 +38,40 @@ class SupervisorLeaseKeeper:
                 log_line(
                     logger,
                     logging.WARNING,
-                    "the store did not take a heartbeat: {error}",
+                    "could not extend the leases: {error}",
                     {"error": str(error)},
                 )
                 pause = beat_seconds / 4
-            except Exception:  # a bug here must not cost every child its leases without a word
+            except Exception:  # a bug here must not end the heartbeat of every child
                 logger.exception("a heartbeat failed")
                 pause = beat_seconds / 4
             await asyncio.sleep(pause)
 
     async def beat(self) -> None:
-        """One round trip for all of them; none when nobody holds anything."""
-        held = [
+        """Extend every published lease in one round trip; in none if there is no lease."""
+        leases = [
             (child, lease)
             for child in self._children()
             if child.hello is not None and child.hello.address is not None
-            for lease in child.shared_memory.held()
+            for lease in child.shared_memory.leases()
         ]
-        if not held:
+        if not leases:
             return
         asked_at = self._time.asking()
-        heartbeat = await self._driver.extend([self._extension(child, lease) for child, lease in held])
+        heartbeat = await self._driver.extend([self._extension(child, lease) for child, lease in leases])
         self._time.learn(heartbeat.now, asked_at)
-        heard: dict[ChildProcess, LeaseUpdate] = {
-            child: LeaseUpdate(paused=sorted(heartbeat.paused))
-            for child in dict.fromkeys(child for child, _ in held)
-        }
-        for (child, lease), extended in zip(held, heartbeat.leases, strict=True):
+        updates = {child: LeaseUpdate(paused=sorted(heartbeat.paused)) for child, _ in leases}
+        for (child, lease), extended in zip(leases, heartbeat.leases, strict=True):
             if extended.answer is SettleAnswer.DONE:
                 child.shared_memory.extended(lease, extended.expires_at)
-                heard[child].cancel_requested += extended.cancel_requested
+                updates[child].cancel_requested += extended.cancel_requested
             else:
-                heard[child].refused.append(extended.token)
-        for child, what in heard.items():
-            if what.cancel_requested or what.paused or what.refused:
-                child.channel.send(what)
+                updates[child].refused.append(extended.token)
+        for child, update in updates.items():
+            if update.cancel_requested or update.paused or update.refused:
+                child.channel.send(update)
 
-    def _extension(self, child: ChildProcess, lease: Held) -> Extension:
+    def _extension(self, child: ChildProcess, lease: PublishedLease) -> Extension:
         beat_ago = self._time.now() - self._lease // BEATS_PER_LEASE
         running = tuple((job_id, at) for job_id, at in lease.running.items() if at <= beat_ago)
         return Extension(child.token(lease), self._lease, running)

@@ -1,4 +1,4 @@
-"""Watching over the children's signs of life."""
+"""Watch the children for signs of life."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from taskharbor.worker.supervisor.child_process import ChildProcess
 
 logger = logging.getLogger("taskharbor.supervisor")
 
-STARTING_SECONDS = 60.0  # at least, for a child to load the application and to run its start hooks
-LOOK_SECONDS_MAX = 1.0  # between two looks at the children
+STARTING_SECONDS = 60.0  # the least time a child has to load the application and to run its start hooks
+CHECK_SECONDS_MAX = 1.0
 DUMP_SECONDS = 0.5  # for a stuck child to write its stacks
-JOBS_TOLD = 20  # of a stuck child, at most
+JOBS_NAMED_MAX = 20  # jobs of a stuck child that the log line and the event name
 
 
-class Watch:
-    """Ends a child that shows no sign of life for too long, or that takes too long to leave."""
+class LivenessMonitor:
+    """Kills a child that shows no sign of life for too long, or that takes too long to exit."""
 
     def __init__(
         self,
         stuck_seconds: float,
         children: Callable[[], Iterable[ChildProcess]],
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         clock: Clock,
     ) -> None:
         self._stuck_seconds = stuck_seconds
         self._children = children
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
-        self._ending: set[asyncio.Task[None]] = set()
+        self._killing: set[asyncio.Task[None]] = set()
 
     @property
     def interval(self) -> float:
-        return min(LOOK_SECONDS_MAX, self._stuck_seconds / 10)
+        return min(CHECK_SECONDS_MAX, self._stuck_seconds / 10)
 
     async def run(self) -> None:
-        looked_at = self._clock.monotonic()
+        checked_at = self._clock.monotonic()
         while True:
             await self._clock.sleep(self.interval)
             now = self._clock.monotonic()
-            # If we ourselves were held up, so were our eyes: nobody is silent for what we did not see.
-            overslept = now - looked_at > 2 * self.interval + 1.0
-            looked_at = now
+            # While this process was suspended it saw no sign of any child: do not count that time.
+            overslept = now - checked_at > 2 * self.interval + 1.0
+            checked_at = now
             for child in self._children():
-                self._look_at(child, now, overslept)
+                self._check(child, now, overslept)
 
-    def _look_at(self, child: ChildProcess, now: float, overslept: bool) -> None:
+    def _check(self, child: ChildProcess, now: float, overslept: bool) -> None:
         silent = child.silent_seconds(now)
         limit = self._stuck_seconds if child.is_ready else max(self._stuck_seconds, STARTING_SECONDS)
         if overslept:
-            child.seen_alive = now
-        elif child.leave_by is not None and now >= child.leave_by:
+            child.last_alive_at = now
+        elif child.exit_deadline is not None and now >= child.exit_deadline:
             child.interrupted = True
             child.kill()
         elif silent >= limit and child.stuck_seconds is None:
             child.stuck_seconds = limit
-            ending = asyncio.create_task(self._end_stuck(child))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            killing = asyncio.create_task(self._kill_stuck(child))
+            self._killing.add(killing)
+            killing.add_done_callback(self._killing.discard)
 
-    async def _end_stuck(self, child: ChildProcess) -> None:
-        running = [job_id for held in child.shared_memory.held() for job_id in held.running]
-        jobs = tuple(running[:JOBS_TOLD])
+    async def _kill_stuck(self, child: ChildProcess) -> None:
+        running = [job_id for lease in child.shared_memory.leases() for job_id in lease.running]
+        jobs = tuple(running[:JOBS_NAMED_MAX])
         fields = {"worker": child.name, "pid": child.pid, "seconds": child.stuck_seconds, "jobs": list(jobs)}
         log_line(
             logger,
@@ -74,10 +74,10 @@ class Watch:
             "a worker process shows no sign of life and is replaced: {worker}, for {seconds} s",
             fields,
         )
-        # By another child: this one cannot, and whatever it counted would go with it.
+        # Another child delivers the event: this one cannot, and its subscribers' counters are lost with it.
         at = from_micros(self._clock.now())
         error = f"no sign of life for {child.stuck_seconds:g} s"
-        self._tell(Event("stuck", "", "", "", at, worker=child.name, error=error, jobs=jobs))
+        self._emit(Event("stuck", "", "", "", at, worker=child.name, error=error, jobs=jobs))
         if child.dump_stacks():
             await self._clock.sleep(DUMP_SECONDS)
         child.kill()

@@ -1,4 +1,4 @@
-"""The body of a child: a process of the machine, with everything that it starts in its session."""
+"""Start a child as an operating-system process, and kill it with everything in its session."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from taskharbor.worker.supervisor import shared_memory
 from taskharbor.worker.supervisor.channel import Channel, WorkerConfig
 from taskharbor.worker.supervisor.child_process import ChildProcess
 
-DUMP_SIGNAL: signal.Signals | None = getattr(
-    signal, "SIGUSR2", None
-)  # a child writes the stacks of all its threads
-GONE_SECONDS_MAX = 0.1  # between two looks at a group that is to be gone
+# On this signal a child writes the stacks of all its threads.
+DUMP_SIGNAL: signal.Signals | None = getattr(signal, "SIGUSR2", None)
+GONE_SECONDS_MAX = 0.1  # between two checks whether a session is gone
 _PROCESSES = Path("/proc")
 
 
-async def start(command: Sequence[str], clock: Clock, orders: WorkerConfig) -> ChildProcess:
-    """In a session of its own: a Ctrl-C in the terminal reaches the supervisor alone, which then decides."""
+async def start(command: Sequence[str], clock: Clock, config: WorkerConfig) -> ChildProcess:
+    """Start a child in its own session: Ctrl-C in the terminal then reaches only the supervisor, which decides."""
     ours, theirs = socket.socketpair()
-    shared = shared_memory.create(shared_memory.blocks_for(1 if orders.suspects_only else orders.concurrency))
+    shared = shared_memory.create(shared_memory.blocks_for(1 if config.suspects_only else config.concurrency))
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -40,11 +39,11 @@ async def start(command: Sequence[str], clock: Clock, orders: WorkerConfig) -> C
         theirs.close()
         os.close(shared)
     channel = await Channel.over(ours)
-    channel.send(orders)
-    return ChildProcess(ProcessBody(process), reader, channel, orders, clock)
+    channel.send(config)
+    return ChildProcess(OsProcess(process), reader, channel, config, clock)
 
 
-class ProcessBody:
+class OsProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.pid = process.pid
         self._process = process
@@ -56,7 +55,7 @@ class ProcessBody:
         self._signal(signal.SIGTERM)
 
     def dump_stacks(self) -> bool:
-        """To its standard error; written by a signal handler in C, which needs neither the loop nor the GIL."""
+        """Signal it; a handler in C writes to standard error, and needs neither the loop nor the GIL."""
         if DUMP_SIGNAL is None:
             return False
         self._signal(DUMP_SIGNAL)
@@ -73,7 +72,7 @@ class ProcessBody:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(member, signal.SIGKILL)
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         pause = 0.001
         while not _is_gone(self.pid):
             self.kill()
@@ -88,18 +87,18 @@ def _is_gone(leader: int) -> bool:
         os.killpg(leader, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # there is somebody, though not one of ours any more
+    except PermissionError:  # the group id belongs to another user's processes now
         return True
     return False
 
 
 def _members(leader: int) -> Iterator[int]:
-    """The living processes of a session or group, where the system lists them. A zombie runs nothing."""
+    """List the processes of a session or group where /proc shows them, without zombies: those run nothing."""
     for entry in _PROCESSES.glob("[0-9]*"):
         try:
-            # pid (name) state parent group session …, and a name may hold anything
+            # pid (name) state parent group session …; a name may contain any character
             state, _, group, session = entry.joinpath("stat").read_text().rpartition(")")[2].split()[:4]
         except (OSError, ValueError):
-            continue  # gone meanwhile
+            continue  # it has just ended
         if leader in (int(group), int(session)) and state not in "ZX":
             yield int(entry.name)

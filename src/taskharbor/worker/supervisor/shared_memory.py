@@ -1,12 +1,12 @@
-"""The page: memory that a child and its supervisor share.
+"""Memory that a child and its supervisor share.
 
-The child writes what it holds, so that the supervisor can extend its leases and, when the child has died, knows
-what had begun. The supervisor writes how far it has extended each lease. Neither waits for the other, and a begin
-or an end costs the child one word.
+The child publishes its leases and jobs there, so that the supervisor can extend the leases and, when the child has
+died, knows which jobs had begun. The supervisor writes how far it has extended each lease. Neither waits for the
+other, and the begin or end of a job costs the child one write.
 
-The page is words of 64 bits: a header, then blocks. A block covers up to `BLOCK_JOBS` jobs of one lease; a lease
-takes as many blocks as it needs. Each word has one writer. A block's serial is written last and erased first, so
-whoever finds it finds the rest as well.
+The memory consists of 64-bit words: a header, then blocks. A block covers up to `BLOCK_JOBS` jobs of one lease; a lease
+takes as many blocks as it needs. Each word has one writer. A block's serial is written last and erased first: a reader
+that finds the serial finds the rest as well.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WORD = 8
 ID_BYTES = 36  # a UUID as text
 BLOCK_JOBS = 16
 
-# -- words of the header. The first is nobody's: executions without a cell write there. --
-LIFE = 1  # rises while the child's event loop goes round
-CLAIMING = 2  # the serial of a claim that has been sent and not answered
+# -- words of the header. Word 0 is never read: executions without a cell write there. --
+ALIVE_COUNT = 1  # rises while the child's event loop runs
+CLAIMING = 2  # the serial of a claim that waits for its answer
 CLAIMING_ALONE = 3
 HEADER = 8
 
@@ -38,35 +38,35 @@ SERIAL = 0  # of the lease's token; 0 for a free block
 COUNT = 1
 ALONE = 2
 EXPIRES = 3  # as the child knows it
-EXTENDED_SERIAL = 4  # by the supervisor: which lease it means …
-EXTENDED_TO = 5  # … and how far it is extended
+EXTENDED_SERIAL = 4  # the supervisor writes which lease it has extended …
+EXTENDED_TO = 5  # … and how far
 CELLS = 8
 IDS = CELLS + BLOCK_JOBS
 BLOCK = IDS + BLOCK_JOBS * ID_BYTES // WORD
 
-ROOM_AHEAD = 8_192  # jobs claimed ahead or ended and not settled, beyond those that run
+ROOM_AHEAD = 8_192  # jobs claimed ahead, or ended and not settled, in addition to the running ones
 
 _ZEROS = memoryview(bytes(BLOCK_JOBS * WORD)).cast("q")
 
 
 def blocks_for(concurrency: int) -> int:
-    """Enough when every running job has a lease, and so a block, of its own."""
+    """Return a number that is enough even if every running job has its own lease, and so its own block."""
     return concurrency + ROOM_AHEAD // BLOCK_JOBS
 
 
 def create(blocks: int) -> int:
-    """A file that only its descriptor names; it is gone with the last process that holds it."""
+    """Create an unnamed file; the system removes it with the last process that has it open."""
     size = (HEADER + blocks * BLOCK) * WORD
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("taskharbor-page")
+        descriptor = os.memfd_create("taskharbor")
     else:
-        descriptor, path = tempfile.mkstemp(prefix="taskharbor-page-")
+        descriptor, path = tempfile.mkstemp(prefix="taskharbor-")
         os.unlink(path)
     os.ftruncate(descriptor, size)
     return descriptor
 
 
-class _Page:
+class _SharedMemory:
     def __init__(self, descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
         self._bytes = memoryview(mmap.mmap(descriptor, size))
@@ -77,8 +77,8 @@ class _Page:
 # -- the child's side ----------------------------------------------------------------------------
 
 
-class Publisher(_Page):
-    """What the child writes."""
+class Publisher(_SharedMemory):
+    """The child's side: it publishes leases and jobs."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
@@ -88,8 +88,8 @@ class Publisher(_Page):
     def room(self) -> int:
         return len(self._free) * BLOCK_JOBS
 
-    def show_life(self) -> None:
-        self.words[LIFE] += 1
+    def show_alive(self) -> None:
+        self.words[ALIVE_COUNT] += 1
 
     def claiming(self, serial: int, *, alone: bool) -> None:
         self.words[CLAIMING_ALONE] = alone
@@ -104,27 +104,27 @@ class Publisher(_Page):
         words = self.words
         ids = "".join([execution.claimed.id for execution in executions]).encode("ascii", "replace")
         if len(ids) != len(executions) * ID_BYTES:
-            return  # ids of a driver that are no UUIDs: this worker extends such a lease itself
+            return  # the driver's ids are not UUIDs: the worker extends such a lease itself
         blocks = []
         for first in range(0, len(executions), BLOCK_JOBS):
             block = self._free.pop()
             blocks.append(block)
-            here = executions[first : first + BLOCK_JOBS]
-            words[block + COUNT] = len(here)
+            batch = executions[first : first + BLOCK_JOBS]
+            words[block + COUNT] = len(batch)
             words[block + ALONE] = lease.alone
             words[block + EXPIRES] = lease.expires_at
             words[block + EXTENDED_SERIAL] = 0
             words[block + CELLS : block + IDS] = _ZEROS
-            text = ids[first * ID_BYTES : (first + len(here)) * ID_BYTES]
+            text = ids[first * ID_BYTES : (first + len(batch)) * ID_BYTES]
             start = (block + IDS) * WORD
             self._bytes[start : start + len(text)] = text
             words[block + SERIAL] = serial
-            for cell, execution in enumerate(here, block + CELLS):
+            for cell, execution in enumerate(batch, block + CELLS):
                 execution.cell = cell
         lease.blocks = tuple(blocks)
 
     def withdraw(self, lease: HeldLease) -> None:
-        """The supervisor has nothing to do with it any more; its blocks stay taken while handlers run."""
+        """Hide the lease from the supervisor; its blocks stay taken while handlers run."""
         for block in lease.blocks:
             self.words[block + SERIAL] = 0
 
@@ -140,21 +140,21 @@ class Publisher(_Page):
         if words[block + EXTENDED_SERIAL] != serial:
             return 0
         reached = words[block + EXTENDED_TO]
-        # A block may have had another lease while the supervisor was writing: then the serial is not ours.
+        # While the supervisor wrote, the block may have belonged to another lease: then the serial differs.
         return reached if words[block + EXTENDED_SERIAL] == serial else 0
 
 
 # -- the supervisor's side -----------------------------------------------------------------------
 
 
-class Held(Struct):
-    """A lease that a child holds, as far as it has been published."""
+class PublishedLease(Struct):
+    """A lease of a child, as published in its shared memory."""
 
     serial: int
     alone: bool
     expires_at: int = 0
-    begun: dict[str, int] = {}  # job id → started at: begun, perhaps ended, not known to be settled
-    ended: set[str] = set()  # of those, whose handler has returned
+    begun: dict[str, int] = {}  # job id → started at; a begun job may have ended, and is perhaps not settled
+    ended: set[str] = set()  # those begun jobs whose handler has returned
     unbegun: set[str] = set()
     blocks: list[int] = []
 
@@ -163,40 +163,40 @@ class Held(Struct):
         return {job_id: at for job_id, at in self.begun.items() if job_id not in self.ended}
 
 
-class Reader(_Page):
-    """What the supervisor reads, and how far it has extended."""
+class Reader(_SharedMemory):
+    """The supervisor's side: it reads leases, and writes how far it has extended them."""
 
     is_closed = False
 
     @property
-    def life(self) -> int:
-        return self.words[LIFE]
+    def alive_count(self) -> int:
+        return self.words[ALIVE_COUNT]
 
-    def held(self) -> list[Held]:
-        """Every lease that is published now."""
-        leases: dict[int, Held] = {}
+    def leases(self) -> list[PublishedLease]:
+        """Read every lease that is published now."""
+        leases: dict[int, PublishedLease] = {}
         for index, serial in enumerate(self.words[HEADER + SERIAL :: BLOCK].tolist()):
             if serial:
                 self._read_block(HEADER + index * BLOCK, serial, leases)
         return list(leases.values())
 
-    def left_behind(self) -> list[Held]:
-        """Of a child that has died: its leases, and the one it may have been about to get."""
-        held = self.held()
+    def orphaned_leases(self) -> list[PublishedLease]:
+        """Read the leases of a dead child, with the one that its last claim may have brought."""
+        leases = self.leases()
         claiming = self.words[CLAIMING]
-        if claiming and all(lease.serial != claiming for lease in held):
-            held.append(Held(claiming, bool(self.words[CLAIMING_ALONE])))
-        return held
+        if claiming and all(lease.serial != claiming for lease in leases):
+            leases.append(PublishedLease(claiming, bool(self.words[CLAIMING_ALONE])))
+        return leases
 
-    def _read_block(self, block: int, serial: int, leases: dict[int, Held]) -> None:
+    def _read_block(self, block: int, serial: int, leases: dict[int, PublishedLease]) -> None:
         words = self.words
         count, alone, expires_at = words[block + COUNT : block + EXPIRES + 1].tolist()
         cells = words[block + CELLS : block + CELLS + count].tolist()
         start = (block + IDS) * WORD
         ids = bytes(self._bytes[start : start + count * ID_BYTES]).decode("ascii")
         if words[block + SERIAL] != serial:
-            return  # given up meanwhile, and perhaps taken again
-        lease = leases.setdefault(serial, Held(serial, bool(alone)))
+            return  # freed while we read, and perhaps taken again
+        lease = leases.setdefault(serial, PublishedLease(serial, bool(alone)))
         lease.expires_at = max(lease.expires_at, expires_at)
         lease.blocks.append(block)
         for position, cell in enumerate(cells):
@@ -208,9 +208,9 @@ class Reader(_Page):
             if cell < 0:
                 lease.ended.add(job_id)
 
-    def extended(self, lease: Held, expires_at: int) -> None:
-        """Say that the lease is extended to here. The child believes it only of the serial it has."""
-        if self.is_closed:  # it died while the store was asked
+    def extended(self, lease: PublishedLease, expires_at: int) -> None:
+        """Publish the new expiry. The child accepts it only with the serial of its current lease."""
+        if self.is_closed:  # the child died while the store was extending
             return
         for block in lease.blocks:
             self.words[block + EXTENDED_SERIAL] = 0

@@ -1,4 +1,4 @@
-"""A seat: where one child works after the other, and beside it at most one that retires."""
+"""A worker slot: room for one working child, and beside it at most one that retires."""
 
 from __future__ import annotations
 
@@ -16,64 +16,65 @@ from taskharbor.worker.supervisor.child_process import ChildProcess
 class ExitKind(Enum):
     """How a child ended."""
 
-    DONE = "done"  # by itself, leaving nothing behind
-    REPLACE = "replace"  # by itself, to be replaced; perhaps it still has jobs, and no longer counts
-    IDLE = "idle"  # the same, before it had done anything
+    DONE = "done"  # it exited by itself and left no jobs
+    REPLACE = "replace"  # it exited by itself, or retires with jobs still running: start its successor
+    IDLE = "idle"  # the same, before it had begun any job
     DIED = "died"
-    FAILED_TO_START = "stillborn"  # died before it could begin
+    FAILED_TO_START = "failed to start"
 
 
 class WorkerSlot:
-    """A child that retires is replaced at once, and stays until its handlers have ended by themselves.
+    """Replaces a retiring child at once, and lets it stay until its handlers have ended.
 
-    Its successor may not retire before it is gone, and goes on beyond its limits: so there are never more than two,
-    however long handlers take.
+    The successor may not retire before its predecessor is gone, even beyond its own limits: so there are never more
+    than two, however long handlers take.
     """
 
     def __init__(
         self,
         group: asyncio.TaskGroup,
         start: Callable[[WorkerConfig], Awaitable[ChildProcess | None]],
-        live: Callable[[ChildProcess], Coroutine[Any, Any, ExitKind]],
+        supervise: Callable[[ChildProcess], Coroutine[Any, Any, ExitKind]],
     ) -> None:
         self._group = group
         self._start = start
-        self._live = live
-        self._predecessor: asyncio.Task[ExitKind] | None = None  # the life of one that retires
+        self._supervise = supervise
+        self._predecessor: asyncio.Task[ExitKind] | None = None  # supervises a child that retires
 
     @property
     def is_shared(self) -> bool:
         return self._predecessor is not None and not self._predecessor.done()
 
-    async def predecessor_gone(self) -> None:
+    async def wait_for_predecessor(self) -> None:
         if self._predecessor is not None:
             await asyncio.wait([self._predecessor])
 
-    async def one_life(self, orders: WorkerConfig) -> ExitKind:
-        """Start the next child; until it has ended, or retires."""
-        child = await self._start(replace(orders, may_retire=not self.is_shared))
+    async def run_next_child(self, config: WorkerConfig) -> ExitKind:
+        """Start the next child and wait until it has exited or retires."""
+        child = await self._start(replace(config, may_retire=not self.is_shared))
         if child is None:
             return ExitKind.IDLE
         if self._predecessor is not None:
-            self._predecessor.add_done_callback(lambda life: _make_room(life, child))
-        life = self._group.create_task(self._live(child))
-        retiring = asyncio.ensure_future(self._leaves_its_place(child))
+            self._predecessor.add_done_callback(lambda done: _allow_retirement(done, child))
+        supervising = self._group.create_task(self._supervise(child))
+        retiring = asyncio.ensure_future(self._wait_for_retirement(child))
         try:
-            await asyncio.wait([life, retiring], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([supervising, retiring], return_when=asyncio.FIRST_COMPLETED)
         finally:
             retiring.cancel()
-        if life.done():
-            return life.result()
-        self._predecessor = life
+        if supervising.done():
+            return supervising.result()
+        self._predecessor = supervising
         return ExitKind.REPLACE
 
-    async def _leaves_its_place(self, child: ChildProcess) -> None:
+    async def _wait_for_retirement(self, child: ChildProcess) -> None:
+        """Wait until the child's successor may start."""
         await child.retiring.wait()
-        if child.left_idle:  # it ends in a moment, and the next one may do the same: not without a pause
+        if child.retired_idle:  # wait for its exit instead: a successor may retire idle as well, so back off
             await asyncio.get_running_loop().create_future()
-        await self.predecessor_gone()  # whatever the child has been told: two are enough
+        await self.wait_for_predecessor()  # never a third one, whatever the child does
 
 
-def _make_room(life: asyncio.Task[ExitKind], successor: ChildProcess) -> None:
-    if not life.cancelled():  # by a supervisor that ends: then it may still be there
-        successor.may_retire()
+def _allow_retirement(predecessor: asyncio.Task[ExitKind], successor: ChildProcess) -> None:
+    if not predecessor.cancelled():  # cancelled when the supervisor ends: the process may still run
+        successor.allow_retirement()

@@ -1,4 +1,4 @@
-"""What the supervisor does in the store, once a child has said where that is."""
+"""What the supervisor does in the store: extend leases, settle the jobs of dead children, list its workers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CLOSE_SECONDS = 0.4
 
 
 class StoreDuties:
-    """Extends the children's leases, settles what dead ones leave behind, tells who is there."""
+    """The supervisor's work in the store, from the moment a child has sent the store's address."""
 
     def __init__(
         self,
         supervisor: str,
-        orders: WorkerConfig,
+        config: WorkerConfig,
         children: Callable[[], Iterable[ChildProcess]],
         subscribers: Subscribers,
         *,
@@ -42,8 +42,8 @@ class StoreDuties:
         open_store: Callable[[str], Driver],
     ) -> None:
         self._supervisor = supervisor
-        self._orders = orders
-        self._lease = seconds_to_micros(orders.lease_seconds)
+        self._config = config
+        self._lease = seconds_to_micros(config.lease_seconds)
         self._children = children
         self._losses = Losses(subscribers, logger)
         self._clock = clock
@@ -53,100 +53,90 @@ class StoreDuties:
         self._presence: Presence | None = None
         self._parts: list[asyncio.Task[None]] = []
 
-    def meet(self, hello: Hello) -> None:
-        """The first child that says where the jobs are kept lets the heartbeat from outside begin."""
+    def connect(self, hello: Hello) -> None:
+        """Open the store that the first child names, and begin to extend leases there."""
         if hello.address is None:
             log_line(
                 logger,
                 logging.WARNING,
-                "the store has no URL (Harbor(driver=…)): each worker extends its own leases, and what a dead one "
-                "leaves behind waits for its lease to run out",
+                "the store has no URL (Harbor(driver=…)): each worker extends its own leases, and the jobs of a dead "
+                "worker wait until its leases expire",
                 {"worker": hello.worker},
             )
         elif self._driver is None:
             try:
                 driver = self._driver = self._open_store(hello.address)
-            except TaskHarborError as error:  # each worker goes on by itself, and extends its own leases
-                log_line(
-                    logger,
-                    logging.ERROR,
-                    "the supervisor cannot reach the store: {error}",
-                    {"error": str(error)},
-                )
+            except TaskHarborError as error:  # each worker then extends its own leases
+                fields = {"error": str(error)}
+                log_line(logger, logging.ERROR, "the supervisor cannot open the store: {error}", fields)
                 return
-            heart = SupervisorLeaseKeeper(driver, lease=self._lease, time=self._time, children=self._children)
-            presence = self._presence = Presence(driver, self._clock, self._who)
-            self._parts = [asyncio.create_task(part) for part in (heart.run(), presence.run())]
+            keeper = SupervisorLeaseKeeper(
+                driver, lease=self._lease, time=self._time, children=self._children
+            )
+            presence = self._presence = Presence(driver, self._clock, self._worker_records)
+            self._parts = [asyncio.create_task(part) for part in (keeper.run(), presence.run())]
 
     def store_now(self) -> int:
-        """The store's time, as children write it into their pages: our own clock may be wrong."""
+        """Return the store's time, which children write into shared memory; our own clock may be wrong."""
         return self._time.now()
 
-    # -- who is there --
+    # -- presence --
 
-    def tell_who_is_there(self) -> None:
+    def update_presence(self) -> None:
         if self._presence is not None:
             self._presence.changed()
 
-    def _who(self) -> list[WorkerRecord]:
-        """Every child that the store does not hear of by itself."""
+    def _worker_records(self) -> list[WorkerRecord]:
+        """List the children that do not register themselves in the store."""
         now, wall = self._clock.monotonic(), self._clock.now()
-        host, queues = socket.gethostname(), self._orders.queues
+        host, queues = socket.gethostname(), self._config.queues
         return [
             WorkerRecord(
                 child.hello.worker,
                 host,
                 child.pid,
-                1 if child.suspects_only else self._orders.concurrency,
+                1 if child.suspects_only else self._config.concurrency,
                 wall - seconds_to_micros(now - child.started),
                 None if queues is None else tuple(queues),
                 self._supervisor,
             )
             for child in self._children()
-            if child.is_ready and not child.is_over and child.hello and child.hello.address
+            if child.is_ready and not child.has_exited and child.hello and child.hello.address
         ]
 
-    # -- what the dead leave behind --
+    # -- the jobs of dead children --
 
-    async def settle(self, child: ChildProcess, death: ProcessExit) -> RecoveredJobs:
-        """Repeated while the store is away, until the leases have run out: then others collect them."""
-        left = child.shared_memory.left_behind() if child.hello is not None else []
-        if not left or self._driver is None:
+    async def settle(self, child: ChildProcess, process_exit: ProcessExit) -> RecoveredJobs:
+        """Settle a dead child's jobs. Retry during an outage until the leases expire; then any worker may."""
+        orphaned = child.shared_memory.orphaned_leases() if child.hello is not None else []
+        if not orphaned or self._driver is None:
             return RecoveredJobs()
-        tokens = [(child.token(held), held) for held in left]
-        pause, give_up_at = 0.05, self._clock.monotonic() + self._orders.lease_seconds
+        leases = [(child.token(lease), lease) for lease in orphaned]
+        pause, give_up_at = 0.05, self._clock.monotonic() + self._config.lease_seconds
         while True:
             try:
                 return await settle_orphaned_jobs(
-                    self._driver, tokens, death, lease=self._lease, report=self._losses.tell
+                    self._driver, leases, process_exit, lease=self._lease, report=self._losses.tell
                 )
             except StoreError as error:
-                fields = {"worker": death.worker, "error": str(error)}
+                fields = {"worker": process_exit.worker, "error": str(error)}
                 if self._clock.monotonic() + pause >= give_up_at:
-                    log_line(
-                        logger,
-                        logging.WARNING,
-                        "the jobs of {worker}, which died, are left to their leases: {error}",
-                        fields,
-                    )
+                    what = "could not settle the jobs of the dead worker {worker}; they wait for their leases: {error}"
+                    log_line(logger, logging.WARNING, what, fields)
                     return RecoveredJobs()
-                log_line(
-                    logger,
-                    logging.WARNING,
-                    "the jobs of {worker}, which died, cannot be settled yet: {error}",
-                    fields,
-                )
-            except Exception as error:  # noqa: BLE001 - a supervisor goes on for its other children
-                what = "the jobs of a dead worker could not be settled and are left to their leases"
-                log_bug(logger, what, error, {"worker": death.worker})
+                what = "could not settle the jobs of the dead worker {worker} yet: {error}"
+                log_line(logger, logging.WARNING, what, fields)
+            except Exception as error:  # noqa: BLE001 - the supervisor must go on for its other children
+                what = "could not settle the jobs of a dead worker; they wait for their leases"
+                log_bug(logger, what, error, {"worker": process_exit.worker})
                 return RecoveredJobs()
             await self._clock.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
-    # -- the end --
+    # -- close --
 
     async def close(self, *, at_once: bool) -> dict[str, int]:
-        """Let go of the store; with how many jobs stand in each state, if there is the time to ask."""
+        """Close the store; return the number of jobs in each state, if there is time to ask."""
         for part in self._parts:
             part.cancel()
         counts: dict[str, int] = {}
