@@ -57,11 +57,18 @@ def query(dsn: str, statement: str, *arguments: object) -> list[asyncpg.Record]:
 def database() -> Iterator[str]:
     """An empty database."""
     name = f"test_{os.getpid()}_{next(_serial)}"
-    execute(server().dsn(), f"CREATE DATABASE {name} TEMPLATE template0")
+    execute(server().dsn(), f"CREATE DATABASE {name} TEMPLATE template0 {_quickest_strategy()}")
     try:
         yield server().dsn(name)
     finally:
         execute(server().dsn(), f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@cache
+def _quickest_strategy() -> str:
+    """Copy the template's files: without fsync a fifth of the time that the default of PostgreSQL 15 takes."""
+    [(version,)] = query(server().dsn(), "SELECT current_setting('server_version_num')::integer")
+    return "STRATEGY file_copy" if version >= 15_00_00 else ""
 
 
 @cache
