@@ -18,7 +18,11 @@ HEAVY = [
     "taskharbor.rules.policy",
     "taskharbor.schedule",
     "taskharbor.drivers.registry",
+    "starlette",
+    "uvicorn",
     "taskharbor.cli",
+    "taskharbor.server",
+    "taskharbor.views",
     "taskharbor.conformance",
 ]
 
@@ -58,6 +62,16 @@ def test_declaring_and_enqueueing_needs_no_worker_and_no_pydantic():
         "t.enqueue(1)"
     )
     assert not used & {"taskharbor.worker", "pydantic", "click", "rich"}
+
+
+@pytest.mark.parametrize("module", ["taskharbor.views.documents", "taskharbor.server.tokens"])
+def test_the_command_line_shows_documents_and_makes_tokens_without_the_web_stack(module: str):
+    assert not modules_after(f"import {module}") & {
+        "starlette",
+        "uvicorn",
+        "fastapi",
+        "taskharbor.server.app",
+    }
 
 
 def test_the_worker_is_imported_when_it_is_asked_for():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 
+import msgspec
+
 from taskharbor import Context
-from taskharbor.views.documents import of_job
+from taskharbor.views.documents import JobDocument
 
 JOB_KEYS = {
     *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),
@@ -214,9 +216,7 @@ def test_cancel(run, harbor):
 def test_cancel_as_json(run, harbor):
     job = harbor.enqueue("echo")
     document = run("cancel", job.id, "--json").document
-    assert document == json.loads(json.dumps(of_job(harbor.jobs.get(job.id)), default=str)) | {
-        key: document[key] for key in ("enqueuedAt", "runAt", "finishedAt")
-    }
+    assert document == msgspec.json.decode(msgspec.json.encode(JobDocument.of(harbor.jobs.get(job.id))))
     assert (document["state"], document["reason"]) == ("cancelled", "cancelled")
 
 

@@ -18,14 +18,15 @@ from collections.abc import Iterator
 import pytest
 
 from taskharbor.cli.top.frame import Frame, look, rates_between, tables
+from taskharbor.records import State
+from taskharbor.views.documents import Stats
 from tests.cli.conftest import COMMAND
 
 PATIENCE_SECONDS = 60.0
 
 
 def frame(at: float, **counts: int) -> Frame:
-    states = dict.fromkeys(("waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled"), 0)
-    return Frame(at, 0.0, states | counts, [], [], [])
+    return Frame(at, 0.0, Stats({state: counts.get(state, 0) for state in State}, [], []), [])
 
 
 def test_rates_are_what_the_counts_became():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from taskharbor.http.answers import ERROR_BODY_MAX, Answer, failure_of
 from taskharbor.http.secrets import scrubbed, secrets_in
 from taskharbor.records import State
 from taskharbor.telemetry.logs import JsonFormatter, KeyValueFormatter
-from taskharbor.views import documents
+from taskharbor.views.documents import AttemptDocument, HistoryEntry, JobDocument, ScheduleDocument
 from tests.http.stage import Request, reply
 from tests.worker.stage import attempts_of
 
@@ -90,9 +91,10 @@ async def test_no_secret_is_shown_by_any_surface(harbor, server, caplog, status)
         str(found.payload),
         repr(found),
         repr(found.record),
-        str(documents.of_job(found)),
+        str(JobDocument.of(found)),
     ]
-    seen += [str(documents.of_attempt(attempt)) for attempt in await attempts_of(job)]
+    for attempt in await attempts_of(job):
+        seen += [str(AttemptDocument.of(attempt)), str(HistoryEntry.of(attempt))]
     seen += [str(found.error), str(found.record.result)]
     seen += [
         formatter.format(record)
@@ -144,7 +146,7 @@ def test_short_values_are_left_in_answers():
 async def test_a_schedule_shows_no_secret_either(harbor) -> None:
     await harbor.schedules.aadd("ping", "http", secret_payload("https://example.com"), schedule="0 12 * * *")
     [schedule] = await harbor.schedules.alist()
-    shown = json.dumps(documents.of_schedule(schedule), default=str) + repr(schedule)
+    shown = msgspec.json.encode(ScheduleDocument.of(schedule)).decode() + repr(schedule)
     assert not [secret for secret in SECRETS if secret in shown]
     with pytest.raises(
         PayloadError, match="how a secret is shown"

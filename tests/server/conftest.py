@@ -8,7 +8,7 @@ import pytest
 
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
-from taskharbor.server import application
+from taskharbor.server.app import application
 from taskharbor.server.tokens import create_token
 
 

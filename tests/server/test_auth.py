@@ -6,11 +6,13 @@ import logging
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
 from taskharbor.drivers.typed_records import TOKENS
-from taskharbor.server import application
+from taskharbor.server.app import application
 from taskharbor.server.auth import Auth
 from taskharbor.server.limits import FAILURES_MAX, Failures
 from taskharbor.server.operation import Operation
@@ -256,10 +258,9 @@ async def test_an_application_may_decide_itself(harbor: Harbor, asynchronous: bo
         assert refused.status_code == 403
 
 
-async def test_it_can_be_mounted_below_a_path(harbor: Harbor):
-    from fastapi import FastAPI
-
-    outer = FastAPI()
+@pytest.mark.parametrize("framework", [FastAPI, Starlette])
+async def test_the_application_mounts_below_a_path_of_another(harbor: Harbor, framework: type[Starlette]):
+    outer = framework()
     outer.mount("/tasks", harbor.asgi(authorize=lambda request: "admin"))
     async with client_of(outer) as client:
         assert (await client.post(f"/tasks{API}/jobs", json={"task": "t"})).status_code == 201

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from taskharbor import Harbor
-from taskharbor.server import application
+from taskharbor.server.app import application
 from taskharbor.server.clients import trusted_proxies
 from taskharbor.server.connections import LOG_LINES_MAX, Connections, guarded
 from taskharbor.server.events import CLIENT_STREAMS_MAX, STREAMS_MAX

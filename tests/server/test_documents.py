@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from taskharbor import Harbor, RetryPolicy, Worker, chain, presets
-from taskharbor.server import documents
-from taskharbor.server.documents import Given, RetryDocument, Shown
+from taskharbor.server.requests import Input
+from taskharbor.views import documents
+from taskharbor.views.documents import Document, RetryDocument
 from tests.server.test_resources import API, created, dead_job, error_of
 
 POLICIES = {
@@ -36,7 +37,7 @@ def described(document: Any, kind: type[Any]) -> None:
 
 
 def _inside(kind: Any, value: Any) -> Any:
-    shown = [k for k in _kinds(kind) if isinstance(k, type) and issubclass(k, Shown | Given)]
+    shown = [k for k in _kinds(kind) if isinstance(k, type) and issubclass(k, Document | Input)]
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, dict) and shown:
             yield shown[0], each

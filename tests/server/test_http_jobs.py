@@ -13,7 +13,7 @@ from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.http.client import Network
 from taskharbor.http.task import http_task
-from taskharbor.server import application
+from taskharbor.server.app import application
 from tests.http.stage import FakeNetwork, Server, reply, serving
 from tests.server.conftest import client_of
 from tests.server.test_resources import API, error_of

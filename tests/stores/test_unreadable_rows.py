@@ -20,7 +20,7 @@ from taskharbor import Event, Harbor, Worker, chain
 from taskharbor.cli import cli
 from taskharbor.drivers.base import ClaimRequest, SettleAnswer, Transition
 from taskharbor.records import AttemptStatus, State
-from taskharbor.server import application
+from taskharbor.server.app import application
 from taskharbor.sync import run_inline
 
 API = "/api/v1"

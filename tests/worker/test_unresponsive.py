@@ -74,14 +74,14 @@ async def test_a_handler_that_does_not_end_is_seen_in_stats(memory, clock, deaf)
         await until(deaf.begun.is_set)
         await clock.jump(5)
         [worker] = await workers_of(memory)
-        assert doing(worker["running"]) == "deaf for 5.0s"
+        assert doing(worker.running) == "deaf for 5.0s"
         await memory.jobs.acancel(job.id)
         [worker] = await workers_of(memory)
-        assert doing(worker["running"]) == "deaf for 5.0s (cancel requested)"
+        assert doing(worker.running) == "deaf for 5.0s (cancel requested)"
         await clock.jump(25)
         [worker] = await workers_of(memory)
-        assert doing(worker["running"]) == "deaf for 30s (should have ended 20s ago: timeout)"
-        assert worker["running"][0]["overdueSeconds"] == 20
+        assert doing(worker.running) == "deaf for 30s (should have ended 20s ago: timeout)"
+        assert worker.running[0].overdue_seconds == 20
         deaf.release.set()
         await until_state(job, State.CANCELLED)
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor import Harbor, WorkflowState, chain
 from taskharbor.errors import ConfigurationError
-from taskharbor.server import application
+from taskharbor.server.app import application
 from taskharbor.workflow.handle import WorkflowStateName
 from tests.server.conftest import client_of
 from tests.server.test_resources import API, error_of

@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from taskharbor.cli.confirming import confirm, yes_option
-from taskharbor.cli.jobs import PAGE_MAX, page_of, tell_job
+from taskharbor.cli.jobs import PAGE_MAX, page_of, tell_job, tell_page_as_json
 from taskharbor.cli.parameters import instant
 from taskharbor.cli.session import Session, with_session
 
@@ -39,9 +39,7 @@ def list_dead(session: Session, /, limit: int, cursor: str | None, **where: str 
     jobs, next_cursor = session.run(lambda harbor: page_of(harbor, limit, cursor, {**where, "state": "dead"}))
     screen = session.screen
     if screen.as_json:
-        from taskharbor.views import documents
-
-        screen.document(documents.of_list([documents.of_job(job) for job in jobs], next_cursor))
+        tell_page_as_json(screen, jobs, next_cursor)
         return
     screen.table(
         ("ID", "TASK", "QUEUE", "REASON", "FAILURES", "WHEN", "ERROR"),
@@ -98,7 +96,9 @@ def requeue_all(
         )
     )
     if session.screen.as_json:
-        session.screen.document({"requeued": requeued})
+        from taskharbor.views.documents import Requeued
+
+        session.screen.document(Requeued(requeued))
     else:
         session.screen.line(f"{requeued} requeued")
 
@@ -137,6 +137,8 @@ def discard_all(session: Session, /, yes: bool, **where: str | None) -> None:
         confirm("discard", f"every dead job of {named or 'the store'}")
     discarded = session.run(lambda harbor: harbor.dlq.adiscard_all(asked))
     if session.screen.as_json:
-        session.screen.document({"discarded": discarded})
+        from taskharbor.views.documents import Discarded
+
+        session.screen.document(Discarded(discarded))
     else:
         session.screen.line(f"{discarded} discarded")

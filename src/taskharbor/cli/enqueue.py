@@ -113,9 +113,9 @@ def _warn(session: Session, harbor: Harbor, task: str) -> None:
 def _tell(session: Session, job: Job[Any]) -> None:
     screen = session.screen
     if screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import EnqueuedJob
 
-        screen.document({**documents.of_job(job), "existed": job.existed})
+        screen.document(EnqueuedJob.of(job))
     elif screen.is_terminal:
         what = "existed already" if job.existed else "enqueued"
         screen.line(f"{job.id}  {what}: {job.task}, queue {job.queue}, {job.state}")
@@ -132,10 +132,10 @@ async def _tell_result(session: Session, job: Job[Any], wait: float) -> None:
     except TimeoutError as error:
         told = (await job.arefresh()).error
         raise TimeoutError(f"{error}: {told}" if told else f"{error}; is a worker running?") from None
-    from taskharbor.views import documents
+    from taskharbor.views.documents import EnqueuedJob
 
-    document = documents.of_job(await job.arefresh())
+    document = EnqueuedJob.of(await job.arefresh(), existed=job.existed)
     if screen.as_json:
-        screen.document({**document, "existed": job.existed})
+        screen.document(document)
     else:
-        screen.line(json.dumps(document["result"], ensure_ascii=False))
+        screen.line(json.dumps(document.result, ensure_ascii=False))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from taskharbor.cli.screen import Cell, Screen, span
 from taskharbor.cli.session import Session, with_session
@@ -15,6 +16,7 @@ from taskharbor.cli.session import Session, with_session
 if TYPE_CHECKING:
     from taskharbor.client.handle import Attempt, Job, Step
     from taskharbor.client.harbor import Harbor
+    from taskharbor.views.documents import JobDocument
 
 STATES = ("waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled")
 PAGE_MAX = 1_000
@@ -65,9 +67,7 @@ async def whole_page(
 
 def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:
     if screen.as_json:
-        from taskharbor.views import documents
-
-        screen.document(documents.of_list([documents.of_job(job) for job in jobs], next_cursor))
+        tell_page_as_json(screen, jobs, next_cursor)
         return
     screen.table(
         ("ID", "STATE", "TASK", "QUEUE", "PRIORITY", "FAILURES", "WHEN"),
@@ -88,6 +88,12 @@ def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> 
     )
     if next_cursor is not None:
         screen.note(f"there are more: --cursor {next_cursor}")
+
+
+def tell_page_as_json(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:
+    from taskharbor.views.documents import JobDocument, JobPage
+
+    screen.document(JobPage([JobDocument.of(job) for job in jobs], next_cursor))
 
 
 # -- inspect -------------------------------------------------------------------------------------
@@ -115,18 +121,13 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
         jobs = harbor.jobs
         return await jobs.aget(job_id), await jobs.asteps(job_id), await jobs.ahistory(job_id, limit)
 
-    from taskharbor.views import documents
+    from taskharbor.views.documents import HistoryEntry, InspectedJob
 
     found, steps, history = session.run(work)
-    document = documents.of_job(found)
+    entries = [HistoryEntry.of(attempt) for attempt in history]
+    document = InspectedJob.of(found, steps=steps, history=entries)
     if session.screen.as_json:
-        session.screen.document(
-            {
-                **document,
-                "steps": [documents.of_step(step) for step in steps],
-                "history": [documents.of_attempt(attempt) for attempt in history],
-            }
-        )
+        session.screen.document(document)
         return
     session.screen.pairs(_pairs(found, document))
     if steps:
@@ -137,7 +138,7 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
     _tell_history(session.screen, history, traceback=traceback)
 
 
-def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
+def _pairs(job: Job[Any], document: JobDocument) -> dict[str, Cell]:
     from taskharbor.codec import shorten
 
     unreadable = job.record.unreadable_options
@@ -152,16 +153,16 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "failures": job.attempts,
         "attempt": job.number,
         "options": None if unreadable is None else f"unreadable: {shorten(unreadable)}",
-        "unreadable": _compact(document.get("unreadable")),
+        "unreadable": _compact(document.unreadable or None),
         "max attempts": job.max_attempts,
-        "retry": _compact(document["retry"]),
+        "retry": _compact(document.retry),
         "timeout": None if job.timeout is None else span(job.timeout),
         "delivery": job.delivery,
         "key": job.idempotency_key,
         "correlation id": job.correlation_id,
         "tags": ", ".join(job.tags) or None,
         "workflow": job.workflow,
-        "depends on": ", ".join(document["dependsOn"]) or None,
+        "depends on": ", ".join(document.depends_on) or None,
         "enqueued at": job.enqueued_at,
         "run at": job.run_at,
         "expires at": job.expires_at,
@@ -173,13 +174,13 @@ def _pairs(job: Job[Any], document: dict[str, Any]) -> dict[str, Cell]:
         "progress": None
         if job.progress is None
         else f"{job.progress.fraction:.0%} {job.progress.message}".strip(),
-        "payload": _compact(document["payload"]),
-        "result": _compact(document["result"]),
+        "payload": _compact(document.payload),
+        "result": _compact(document.result),
     }
 
 
 def _compact(value: object) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    return None if value is None else json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
 
 
 def _tell_history(screen: Screen, history: list[Attempt], *, traceback: bool) -> None:
@@ -228,8 +229,8 @@ def cancel(session: Session, job_id: str) -> None:
 def tell_job(screen: Screen, job: Job[Any], what: str) -> None:
     """What has become of one job."""
     if screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import JobDocument
 
-        screen.document(documents.of_job(job))
+        screen.document(JobDocument.of(job))
     else:
         screen.line(f"{job.id}  {job.task}: {what}")

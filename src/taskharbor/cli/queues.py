@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
-from taskharbor.cli.screen import Screen
+from taskharbor.cli.screen import Cell, Screen
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taskharbor.client.queues import Queue
+    from taskharbor.views.documents import QueueDocument
 
 
 @click.group(no_args_is_help=False)
@@ -32,21 +33,30 @@ def list_queues(session: Session) -> None:
     Example:
       taskharbor queue list --json
     """
-    queues = session.run(lambda harbor: harbor.queues.alist())
+    from taskharbor.views.documents import QueueDocument, QueueList
+
+    found = session.run(lambda harbor: harbor.queues.alist())
+    queues = QueueList([QueueDocument.of(queue) for queue in found], None)
     if session.screen.as_json:
-        from taskharbor.views import documents
-
-        session.screen.document(documents.of_list([documents.of_queue(queue) for queue in queues]))
+        session.screen.document(queues)
     else:
-        tell_queues(session.screen, queues)
+        tell_queues(session.screen, queues.items)
 
 
-def tell_queues(screen: Screen, queues: list[Queue]) -> None:
-    screen.table(
-        ("QUEUE", "PAUSED", "READY", "SCHEDULED", "RUNNING", "OLDEST"),
-        [(q.name, q.paused, q.ready, q.scheduled, q.running, q.oldest_ready_age) for q in queues],
-        empty="no queue holds unfinished jobs",
-    )
+QUEUE_COLUMNS = ("QUEUE", "PAUSED", "READY", "SCHEDULED", "RUNNING", "OLDEST")
+NO_QUEUES = "no queue has unfinished jobs"
+
+
+def tell_queues(screen: Screen, queues: list[QueueDocument]) -> None:
+    screen.table(QUEUE_COLUMNS, queue_rows(queues), empty=NO_QUEUES)
+
+
+def queue_rows(queues: list[QueueDocument]) -> list[tuple[Cell, ...]]:
+    return [(q.name, q.paused, q.ready, q.scheduled, q.running, _age(q.oldest_ready_seconds)) for q in queues]
+
+
+def _age(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
 @queue.command("pause")
@@ -79,6 +89,8 @@ def resume(session: Session, name: str) -> None:
 
 def _tell_flag(screen: Screen, name: str, *, paused: bool) -> None:
     if screen.as_json:
-        screen.document({"name": name, "paused": paused})
+        from taskharbor.views.documents import QueueFlag
+
+        screen.document(QueueFlag(name, paused))
     else:
         screen.line(f"{name}: {'paused' if paused else 'resumed'}")

@@ -45,9 +45,9 @@ def list_schedules(session: Session, application: str | None) -> None:
     """
     schedules = session.run(lambda harbor: harbor.schedules.alist(application))
     if session.screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import ScheduleDocument, ScheduleList
 
-        session.screen.document(documents.of_list([documents.of_schedule(each) for each in schedules]))
+        session.screen.document(ScheduleList([ScheduleDocument.of(each) for each in schedules], None))
         return
     session.screen.table(
         ("SCHEDULE", "APPLICATION", "TASK", "WHEN", "TIMEZONE", "NEXT", "LAST", "ENDED", "NOTE"),
@@ -215,9 +215,9 @@ def _do(session: Session, work: Callable[[Harbor], Awaitable[Schedule]], done: s
 
 def _tell(screen: Screen, schedule: Schedule, done: str) -> None:
     if screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import ScheduleDocument
 
-        screen.document(documents.of_schedule(schedule))
+        screen.document(ScheduleDocument.of(schedule))
         return
     following = (
         "" if schedule.next_run_at is None else f", next run {schedule.next_run_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from taskharbor.telemetry.logs import one_line
 
@@ -57,7 +58,7 @@ class Screen:
         """The answer of `--json`."""
         # Letters beyond ASCII only where the other end is known to read them.
         plain = (getattr(sys.stdout, "encoding", None) or "").lower() not in ("utf-8", "utf8")
-        text = json.dumps(value, indent=2, ensure_ascii=plain, default=_json)
+        text = json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=plain)
         click.echo(escaped_json(text) if sys.stdout.isatty() else text)
 
     def line(self, text: str) -> None:
@@ -171,12 +172,6 @@ def escaped_json(text: str) -> str:
 
 def _escaped_character(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    raise TypeError(f"{type(value).__name__} has no place in a document")
 
 
 # -- a terminal ----------------------------------------------------------------------------------

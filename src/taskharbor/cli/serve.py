@@ -110,7 +110,7 @@ async def _serve(
     import uvicorn
 
     from taskharbor.drivers.typed_records import TOKENS
-    from taskharbor.server import application
+    from taskharbor.server.app import application
     from taskharbor.server.auth import is_loopback
     from taskharbor.server.clients import trusted_proxies
     from taskharbor.server.connections import Connections, guarded

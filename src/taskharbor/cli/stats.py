@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +12,7 @@ from taskharbor.cli.screen import span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taskharbor.client.harbor import Harbor
-    from taskharbor.client.queues import Queue
+    from taskharbor.views.documents import RunningDocument
 
 
 @click.command
@@ -21,57 +20,49 @@ if TYPE_CHECKING:
 def stats(session: Session) -> None:
     """Show counts, queues and what the workers do.
 
-    A worker that has just started or vanished may take a minute to appear or disappear. A job is named
-    under its worker once it has run for longer than a heartbeat. One that should have ended by its timeout, or
-    was asked to, and has not, is marked.
+    A worker that has just started or died may take a minute to appear or disappear. A worker's jobs are
+    listed once they have run for longer than a heartbeat. A job that runs on after its timeout, or after
+    a request to cancel it, is marked.
 
     \b
     Example:
       taskharbor stats --url sqlite:///harbor.db
     """
+    from taskharbor.views.workers import stats_of
 
-    from taskharbor.views.workers import workers_of
-
-    async def work(harbor: Harbor) -> tuple[dict[str, int], list[Queue], list[dict[str, Any]]]:
-        return await harbor.jobs.acounts(), await harbor.queues.alist(), await workers_of(harbor)
-
-    counts, queues, workers = session.run(work)
+    found = session.run(stats_of)
     screen = session.screen
     if screen.as_json:
-        from taskharbor.views import documents
-
-        screen.document(
-            {"counts": counts, "queues": [documents.of_queue(q) for q in queues], "workers": workers}
-        )
+        screen.document(found)
         return
-    screen.pairs(dict(counts))
+    screen.pairs({str(state): count for state, count in found.counts.items()})
     screen.heading("queues")
-    tell_queues(screen, queues)
+    tell_queues(screen, found.queues)
     screen.heading("workers")
     screen.table(
         ("WORKER", "SLOTS", "CLAIMED", "LEASE", "EXPIRED", "RUNNING JOBS"),
         [
             (
-                worker["worker"],
-                worker["slots"],
-                worker["open"],
-                worker["expiresAt"],
-                worker["expired"],
-                doing(worker["running"]),
+                worker.worker,
+                worker.slots,
+                worker.open,
+                worker.expires_at,
+                worker.expired,
+                doing(worker.running),
             )
-            for worker in workers
+            for worker in found.workers
         ],
-        empty="no worker is there",
+        empty="no worker is running",
         optional=("EXPIRED", "LEASE"),
     )
 
 
-def doing(running: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(f"{job['task']} for {span(job['seconds'])}{told_to_end(job)}" for job in running)
+def doing(running: Iterable[RunningDocument]) -> str:
+    return ", ".join(f"{job.task} for {span(job.seconds)}{ignored_request(job)}" for job in running)
 
 
-def told_to_end(job: dict[str, Any]) -> str:
-    """What a handler in a thread does not heed is seen here."""
-    if job["overdueSeconds"] is not None:
-        return f" (should have ended {span(job['overdueSeconds'])} ago: timeout)"
-    return " (cancel requested)" if job["cancelRequested"] else ""
+def ignored_request(job: RunningDocument) -> str:
+    """Say that the handler runs on after its timeout or a request to cancel, as a handler in a thread can."""
+    if job.overdue_seconds is not None:
+        return f" (should have ended {span(job.overdue_seconds)} ago: timeout)"
+    return " (cancel requested)" if job.cancel_requested else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
-from taskharbor.views.documents import instant, of_list
+from taskharbor.views.documents import NewToken, TokenDocument, TokenList, instant
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -52,7 +52,7 @@ def create(session: Session, name: str, role: str, expires_in: float | None) -> 
 
     text, record = session.run(work, create=True)
     if session.screen.as_json:
-        session.screen.document({**_document(record), "token": text})
+        session.screen.document(NewToken.of(record, token=text))
     else:
         session.screen.line(text)
 
@@ -70,7 +70,7 @@ def list_tokens(session: Session) -> None:
 
     records = session.run(lambda harbor: TOKENS.all(harbor.driver))
     if session.screen.as_json:
-        session.screen.document(of_list([_document(record) for record in records]))
+        session.screen.document(TokenList([TokenDocument.of(record) for record in records], None))
         return
     session.screen.table(
         ("ID", "NAME", "ROLE", "CREATED", "EXPIRES"),
@@ -97,13 +97,3 @@ def revoke(session: Session, token_id: str) -> None:
         session.screen.document({"id": token_id, "revoked": True})
     else:
         session.screen.line(f"{token_id}: revoked")
-
-
-def _document(record: TokenRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "name": record.name,
-        "role": record.role,
-        "createdAt": instant(record.created_at),
-        "expiresAt": instant(record.expires_at),
-    }

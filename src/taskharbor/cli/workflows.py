@@ -49,9 +49,9 @@ def list_workflows(session: Session, limit: int, cursor: str | None, state: Work
     )
     screen = session.screen
     if screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import WorkflowDocument, WorkflowPage
 
-        screen.document(documents.of_list([documents.of_workflow(each) for each in page], next_cursor))
+        screen.document(WorkflowPage([WorkflowDocument.of(each) for each in page], next_cursor))
         return
     screen.table(
         ("ID", "STATE", "SUCCEEDED", "TOTAL", "DEAD", "CANCELLED", "ENQUEUED"),
@@ -88,11 +88,10 @@ def show(session: Session, workflow_id: str) -> None:
     """
     found, jobs, attempts = session.run(lambda harbor: _read(harbor, workflow_id))
     if session.screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import JobDocument, WorkflowWithJobs
 
-        session.screen.document(
-            {**documents.of_workflow(found), "jobs": [documents.of_job(job) for job in jobs.values()]}
-        )
+        documents = [JobDocument.of(job) for job in jobs.values()]
+        session.screen.document(WorkflowWithJobs.of(found, jobs=documents))
         return
     _draw(session.screen, found, jobs, attempts)
 
@@ -178,9 +177,9 @@ def retry(session: Session, workflow_id: str, force: bool) -> None:
 
 def _tell(screen: Screen, found: Workflow) -> None:
     if screen.as_json:
-        from taskharbor.views import documents
+        from taskharbor.views.documents import WorkflowDocument
 
-        screen.document(documents.of_workflow(found))
+        screen.document(WorkflowDocument.of(found))
     else:
         screen.line(f"{found.id}  {found.state}: {_succeeded(found)}")
 

@@ -45,7 +45,7 @@ from taskharbor.telemetry.cancellations import report_cancelled
 from taskharbor.telemetry.events import Event, EventName, Events
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from taskharbor.client.schedules import Schedules
     from taskharbor.http.addresses import AllowList
@@ -297,7 +297,7 @@ class Harbor:
 
     def asgi(
         self, *, authorize: Authorize | None = None, trusted_proxies: Iterable[str] | None = None
-    ) -> FastAPI:
+    ) -> Starlette:
         """The REST interface as an ASGI application, to be served by itself or mounted into another one.
 
             app.mount("/jobs", harbor.asgi())
@@ -308,7 +308,7 @@ class Harbor:
         networks). It needs the extra: `taskharbor[server]`.
         """
         try:
-            from taskharbor.server import application
+            from taskharbor.server.app import application
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 f"the REST interface needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"

@@ -1,8 +1,4 @@
-"""The REST interface: everything a harbor does, over HTTP."""
+"""The REST interface: everything a harbor does, over HTTP.
 
-from __future__ import annotations
-
-from taskharbor.server.app import application
-from taskharbor.server.tokens import Role
-
-__all__ = ["Role", "application"]
+This module imports nothing, so that the command line makes tokens without the web stack.
+"""

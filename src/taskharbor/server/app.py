@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -49,7 +48,7 @@ def application(
     open_on_loopback: bool = False,
     authorize: Authorize | None = None,
     trusted_proxies: Iterable[str] | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The REST interface of a harbor, to be served or mounted.
 
     `authorize` decides instead of the tokens in the store: it is given the request, and answers with a role or None.
@@ -65,20 +64,12 @@ def application(
     )
     api = Api(harbor, auth)
     described = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]
-    app = FastAPI(
-        title="TaskHarbor",
-        version=__version__,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+    app = Starlette(
         routes=[*_routes(api, described), *_documentation(described, __version__)],
         middleware=[Middleware(SecurityHeaders), Middleware(UnreadBodies)],
-        exception_handlers={
-            HTTPException: _http_exception,
-            RequestValidationError: _invalid_request,
-        },
+        exception_handlers={HTTPException: _http_exception},
     )
+    app.router.redirect_slashes = False
     app.state.feed = api.feed
     return app
 
@@ -127,9 +118,16 @@ class Api:
                 body,
                 client,
                 allowed,
-                place.beside,
+                place,
+                operation.statuses[0],
             )
-            return await operation.handle(call)
+            document = await operation.handle(call)
+            if isinstance(document, Response):
+                return document
+            if document is None:
+                return Response(status_code=call.status)
+            encoded = await place.beside(msgspec.json.encode, document)
+            return Response(encoded, call.status, media_type=operation.media_type)
 
     async def _allow(self, operation: Operation, request: Request) -> Caller | None:
         return None if operation.role is None else await self.auth.require(request, operation.role)
@@ -211,11 +209,6 @@ async def _http_exception(_: Request, error: Exception) -> Response:
     }
     code, message = known.get(error.status_code, ("refused", str(error.detail)))
     return ApiError(error.status_code, code, message, headers=error.headers).response()
-
-
-async def _invalid_request(_: Request, error: Exception) -> Response:
-    """Of routes that an application has added: ours check what they are given themselves."""
-    return ApiError(422, "unprocessable", "the request is not as described").response()
 
 
 def _documentation(described: list[tuple[str, Operation]], version: str) -> list[Route]:

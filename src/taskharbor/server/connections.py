@@ -15,10 +15,10 @@ import logging
 from typing import Any
 
 import h11
-import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from taskharbor.server.clients import Address, Proxies, is_trusted, key_of, parsed
+from taskharbor.server.errors import encoded_error
 from taskharbor.server.limits import Throttled
 from taskharbor.server.shares import Shares
 
@@ -193,7 +193,7 @@ _LOGGER.parent = logging.getLogger("uvicorn.error")
 
 def _refusal(status: str, code: str, message: str) -> bytes:
     """An answer outside of the application, in the shape of its errors."""
-    body = msgspec.json.encode({"error": {"code": code, "message": message, "details": {}}})
+    body = encoded_error(code, message, {})
     retry_after = "" if status.startswith("400") else "Retry-After: 5\r\n"
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"

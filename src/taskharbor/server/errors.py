@@ -20,8 +20,8 @@ from taskharbor.errors import (
     StoreError,
     StoreUnavailable,
 )
-from taskharbor.server.documents import Given, Shown
-from taskharbor.views.documents import camel_case
+from taskharbor.server.requests import Input
+from taskharbor.views.documents import Document, ErrorBody, ErrorDocument
 
 logger = logging.getLogger("taskharbor.server")
 
@@ -48,16 +48,12 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> Response:
-        document = {
-            "error": {
-                "code": self.code,
-                "message": clean_text(self.message, MESSAGE_MAX),
-                "details": self.details,
-            }
-        }
-        return Response(
-            msgspec.json.encode(document), self.status, self.headers, media_type="application/json"
-        )
+        encoded = encoded_error(self.code, clean_text(self.message, MESSAGE_MAX), self.details)
+        return Response(encoded, self.status, self.headers, media_type="application/json")
+
+
+def encoded_error(code: str, message: str, details: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(ErrorDocument(ErrorBody(code, message, details)))
 
 
 def malformed(message: str) -> ApiError:
@@ -66,19 +62,21 @@ def malformed(message: str) -> ApiError:
 
 
 @cache
-def _names() -> re.Pattern[str]:
-    """Names of more than one word, by which callers in Python know what documents have in camelCase; not in quotes."""
-    kinds = [*Given.__subclasses__(), *Shown.__subclasses__()]
+def _names() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern of the names that documents write in camelCase, unless they are quoted, and those names."""
+    kinds = [*Input.__subclasses__(), *Document.__subclasses__()]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    names = {name for kind in kinds for name in kind.__struct_fields__ if "_" in name}
+    fields = [field for kind in kinds for field in msgspec.structs.fields(kind)]
+    names = {field.name: field.encode_name for field in fields if field.name != field.encode_name}
     quoted = r"""(?<!\w)'[^']*'|(?<!\w)"[^"]*\""""
-    return re.compile(rf"{quoted}|\b({'|'.join(sorted(names, key=len, reverse=True))})\b")
+    return re.compile(rf"{quoted}|\b({'|'.join(sorted(names, key=len, reverse=True))})\b"), names
 
 
 def _as_sent(message: str) -> str:
-    """What a harbor says, by the names of the interface."""
-    return _names().sub(lambda found: camel_case(found[1]) if found[1] else found[0], message)
+    """Write a harbor's message with the names of the interface."""
+    pattern, names = _names()
+    return pattern.sub(lambda found: names[found[1]] if found[1] else found[0], message)
 
 
 def api_error(error: Exception) -> ApiError:

@@ -13,6 +13,7 @@ from taskharbor.errors import StoreError
 from taskharbor.server.errors import ApiError, api_error, logger
 from taskharbor.server.shares import Shares
 from taskharbor.telemetry.events import JOB_EVENTS, Event
+from taskharbor.views.documents import EventDocument
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -142,7 +143,7 @@ class Feed:
         """Called in the subscribers' thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._tell, _message(event.name, _event_document(event)))
+            loop.call_soon_threadsafe(self._tell, _message(event.name, EventDocument.of(event)))
 
     def _tell(self, message: bytes) -> None:
         for listener in self._listeners:
@@ -176,21 +177,6 @@ async def _still(allowed: Callable[[], Awaitable[object]]) -> bool:
         api_error(error)  # what nobody expected is logged there
         return False
     return True
-
-
-def _event_document(event: Event) -> dict[str, Any]:
-    return {
-        "jobId": event.job_id,
-        "task": event.task,
-        "queue": event.queue,
-        "at": event.at,
-        "attempt": event.attempt,
-        "correlationId": event.correlation_id,
-        "worker": event.worker,
-        "error": event.error,
-        "reason": event.reason,
-        "retryAt": event.retry_at,
-    }
 
 
 def _message(name: str, document: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -16,7 +17,8 @@ from taskharbor.http import TASK_NAME, http_payload
 from taskharbor.http.addresses import refusal
 from taskharbor.http.urls import parse as parse_url
 from taskharbor.schedule import parse
-from taskharbor.server.documents import Expression, Given, Key, Name
+from taskharbor.server.large_bodies import Place
+from taskharbor.server.requests import Expression, Input, Key, Name
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 RETRIES = 3  # where maxRetryCount is not given
 
 
-class NewHttpJob(Given, kw_only=True):
+class NewHttpJob(Input, kw_only=True):
     """A URL to call. A status of 2xx is success; anything else is retried after 1 s, 2 s, 4 s and so on, to 5 min.
 
     With a schedule it is called at every occurrence if `isRecurring`, else once, at the next one; without, at once.
@@ -47,12 +49,11 @@ class NewHttpJob(Given, kw_only=True):
     idempotency_key: Key | None = None
 
 
-async def enqueue_http_job(harbor: Harbor, given: NewHttpJob) -> Job[Any]:
-    """The job that now stands for what was given."""
+async def enqueue_http_job(harbor: Harbor, given: NewHttpJob, place: Place) -> Job[Any]:
+    """Enqueue the job, or find the one that has the same key or name."""
     refuse_closed(harbor, TASK_NAME, {"url": given.api})
-    payload = http_payload(
-        given.api, method=given.method, headers=given.headers, body=given.body, timeout=given.timeout
-    )
+    request = {name: getattr(given, name) for name in ("method", "headers", "body", "timeout")}
+    payload = await place.beside(partial(http_payload, given.api, **request))
     options: dict[str, Any] = {"delivery": given.type.lower(), "max_retries": given.max_retry_count}
     if given.queue is not UNSET:
         options["queue"] = given.queue
@@ -63,7 +64,9 @@ async def enqueue_http_job(harbor: Harbor, given: NewHttpJob) -> Job[Any]:
     if given.schedule is not None:
         now = from_micros(await harbor.driver.now())
         options["run_at"] = parse(given.schedule, given.timezone).next_after(now)
-    return await harbor.aenqueue(TASK_NAME, payload, idempotency_key=given.idempotency_key, **options)
+    options["idempotency_key"] = given.idempotency_key
+    [job] = await harbor._store([await place.beside(harbor._by_name, TASK_NAME, payload, options)])
+    return job
 
 
 async def _recurring(

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.server.documents import ErrorDocument
 from taskharbor.server.operation import Operation
+from taskharbor.views.documents import ErrorDocument
 
 _REF = "#/components/schemas/{name}"
 _DESCRIPTION = (
@@ -43,9 +43,8 @@ def _types(operations: list[Operation]) -> list[Any]:
     found: dict[Any, None] = {ErrorDocument: None}
     for operation in operations:
         found.update(dict.fromkeys(operation.body))
-        found.update(dict.fromkeys(kind for kind in operation.answers.values() if kind is not None))
-        if operation.query is not None:
-            found[operation.query] = None
+        found.update(dict.fromkeys((operation.document, operation.query, operation.event)))
+    found.pop(None, None)
     return list(found)
 
 
@@ -58,10 +57,14 @@ def _described(operation: Operation, named: dict[Any, Any], components: dict[str
         "responses": _responses(operation, named),
     }
     if operation.role is not None:
-        described["description"] = f"Takes the role `{operation.role}`."
+        described["description"] = f"Needs the role `{operation.role}`."
         described["security"] = [{"token": []}]
     else:
         described["security"] = []
+    if operation.event is not None:
+        described["description"] += (
+            f" The data of an event about a job is of the type `{operation.event.__name__}`."
+        )
     if operation.body:
         described["requestBody"] = _body(operation, named)
     return described
@@ -114,10 +117,10 @@ def _body(operation: Operation, named: dict[Any, Any]) -> dict[str, Any]:
 
 def _responses(operation: Operation, named: dict[Any, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
-    for status, kind in operation.answers.items():
+    for status in operation.statuses:
         responses[str(status)] = {"description": HTTPStatus(status).phrase}
-        if kind is not None:
-            responses[str(status)]["content"] = {operation.media_type: {"schema": named[kind]}}
+        if operation.document is not None:
+            responses[str(status)]["content"] = {operation.media_type: {"schema": named[operation.document]}}
     errors = {400, 500, 503, *operation.errors}
     if operation.role is not None:
         errors |= {401, 403, 429}

@@ -1,15 +1,15 @@
-"""An operation of the interface: all that is known of it in one value, for serving, describing and testing it."""
+"""An operation of the interface: one value with all that serving, describing and testing it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
+from taskharbor.server.large_bodies import Place
 from taskharbor.server.tokens import Role
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Call:
-    """A request that may pass, its parts read and checked."""
+    """A request that is authorized, and whose parts are read and checked."""
 
     harbor: Harbor
     feed: Feed
@@ -27,30 +27,46 @@ class Call:
     params: dict[str, str]
     query: Any
     body: Any
-    client: str  # what the caller is counted by
-    allowed: Callable[[], Awaitable[object]]  # raises why it may not pass any more, for what takes long
-    beside: Callable[..., Awaitable[Any]]  # does what a large body makes long, so that the loop need not wait
+    client: str  # the token or address whose share of the limits the request uses
+    allowed: Callable[[], Awaitable[object]]  # raises if the caller may no longer pass; for long responses
+    place: Place  # runs the work that a large body makes slow
+    status: int  # of the response
 
 
-Handle = Callable[[Call], Awaitable[Response]]
+Handle = Callable[[Call], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
 class Operation:
+    """What is served at one path by one method. The handler's return annotation is the document of its response."""
+
     method: str
     path: str  # below the prefix; {name:path} takes slashes as well
     handle: Handle
-    summary: str
-    role: Role | None  # None: for everybody
+    role: Role | None  # None: no token is needed
     tag: str
-    answers: dict[int, Any]  # status → the document's type, or None for no document
+    statuses: tuple[int, ...] = (200,)  # the first one, unless the handler sets another
     query: type[Any] | None = None
     body: tuple[type[Any], ...] = ()  # one of them
     body_required: bool = True
     choose: Callable[[Any], type[Any]] | None = None  # which of them, by what was sent
     errors: tuple[int, ...] = ()
     examples: dict[str, Any] = field(default_factory=dict)
-    media_type: str = "application/json"
+    event: type[Any] | None = None  # the document of each event, if the response is a stream
+
+    @property
+    def summary(self) -> str:
+        return " ".join((self.handle.__doc__ or "").split())
+
+    @property
+    def document(self) -> Any:
+        """The type of the document in the response; None if there is no document."""
+        returned = str if self.event else get_type_hints(self.handle)["return"]
+        return None if returned is NoneType else returned
+
+    @property
+    def media_type(self) -> str:
+        return "text/event-stream" if self.event else "application/json"
 
     @property
     def shown_path(self) -> str:
@@ -70,16 +86,7 @@ class Routes(list[Operation]):
 
     def on(self, method: str, path: str, role: Role | None, **rest: Any) -> Callable[[Handle], Handle]:
         def collect(handle: Handle) -> Handle:
-            summary = " ".join((handle.__doc__ or "").split())
-            self.append(Operation(method, path, handle, summary, role, self._tag, **rest))
+            self.append(Operation(method, path, handle, role, self._tag, **rest))
             return handle
 
         return collect
-
-
-def answer(document: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
-
-
-def no_content() -> Response:
-    return Response(status_code=204)

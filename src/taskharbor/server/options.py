@@ -12,8 +12,7 @@ from taskharbor.client.options import checked_instant
 from taskharbor.codec import reason_of, shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.rules.retry import RetryPolicy
-from taskharbor.server.documents import RetryDocument
-from taskharbor.views.documents import camel_case
+from taskharbor.views.documents import RetryDocument
 
 INSTANTS = frozenset({"run_at", "expires_at"})
 
@@ -52,7 +51,7 @@ def retry_policy(document: RetryDocument | str | None) -> RetryPolicy | None | U
 def instant(value: str | None, name: str) -> datetime | None:
     if value is None:
         return None
-    expected = f"{camel_case(name)} is an instant such as 2026-01-31T12:00:00Z"
+    expected = f"{name} is an instant such as 2026-01-31T12:00:00Z"
     try:
         found = msgspec.convert(value, datetime)
     except msgspec.ValidationError as error:

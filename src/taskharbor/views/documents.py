@@ -1,67 +1,175 @@
-"""Jobs, attempts, queues and leases as JSON documents: the names the REST interface uses."""
+"""The documents that the REST interface returns and that `--json` prints.
+
+Each document is one type. It is built from what the client returns, msgspec encodes it, and the OpenAPI document
+describes it, so that what is described is what is served. What callers send is in `taskharbor.server.requests`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
 from taskharbor.client.schedule import Schedule
-from taskharbor.clock import from_micros
+from taskharbor.clock import MAX_SECONDS, from_micros
 from taskharbor.codec import decode_payload, decode_result
 from taskharbor.errors import PayloadError
-from taskharbor.records import RESERVED_TAGS, Delivery, JobRecord, Options
+from taskharbor.records import (
+    AttemptStatus,
+    Delivery,
+    JobRecord,
+    Misfire,
+    Progress,
+    Reason,
+    State,
+    TokenRecord,
+)
+from taskharbor.rules.retry import MAX_ATTEMPTS
+from taskharbor.workflow.handle import WorkflowState
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Workflow
 
+PATTERNS_MAX = 100
 
-def of_job(job: Job[Any]) -> dict[str, Any]:
-    return of_record(job.record)
+Uuid = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
+Time = Annotated[datetime, Meta(tz=True)]
+Delay = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description="Seconds.")]
+Patterns = Annotated[
+    list[Annotated[str, Meta(min_length=1)]],
+    Meta(max_length=PATTERNS_MAX, description="Texts that the error's text or type name contains."),
+]
+TypeNames = Annotated[
+    list[
+        Annotated[
+            str, Meta(pattern=r"^[^:\x00-\x20]+:[^:\x00-\x20]+(?!\n)$", examples=["builtins:PermissionError"])
+        ]
+    ],
+    Meta(max_length=PATTERNS_MAX, description="Types of errors, or bases of them, as module:name."),
+]
 
 
-def of_record(record: JobRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "task": record.task,
-        "queue": record.queue,
-        "state": str(record.state),
-        "priority": record.priority,
-        "payload": _payload(record),
-        "attempts": record.attempts,
-        "number": record.number,
-        **of_options(record.options),
-        **_unreadable(record),
-        "delivery": str(record.delivery or Delivery.AT_LEAST_ONCE),
-        "idempotencyKey": record.idempotency_key,
-        "dependsOn": list(record.depends_on),
-        "enqueuedAt": instant(record.enqueued_at),
-        "runAt": instant(record.run_at),
-        "dueAt": instant(record.due_at),
-        "schedule": None if record.options.recurrence is None else record.options.recurrence.name,
-        "expiresAt": instant(record.expires_at),
-        "finishedAt": instant(record.finished_at),
-        "reason": None if record.reason is None else str(record.reason),
-        "error": record.error,
-        "result": _result(record),
-        "progress": None
-        if record.progress is None
-        else {"fraction": record.progress.fraction, "message": record.progress.message},
-        "worker": record.worker,
-        "leaseExpiresAt": instant(record.lease_expires_at),
-        "leaseExpired": record.lease_expired,
-        "cancelRequested": record.cancel_requested,
-        "version": record.version,
-    }
+class Document(Struct, rename="camel"):
+    """A document with names in camelCase. Later versions may add fields."""
+
+    @classmethod
+    def of(cls, source: Any, **others: Any) -> Self:
+        """Build the document of `source`: each field is its attribute of that name, unless `others` has the field."""
+        fields = {name: getattr(source, name) for name in cls.__struct_fields__ if name not in others}
+        return cls(**fields, **others)
+
+
+class RetryDocument(Document, forbid_unknown_fields=True):
+    """How often a failed job is retried, after what delay, and after which errors.
+
+    It has the same form in requests and in responses. A field that is left out is as in the default policy.
+    """
+
+    max_attempts: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS, description="0: no limit of its own.")] = 25
+    initial: Delay = 0.2
+    maximum: Delay | UnsetType = UNSET
+    multiplier: Annotated[float, Meta(ge=1)] = 2.0
+    jitter: (
+        Annotated[float, Meta(ge=0, le=1, description="A fraction of the delay.")] | Literal["full"] | None
+    ) = 0.2
+    retry_on: Patterns = []
+    never_retry_on: Patterns = []
+    retry_on_types: TypeNames = []
+    never_retry_on_types: TypeNames = []
+
+
+Retry = Annotated[
+    RetryDocument | Literal["none"] | None,
+    Meta(description="A policy; `none` for no retries at all; null if the task's declaration decides."),
+]
+
+
+def retry_of(stored: Mapping[str, Any] | None | UnsetType) -> RetryDocument | Literal["none"] | None:
+    """Return the document of a stored policy: None if the job has none, "none" if the job refuses retries."""
+    if isinstance(stored, UnsetType):
+        return None
+    if stored is None:
+        return "none"
+    known = {name: stored[name] for name in RetryDocument.__struct_fields__ if name in stored}
+    return RetryDocument(**{"jitter": None} | known)
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+class JobDocument(Document):
+    """A job in its current state. Secrets of HTTP jobs are shown as `***`."""
+
+    id: Uuid
+    task: str
+    queue: str
+    state: State
+    priority: int
+    payload: dict[str, Any]
+    attempts: Annotated[int, Meta(description="Failures in the current run.")]
+    number: Annotated[int, Meta(description="The number of the latest attempt; it rises on every claim.")]
+    max_attempts: int | None
+    timeout: float | None
+    retry: Retry
+    correlation_id: str | None
+    tags: list[str]
+    workflow: Annotated[str, Meta(description="The id of the workflow that the job is a member of.")] | None
+    delivery: Delivery
+    idempotency_key: str | None
+    depends_on: list[str]
+    enqueued_at: Time
+    run_at: Time
+    due_at: Annotated[Time, Meta(description="The time of the occurrence, for a recurring job.")] | None
+    schedule: Annotated[str, Meta(description="The name of the schedule, for a recurring job.")] | None
+    expires_at: Time | None
+    finished_at: Time | None
+    reason: Reason | None
+    error: str | None
+    result: Any
+    progress: Progress | None
+    worker: str | None
+    lease_expires_at: Time | None
+    lease_expired: bool
+    cancel_requested: bool
+    version: int
+    options_unreadable: Annotated[
+        str | UnsetType,
+        Meta(description="Only present if a newer version wrote options that this version cannot read."),
+    ] = UNSET
+    unreadable: Annotated[
+        dict[str, Any] | UnsetType,
+        Meta(
+            description="Only present if stored values are invalid: those values, by name. "
+            "The fields have placeholders."
+        ),
+    ] = UNSET
+
+    @classmethod
+    def of(cls, source: Job[Any], **others: Any) -> Self:
+        record = source.record
+        recurrence = record.options.recurrence
+        return super().of(
+            source,
+            payload=_payload(record),
+            retry=retry_of(record.options.retry),
+            depends_on=record.depends_on,
+            schedule=None if recurrence is None else recurrence.name,
+            result=_result(record),
+            version=record.version,
+            options_unreadable=UNSET if record.unreadable_options is None else record.unreadable_options,
+            unreadable=_unreadable(record) or UNSET,
+            **others,
+        )
 
 
 def _payload(record: JobRecord) -> dict[str, Any]:
-    """Nothing, where it cannot be read: one such job must not hide a list of others."""
+    """Return the payload, or nothing if it cannot be read: one such job must not hide a list of others."""
     try:
         return shown_payload(record.task, decode_payload(record.payload))
     except PayloadError:
@@ -76,134 +184,327 @@ def _result(record: JobRecord) -> Any:
 
 
 def _unreadable(record: JobRecord) -> dict[str, Any]:
-    """Show what could not be read (a newer version wrote it, or a person by hand), only where there is such a value."""
-    found = {} if record.unreadable_options is None else {"optionsUnreadable": record.unreadable_options}
-    unreadable = unreadable_of(record)
-    return found if unreadable is None else found | {"unreadable": unreadable}
-
-
-def unreadable_of(record: JobRecord) -> dict[str, Any] | None:
-    """What is stored of the job and cannot be what it should, by name."""
+    """Return the job's stored values that are invalid, by name."""
     found = {} if record.unreadable is None else msgspec.json.decode(record.unreadable)
     try:
         decode_payload(record.payload)
     except PayloadError:
         found.setdefault("payload", "***" if record.task == "http" else record.payload)
-    return found or None
+    return found
 
 
-def of_options(options: Options) -> dict[str, Any]:
-    return {
-        "maxAttempts": options.max_attempts,
-        "timeout": options.timeout,
-        "retry": of_retry(options.retry),
-        "correlationId": options.correlation_id,
-        "tags": [tag for tag in options.tags if not tag.startswith(RESERVED_TAGS)],
-        "workflow": options.workflow,
-    }
+class JobPage(Document):
+    """Jobs, newest first. A page may be short; at the end, nextCursor is null."""
+
+    items: list[JobDocument]
+    next_cursor: str | None
 
 
-def of_retry(stored: dict[str, Any] | None | UnsetType) -> dict[str, Any] | str | None:
-    """Not said: null. Said that there is to be none: a word."""
-    if stored is UNSET:
-        return None
-    if stored is None:
-        return "none"
-    lists = {name: stored.get(name, []) for name in ("retry_on", "never_retry_on")}
-    types = {f"{name}_types": stored.get(f"{name}_types", []) for name in lists}
-    numbers = {
-        name: stored.get(name) for name in ("max_attempts", "initial", "maximum", "multiplier", "jitter")
-    }
-    return {camel_case(name): value for name, value in (numbers | lists | types).items()}
+class AttemptFields(Document):
+    """What every form of an attempt shows."""
+
+    number: int
+    retry_count: Annotated[int, Meta(description="Failures in the run when it began: 0 for the first.")]
+    worker: str
+    started_at: Time | None
+    finished_at: Time
+    traceback: str | None
+    detail: str | None
+    outlived: bool
 
 
-def camel_case(name: str) -> str:
-    """The name by which a document has it."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+class AttemptDocument(AttemptFields):
+    """One execution of a job."""
+
+    job_id: Uuid
+    status: Literal["SUCCESS", "FAILED", "TIMED_OUT", "LOST", "CANCELLED", "RELEASED", "SLEPT"]
+    execution_time: Annotated[
+        Time, Meta(description="When it began, or when it was handed back without having begun.")
+    ]
+    execution_duration: Annotated[float, Meta(description="Seconds.")] | None
+    error_message: str | None
+
+    @classmethod
+    def of(cls, source: Attempt, **others: Any) -> Self:
+        began, ended = source.started_at, source.finished_at
+        return super().of(
+            source,
+            status="SUCCESS" if source.status is AttemptStatus.SUCCEEDED else source.status.upper(),
+            execution_time=began or ended,
+            execution_duration=None if began is None else (ended - began).total_seconds(),
+            error_message=source.error,
+            **others,
+        )
 
 
-def of_attempt(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "number": attempt.number,
-        "status": str(attempt.status),
-        "retryCount": attempt.retry_count,
-        "worker": attempt.worker,
-        "startedAt": attempt.started_at,
-        "finishedAt": attempt.finished_at,
-        "error": attempt.error,
-        "traceback": attempt.traceback,
-        "detail": attempt.detail,
-        "outlived": attempt.outlived,
-    }
+class History(Document):
+    """A job's attempts, newest first."""
+
+    items: list[AttemptDocument]
+    next_cursor: None
 
 
-def of_step(step: Step) -> dict[str, Any]:
-    return {"name": step.name, "number": step.number, "result": step.result}
+class Requeued(Document):
+    """How many jobs were requeued."""
+
+    requeued: int
 
 
-def of_workflow(workflow: Workflow) -> dict[str, Any]:
-    return {
-        "id": workflow.id,
-        "state": str(workflow.state),
-        "total": workflow.progress.total,
-        **workflow.counts,
-        "onFailure": workflow.on_failure,
-        "idempotencyKey": workflow.idempotency_key,
-        "enqueuedAt": workflow.enqueued_at,
-        "shape": workflow.shape,
-    }
+class Discarded(Document):
+    """How many jobs were discarded."""
+
+    discarded: int
 
 
-def of_queue(queue: Queue) -> dict[str, Any]:
-    return {
-        "name": queue.name,
-        "paused": queue.paused,
-        "ready": queue.ready,
-        "scheduled": queue.scheduled,
-        "running": queue.running,
-        "oldestReadyAt": queue.oldest_ready_at,
-        "oldestReadySeconds": None
-        if queue.oldest_ready_age is None
-        else queue.oldest_ready_age.total_seconds(),
-    }
+class EventDocument(Document):
+    """Something that happened to a job: the data of a server-sent event."""
+
+    job_id: str
+    task: str
+    queue: str
+    at: Time
+    attempt: int | None
+    correlation_id: str | None
+    worker: str | None
+    error: str | None
+    reason: str | None
+    retry_at: Time | None
 
 
-def of_schedule(schedule: Schedule) -> dict[str, Any]:
-    return {
-        "name": schedule.name,
-        "application": schedule.application,
-        "id": schedule.id,
-        "task": schedule.task,
-        "payload": schedule.payload,
-        "queue": schedule.queue,
-        "priority": schedule.priority,
-        "schedule": schedule.schedule,
-        "timezone": schedule.timezone,
-        "misfire": str(schedule.misfire),
-        "misfireGrace": schedule.misfire_grace,
-        "deadLetter": schedule.dead_letter,
-        "paused": schedule.paused,
-        "declared": schedule.declared,
-        "orphaned": schedule.orphaned,
-        "state": str(schedule.state),
-        "dueAt": schedule.due_at,
-        "nextRunAt": schedule.next_run_at,
-        "attempts": schedule.attempts,
-        "lastStatus": None if schedule.last_status is None else str(schedule.last_status),
-        "lastFinishedAt": schedule.last_finished_at,
-        "lastError": schedule.last_error,
-        "maxAttempts": schedule.max_attempts,
-        "timeout": schedule.timeout,
-        "retry": of_retry(schedule.retry),
-        "delivery": str(schedule.delivery or Delivery.AT_LEAST_ONCE),
-        "correlationId": schedule.correlation_id,
-        "tags": list(schedule.tags),
-    }
+# -- queues, schedules, workflows, workers -----------------------------------------------------------
 
 
-def of_list(items: list[dict[str, Any]], next_cursor: str | None = None) -> dict[str, Any]:
-    return {"items": items, "nextCursor": next_cursor}
+class QueueDocument(Document):
+    """A queue in its current state."""
+
+    name: str
+    paused: bool
+    ready: int
+    scheduled: int
+    running: int
+    oldest_ready_at: Time | None
+    oldest_ready_seconds: float | None
+
+    @classmethod
+    def of(cls, source: Queue, **others: Any) -> Self:
+        age = source.oldest_ready_age
+        return super().of(source, oldest_ready_seconds=None if age is None else age.total_seconds(), **others)
+
+
+class QueueList(Document):
+    """Every queue that has runnable or running jobs, or is paused."""
+
+    items: list[QueueDocument]
+    next_cursor: None
+
+
+class QueueFlag(Document):
+    """Whether a queue is paused."""
+
+    name: str
+    paused: bool
+
+
+class ScheduleDocument(Document):
+    """A schedule in its current state."""
+
+    name: str
+    application: str
+    id: Annotated[str, Meta(description="The id of its job, whose history is at /jobs/{id}/history.")]
+    task: str
+    payload: dict[str, Any]
+    queue: str
+    priority: int
+    schedule: str
+    timezone: str
+    misfire: Misfire
+    misfire_grace: float
+    dead_letter: bool
+    paused: bool
+    declared: bool
+    orphaned: bool | None
+    state: State
+    due_at: Time | None
+    next_run_at: Time | None
+    attempts: int
+    last_status: AttemptStatus | None
+    last_finished_at: Time | None
+    last_error: str | None
+    max_attempts: int | None
+    timeout: float | None
+    retry: Retry
+    delivery: Delivery
+    correlation_id: str | None
+    tags: list[str]
+
+    @classmethod
+    def of(cls, source: Schedule, **others: Any) -> Self:
+        delivery = source.delivery or Delivery.AT_LEAST_ONCE
+        return super().of(source, retry=retry_of(source.retry), delivery=delivery, **others)
+
+
+class ScheduleList(Document):
+    """Schedules, by name."""
+
+    items: list[ScheduleDocument]
+    next_cursor: None
+
+
+class WorkflowDocument(Document):
+    """A workflow in its current state: how many of its jobs are in which state."""
+
+    id: Uuid
+    state: WorkflowState
+    total: int
+    succeeded: int
+    dead: int
+    cancelled: int
+    waiting: int
+    active: int
+    on_failure: Literal["wait", "cancel"]
+    idempotency_key: str | None
+    enqueued_at: Time
+    shape: Annotated[
+        Any,
+        Meta(description="How it was composed: chains, groups and chords of the indexes of its jobs."),
+    ]
+
+    @classmethod
+    def of(cls, source: Workflow, **others: Any) -> Self:
+        return super().of(source, total=source.progress.total, **source.counts, **others)
+
+
+class WorkflowPage(Document):
+    """Workflows, newest first. A page may be short; at the end, nextCursor is null."""
+
+    items: list[WorkflowDocument]
+    next_cursor: str | None
+
+
+class RunningDocument(Document):
+    """A job that a worker has been executing for longer than a heartbeat."""
+
+    id: Uuid
+    task: str
+    started_at: Time
+    seconds: float
+    overdue_seconds: Annotated[float, Meta(description="How long ago its timeout passed.")] | None
+    cancel_requested: bool
+
+
+class WorkerDocument(Document):
+    """A worker that is running or holds leases. If only its leases are known, many fields are null."""
+
+    worker: str
+    open: Annotated[int, Meta(description="Jobs that it holds and has not settled.")]
+    expires_at: Annotated[Time, Meta(description="When its last lease expires.")] | None
+    expired: bool
+    running: list[RunningDocument]
+    slots: int | None
+    queues: Annotated[list[str], Meta(description="The queues that it serves; null: all.")] | None
+    host: str | None
+    pid: int | None
+    started_at: Time | None
+    supervisor: str | None
+
+
+class Stats(Document):
+    """Counts of jobs by state, the queues, and what the workers do."""
+
+    counts: dict[State, int]
+    queues: list[QueueDocument]
+    workers: list[WorkerDocument]
+
+
+# -- the server itself -------------------------------------------------------------------------------
+
+
+class Health(Document):
+    """The server responds."""
+
+    status: Literal["ok"]
+
+
+class Ready(Document):
+    """The store can be reached, and its schema is right."""
+
+    status: Literal["ready"]
+
+
+class ErrorBody(Document):
+    """What went wrong."""
+
+    code: str
+    message: str
+    details: dict[str, Any]
+
+
+class ErrorDocument(Document):
+    """The shape of every error."""
+
+    error: ErrorBody
+
+
+# -- only on the command line ------------------------------------------------------------------------
+
+
+class HistoryEntry(AttemptFields):
+    """An attempt under its job, with the names of the Python interface."""
+
+    status: AttemptStatus
+    error: str | None
+
+
+class EnqueuedJob(JobDocument, kw_only=True):
+    """A job, and whether it existed before it was enqueued."""
+
+    existed: bool
+
+
+class JobWithHistory(JobDocument, kw_only=True):
+    """A job with its attempts."""
+
+    history: list[HistoryEntry]
+
+
+class InspectedJob(JobWithHistory, kw_only=True):
+    """Everything about a job."""
+
+    steps: list[Step]
+
+
+class WorkflowWithJobs(WorkflowDocument):
+    """A workflow with its jobs."""
+
+    jobs: list[JobDocument]
+
+
+class TokenDocument(Document):
+    """What the store keeps of a token."""
+
+    id: str
+    name: str
+    role: str
+    created_at: Time | None
+    expires_at: Time | None
+
+    @classmethod
+    def of(cls, source: TokenRecord, **others: Any) -> Self:
+        created_at, expires_at = instant(source.created_at), instant(source.expires_at)
+        return super().of(source, created_at=created_at, expires_at=expires_at, **others)
+
+
+class NewToken(TokenDocument):
+    """A token as it is shown once."""
+
+    token: str
+
+
+class TokenList(Document):
+    """Tokens, without the tokens themselves."""
+
+    items: list[TokenDocument]
+    next_cursor: None
 
 
 def instant(micros: int | None) -> datetime | None:

@@ -15,7 +15,7 @@ from taskharbor.cli.screen import span
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.client.harbor import Harbor
 from taskharbor.records import AttemptStatus, JobRecord, State
-from taskharbor.views import documents
+from taskharbor.views.documents import HistoryEntry, JobDocument, JobWithHistory
 
 QUEUE = "demo"
 LOOK_SECONDS = 0.05
@@ -127,7 +127,7 @@ class Play:
         about = f"{job.task} attempt {attempt.number}"
         match attempt.status:
             case AttemptStatus.SUCCEEDED:
-                result = documents.of_job(job)["result"]
+                result = JobDocument.of(job).result
                 self._stage.say(f"{about} succeeded on {by}: {result}", "green")
             case AttemptStatus.LOST:
                 self._stage.say(f"{about} was lost with {by}; the job is runnable again", "yellow")
@@ -151,10 +151,7 @@ class Play:
         return {
             "seconds": round(self._stage.seconds, 3),
             "jobs": [
-                {
-                    **documents.of_job(job.refresh()),
-                    "history": [documents.of_attempt(attempt) for attempt in job.history()],
-                }
+                JobWithHistory.of(job.refresh(), history=[HistoryEntry.of(each) for each in job.history()])
                 for job in self.jobs
             ],
         }

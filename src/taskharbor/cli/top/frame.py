@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from taskharbor.cli.screen import Cell
-from taskharbor.cli.stats import doing, told_to_end
+from taskharbor.cli.queues import NO_QUEUES, QUEUE_COLUMNS, queue_rows
+from taskharbor.cli.screen import Cell, span
+from taskharbor.cli.stats import doing, ignored_request
 from taskharbor.client.handle import Job
-from taskharbor.client.queues import Queue
-from taskharbor.views.workers import workers_of
+from taskharbor.records import State
+from taskharbor.views.documents import JobDocument, Stats
+from taskharbor.views.workers import stats_of
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -24,14 +26,12 @@ FAILURES_MAX = 10
 class Frame(Struct, frozen=True):
     at: float  # by a clock that never goes back
     took: float  # seconds
-    counts: dict[str, int]
-    queues: list[Queue]
-    workers: list[dict[str, Any]]
+    stats: Stats
     failures: list[Job[Any]]
 
 
 class Rates(Struct, frozen=True):
-    """A second, from what the counts became between two looks. Jobs that were deleted meanwhile count for less."""
+    """Jobs a second, by how the counts changed between two frames. Deleted jobs lower them."""
 
     enqueued: float
     succeeded: float
@@ -47,14 +47,12 @@ class Table(Struct, frozen=True):
 
 
 async def look(harbor: Harbor) -> Frame:
-    """Reads only, a bounded number of them, whatever the store holds."""
+    """Read one frame, with a bounded number of reads however large the store is."""
     begun = time.monotonic()
-    counts = await harbor.jobs.acounts()
-    queues = await harbor.queues.alist()
-    workers = await workers_of(harbor, running_max=RUNNING_MAX)
+    stats = await stats_of(harbor, RUNNING_MAX)
     failures = list(await harbor.dlq.alist(limit=FAILURES_MAX))
     ended = time.monotonic()
-    return Frame(ended, ended - begun, counts, queues, workers, failures)
+    return Frame(ended, ended - begun, stats, failures)
 
 
 def rates_between(before: Frame, after: Frame) -> Rates:
@@ -63,10 +61,11 @@ def rates_between(before: Frame, after: Frame) -> Rates:
     def rate(was: int, now: int) -> float:
         return max(0, now - was) / seconds
 
+    was, now = before.stats.counts, after.stats.counts
     return Rates(
-        enqueued=rate(sum(before.counts.values()), sum(after.counts.values())),
-        succeeded=rate(before.counts["succeeded"], after.counts["succeeded"]),
-        dead=rate(before.counts["dead"], after.counts["dead"]),
+        enqueued=rate(sum(was.values()), sum(now.values())),
+        succeeded=rate(was[State.SUCCEEDED], now[State.SUCCEEDED]),
+        dead=rate(was[State.DEAD], now[State.DEAD]),
     )
 
 
@@ -74,7 +73,7 @@ def rates_between(before: Frame, after: Frame) -> Rates:
 
 
 def headline(frame: Frame, rates: Rates | None) -> list[str]:
-    states = "  ".join(f"{state} {count:,}" for state, count in frame.counts.items())
+    states = "  ".join(f"{state} {count:,}" for state, count in frame.stats.counts.items())
     if rates is None:
         return [states]
     return [
@@ -84,34 +83,25 @@ def headline(frame: Frame, rates: Rates | None) -> list[str]:
 
 
 def tables(frame: Frame, rows_max: int) -> list[Table]:
-    queues = sorted(frame.queues, key=lambda queue: (-queue.ready, -queue.running, queue.name))
+    stats = frame.stats
+    queues = sorted(stats.queues, key=lambda queue: (-queue.ready, -queue.running, queue.name))
     running = sorted(
-        ((worker["worker"], job) for worker in frame.workers for job in worker["running"]),
-        key=lambda entry: -entry[1]["seconds"],
+        ((worker.worker, job) for worker in stats.workers for job in worker.running),
+        key=lambda entry: -entry[1].seconds,
     )
     return [
         Table(
             _title("queues", len(queues), rows_max),
-            ("QUEUE", "PAUSED", "READY", "SCHEDULED", "RUNNING", "OLDEST"),
-            [
-                (
-                    queue.name,
-                    queue.paused,
-                    queue.ready,
-                    queue.scheduled,
-                    queue.running,
-                    queue.oldest_ready_age,
-                )
-                for queue in queues[:rows_max]
-            ],
-            "no queue holds unfinished jobs",
+            QUEUE_COLUMNS,
+            queue_rows(queues[:rows_max]),
+            NO_QUEUES,
         ),
         Table(
-            _title("workers", len(frame.workers), rows_max),
+            _title("workers", len(stats.workers), rows_max),
             ("WORKER", "CLAIMED", "EXPIRED", "LONGEST"),
             [
-                (worker["worker"], worker["open"], worker["expired"], doing(worker["running"][:1]))
-                for worker in frame.workers[:rows_max]
+                (worker.worker, worker.open, worker.expired, doing(worker.running[:1]))
+                for worker in stats.workers[:rows_max]
             ],
             "no worker holds a job",
             ("EXPIRED",),
@@ -120,14 +110,14 @@ def tables(frame: Frame, rows_max: int) -> list[Table]:
             _title("running jobs", len(running), rows_max),
             ("ID", "TASK", "FOR", "WORKER", "NOTE"),
             [
-                (job["id"], job["task"], doing_for(job), worker, told_to_end(job).strip(" ()"))
+                (job.id, job.task, span(job.seconds), worker, ignored_request(job).strip(" ()"))
                 for worker, job in running[:rows_max]
             ],
             "nothing has run for longer than a heartbeat",
             ("WORKER",),
         ),
         Table(
-            _title("dead jobs", frame.counts["dead"], min(rows_max, FAILURES_MAX)),
+            _title("dead jobs", stats.counts[State.DEAD], min(rows_max, FAILURES_MAX)),
             ("ID", "TASK", "REASON", "FINISHED", "ERROR"),
             [
                 (job.id, job.task, job.reason, job.finished_at, first_line(job.error))
@@ -139,24 +129,16 @@ def tables(frame: Frame, rows_max: int) -> list[Table]:
     ]
 
 
-def document(frame: Frame, rates: Rates | None) -> dict[str, Any]:
-    from taskharbor.views import documents
+class TopDocument(Stats):
+    """A frame as `--json` prints it."""
 
-    return {
-        "counts": frame.counts,
-        "rates": None
-        if rates is None
-        else {"enqueued": rates.enqueued, "succeeded": rates.succeeded, "dead": rates.dead},
-        "queues": [documents.of_queue(queue) for queue in frame.queues],
-        "workers": frame.workers,
-        "failures": [documents.of_job(job) for job in frame.failures],
-    }
+    rates: Rates
+    failures: list[JobDocument]
 
 
-def doing_for(job: dict[str, Any]) -> str:
-    from taskharbor.cli.screen import span
-
-    return span(job["seconds"])
+def document(frame: Frame, rates: Rates) -> TopDocument:
+    failures = [JobDocument.of(job) for job in frame.failures]
+    return TopDocument.of(frame.stats, rates=rates, failures=failures)
 
 
 def first_line(text: str | None) -> str | None:

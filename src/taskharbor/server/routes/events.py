@@ -1,4 +1,4 @@
-"""`/events`: a stream of what happens."""
+"""`/events`: a stream of events."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from taskharbor.errors import ConfigurationError
-from taskharbor.server import documents
+from taskharbor.server import requests
 from taskharbor.server.events import Listener
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.tokens import Role
 from taskharbor.telemetry.events import JOB_EVENTS
+from taskharbor.views.documents import EventDocument
 
 routes = Routes("events")
 
@@ -21,21 +22,20 @@ STREAMED = frozenset({*JOB_EVENTS, "counts"})
     "GET",
     "/events",
     Role.READ,
-    query=documents.EventsQuery,
-    answers={200: str},
+    query=requests.EventsQuery,
     errors=(422, 429),
-    media_type="text/event-stream",
+    event=EventDocument,
 )
 async def stream_events(call: Call) -> Response:
-    """What happens to jobs in this process, and `counts` whenever those of the store change, as server-sent events."""
+    """Stream server-sent events: what happens to jobs in this process, and `counts` whenever the counts change."""
     names = _names(call.query.names)
     if call.request.method == "HEAD":
-        return Response(media_type="text/event-stream")  # there is no stream to wait for
+        return Response(media_type="text/event-stream")  # without waiting for the stream
     return EventStream(call, call.feed.listen(call.client), names)
 
 
 class EventStream(StreamingResponse):
-    """Gives its place back when it ends, also when the reader has gone before the first event."""
+    """A stream that gives its place back when it ends, even if the reader left before the first event."""
 
     def __init__(self, call: Call, listener: Listener, names: frozenset[str]) -> None:
         super().__init__(call.feed.stream(listener, names, call.allowed), media_type="text/event-stream")
@@ -43,7 +43,7 @@ class EventStream(StreamingResponse):
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # From 2.4 on only a failing send would tell that the reader has gone, and not every server fails there.
+        # From ASGI 2.4 on, only a failing send shows that the reader left, and some servers never fail there.
         asked_for = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
         try:
             await super().__call__(asked_for, receive, send)

@@ -1,15 +1,13 @@
-"""At the root, and for everybody: is the server alive, and can it do its work?"""
+"""`/healthz` and `/readyz`, at the root and without a token: does the server run, and can it do its work?"""
 
 from __future__ import annotations
 
 import asyncio
 
-from starlette.responses import Response
-
 from taskharbor.errors import SchemaError, StoreError
-from taskharbor.server import documents
 from taskharbor.server.errors import ApiError, logger
-from taskharbor.server.operation import Call, Routes, answer
+from taskharbor.server.operation import Call, Routes
+from taskharbor.views.documents import Health, Ready
 
 routes = Routes("health")
 
@@ -17,15 +15,15 @@ READY_SECONDS_MAX = 5.0
 NO_JOB = "00000000-0000-0000-0000-000000000000"
 
 
-@routes.on("GET", "/healthz", None, answers={200: documents.Health})
-async def healthz(call: Call) -> Response:
-    """The server answers, whatever the store does."""
-    return answer({"status": "ok"})
+@routes.on("GET", "/healthz", None)
+async def healthz(call: Call) -> Health:
+    """Respond as long as the server runs, even if the store is unavailable."""
+    return Health("ok")
 
 
-@routes.on("GET", "/readyz", None, answers={200: documents.Ready})
-async def readyz(call: Call) -> Response:
-    """The store can be reached, and its schema is the one that this version works with."""
+@routes.on("GET", "/readyz", None)
+async def readyz(call: Call) -> Ready:
+    """Check that the store can be reached and that its schema fits this version."""
     driver = call.harbor.driver
     try:
         async with asyncio.timeout(READY_SECONDS_MAX):
@@ -41,7 +39,7 @@ async def readyz(call: Call) -> Response:
     except StoreError as error:
         logger.warning("not ready: %s", error)
         raise _not_ready("the store cannot be reached") from None
-    return answer({"status": "ready"})
+    return Ready("ready")
 
 
 def _not_ready(message: str) -> ApiError:

@@ -1,21 +1,18 @@
-"""`/jobs`: enqueueing, looking at jobs, and changing their fate."""
+"""`/jobs`: enqueueing, reading and changing jobs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from starlette.responses import Response
-
-from taskharbor.client.handle import Attempt, Job
-from taskharbor.records import AttemptStatus
-from taskharbor.server import documents
+from taskharbor.client.handle import Job
+from taskharbor.server import requests
 from taskharbor.server.errors import malformed
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job, refuse_closed
-from taskharbor.server.operation import Call, Routes, answer, no_content
+from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew, instant
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
-from taskharbor.views import documents as told
+from taskharbor.views.documents import AttemptDocument, History, JobDocument, JobPage
 
 routes = Routes("jobs")
 
@@ -30,145 +27,107 @@ EXAMPLE_HTTP = {
 
 
 def _which(sent: Any) -> type[Any]:
-    """Which of the two forms was sent."""
+    """Return which of the two forms was sent."""
     if isinstance(sent, dict) and ("task" in sent) == ("api" in sent):
         what = "not both" if "task" in sent else "and neither was sent"
         raise malformed(f"give task, for a job of that task, or api, for a URL to call: {what}")
-    return NewHttpJob if isinstance(sent, dict) and "api" in sent else documents.NewTaskJob
-
-
-_WORDS = {AttemptStatus.SUCCEEDED: "SUCCESS"}
+    return NewHttpJob if isinstance(sent, dict) and "api" in sent else requests.NewTaskJob
 
 
 @routes.on(
     "POST",
     "/jobs",
     Role.WRITE,
-    body=(documents.NewTaskJob, NewHttpJob),
+    body=(requests.NewTaskJob, NewHttpJob),
     choose=_which,
-    answers={201: documents.JobDocument, 200: documents.JobDocument},
+    statuses=(201, 200),
     errors=(422,),
     examples={"task": EXAMPLE_TASK, "HTTP": EXAMPLE_HTTP},
 )
-async def create_job(call: Call) -> Response:
-    """Enqueue a job. 201: it was created; 200: it existed already, by its id or its idempotency key."""
+async def create_job(call: Call) -> JobDocument:
+    """Enqueue a job. 201: it was created; 200: a job with this id or idempotency key existed."""
     if isinstance(call.body, NewHttpJob):
-        job = await enqueue_http_job(call.harbor, call.body)
-        return _told(job, 200 if job.existed else 201)
-    options = given_anew(call.body, without=("task", "payload"))
-    payload = call.body.payload if isinstance(call.body.payload, dict) else {}
-    refuse_closed(call.harbor, call.body.task, payload)
-    new_job = await call.beside(call.harbor._by_name, call.body.task, payload, options)
-    [job] = await call.harbor._store([new_job])
-    response: Response = await call.beside(_told, job, 200 if job.existed else 201)
-    return response
+        job = await enqueue_http_job(call.harbor, call.body, call.place)
+    else:
+        options = given_anew(call.body, without=("task", "payload"))
+        payload = call.body.payload if isinstance(call.body.payload, dict) else {}
+        refuse_closed(call.harbor, call.body.task, payload)
+        new_job = await call.place.beside(call.harbor._by_name, call.body.task, payload, options)
+        [job] = await call.harbor._store([new_job])
+    if job.existed:
+        call.status = 200
+    return await _document(call, job)
 
 
-@routes.on(
-    "GET",
-    "/jobs",
-    Role.READ,
-    query=documents.JobQuery,
-    answers={200: documents.JobPage},
-    errors=(422,),
-)
-async def list_jobs(call: Call) -> Response:
-    """Jobs that match, newest first."""
+@routes.on("GET", "/jobs", Role.READ, query=requests.JobQuery, errors=(422,))
+async def list_jobs(call: Call) -> JobPage:
+    """List the jobs that match, newest first."""
     page = await page_of_jobs(call.harbor.jobs.alist, given(call.query))
-    return answer(told.of_list([told.of_job(job) for job in page], page.next_cursor))
+    return JobPage([JobDocument.of(job) for job in page], page.next_cursor)
 
 
-@routes.on("GET", "/jobs/{id}", Role.READ, answers={200: documents.JobDocument}, errors=(404, 422))
-async def get_job(call: Call) -> Response:
-    """A job as it stands."""
-    return _told(await call.harbor.jobs.aget(call.params["id"]))
+@routes.on("GET", "/jobs/{id}", Role.READ, errors=(404, 422))
+async def get_job(call: Call) -> JobDocument:
+    """Return a job."""
+    return JobDocument.of(await call.harbor.jobs.aget(call.params["id"]))
 
 
 @routes.on(
     "PATCH",
     "/jobs/{id}",
     Role.WRITE,
-    body=(documents.JobChanges,),
-    answers={200: documents.JobDocument},
+    body=(requests.JobChanges,),
     errors=(404, 409, 422),
     examples={"sooner": {"priority": 9}},
 )
-async def update_job(call: Call) -> Response:
+async def update_job(call: Call) -> JobDocument:
     """Change a job that is neither running nor finished."""
     if isinstance(call.body.payload, dict):
         job = await call.harbor.jobs.aget(call.params["id"])
         refuse_closed(call.harbor, job.task, call.body.payload)
-    return _told(await call.harbor.jobs.aupdate(call.params["id"], **given(call.body)))
+    return await _document(call, await call.harbor.jobs.aupdate(call.params["id"], **given(call.body)))
 
 
-@routes.on("DELETE", "/jobs/{id}", Role.WRITE, answers={204: None}, errors=(404, 409, 422))
-async def delete_job(call: Call) -> Response:
-    """Remove a job that is not running, with its history."""
+@routes.on("DELETE", "/jobs/{id}", Role.WRITE, statuses=(204,), errors=(404, 409, 422))
+async def delete_job(call: Call) -> None:
+    """Delete a job that is not running, with its history."""
     await call.harbor.jobs.adelete(call.params["id"])
-    return no_content()
 
 
-@routes.on(
-    "GET",
-    "/jobs/{id}/history",
-    Role.READ,
-    query=documents.HistoryQuery,
-    answers={200: documents.History},
-    errors=(404, 422),
-)
-async def get_history(call: Call) -> Response:
-    """A job's attempts, newest first."""
+@routes.on("GET", "/jobs/{id}/history", Role.READ, query=requests.HistoryQuery, errors=(404, 422))
+async def get_history(call: Call) -> History:
+    """List a job's attempts, newest first."""
     attempts = await call.harbor.jobs.ahistory(call.params["id"], call.query.limit)
-    return answer(told.of_list([_execution(attempt) for attempt in attempts]))
+    return History([AttemptDocument.of(attempt) for attempt in attempts], None)
 
 
-@routes.on(
-    "POST", "/jobs/{id}/cancel", Role.WRITE, answers={200: documents.JobDocument}, errors=(404, 409, 422)
-)
-async def cancel_job(call: Call) -> Response:
-    """End a job that has not begun; ask a running one to end. Of a recurring one, that ends the occurrence."""
-    return _told(await call.harbor.jobs.acancel(call.params["id"]))
+@routes.on("POST", "/jobs/{id}/cancel", Role.WRITE, errors=(404, 409, 422))
+async def cancel_job(call: Call) -> JobDocument:
+    """Cancel a job that has not begun, or ask a running one to stop. For a recurring job, this ends the occurrence."""
+    return JobDocument.of(await call.harbor.jobs.acancel(call.params["id"]))
 
 
 @routes.on(
     "POST",
     "/jobs/{id}/retry",
     Role.WRITE,
-    body=(documents.RetryRequest,),
+    body=(requests.RetryRequest,),
     body_required=False,
-    answers={200: documents.JobDocument},
     errors=(404, 409, 422),
 )
-async def retry_job(call: Call) -> Response:
-    """Begin a new run of a dead or cancelled job."""
-    run_at = instant(call.body.run_at, "runAt")
-    return _told(await call.harbor.jobs.aretry(call.params["id"], run_at=run_at, force=call.body.force))
+async def retry_job(call: Call) -> JobDocument:
+    """Start a new run of a dead or cancelled job."""
+    run_at = instant(call.body.run_at, "run_at")
+    job = await call.harbor.jobs.aretry(call.params["id"], run_at=run_at, force=call.body.force)
+    return JobDocument.of(job)
 
 
-@routes.on("POST", "/jobs/{id}/run", Role.WRITE, answers={200: documents.JobDocument}, errors=(404, 409, 422))
-async def run_job(call: Call) -> Response:
-    """Make a scheduled job ready. Of a recurring one, that is an extra run."""
-    return _told(await call.harbor.jobs.arun_now(call.params["id"]))
+@routes.on("POST", "/jobs/{id}/run", Role.WRITE, errors=(404, 409, 422))
+async def run_job(call: Call) -> JobDocument:
+    """Make a scheduled job ready now. For a recurring job, this is an extra run."""
+    return JobDocument.of(await call.harbor.jobs.arun_now(call.params["id"]))
 
 
-def _told(job: Job[Any], status: int = 200) -> Response:
-    return answer(told.of_job(job), status)
-
-
-def _execution(attempt: Attempt) -> dict[str, Any]:
-    began = attempt.started_at
-    return {
-        "jobId": attempt.job_id,
-        "number": attempt.number,
-        "status": _WORDS.get(attempt.status, attempt.status.upper()),
-        "retryCount": attempt.retry_count,
-        "executionTime": began or attempt.finished_at,
-        "executionDuration": None if began is None else (attempt.finished_at - began).total_seconds(),
-        "errorMessage": attempt.error,
-        "worker": attempt.worker,
-        "startedAt": began,
-        "finishedAt": attempt.finished_at,
-        "traceback": attempt.traceback,
-        "detail": attempt.detail,
-        "outlived": attempt.outlived,
-    }
+async def _document(call: Call, job: Job[Any]) -> JobDocument:
+    """Build the document in a thread if the request, and so the payload, is large."""
+    return await call.place.beside(JobDocument.of, job)

@@ -1,0 +1,201 @@
+"""What callers send, as types: requests are checked against them, and the OpenAPI document describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from taskharbor.client.filters import PAGE_MAX
+from taskharbor.codec import KEY_LIMIT, NAME_LIMIT
+from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, State
+from taskharbor.rules.retry import MAX_ATTEMPTS
+from taskharbor.views.documents import Retry, Uuid
+from taskharbor.workflow.handle import WorkflowState
+
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
+Key = Annotated[str, Meta(min_length=1, max_length=KEY_LIMIT)]
+# A text, because the JSON format knows instants that are invalid here: there is no year 0 and no second 60.
+Instant = Annotated[
+    str, Meta(max_length=40, extra_json_schema={"format": "date-time"}, examples=["2026-01-31T12:00:00Z"])
+]
+Priority = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX, description="Higher runs first.")]
+Attempts = Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
+Tags = Annotated[list[Name], Meta(max_length=32)]
+WorkflowId = Annotated[str, Meta(description="The id of a workflow.", extra_json_schema={"format": "uuid"})]
+Payload = Annotated[dict[str, Any], Meta(description="The task's arguments, by parameter name.")]
+Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Maximum number of items.")]
+Cursor = Annotated[str, Meta(max_length=64, description="The nextCursor of the previous page.")]
+
+
+class Input(Struct, rename="camel", forbid_unknown_fields=True):
+    """What a caller sends. An unknown field is refused, because it is a mistake."""
+
+
+# -- bodies ----------------------------------------------------------------------------------------
+
+
+class NewTaskJob(Input):
+    """A job for a task. A field that is left out is as the task declares it."""
+
+    task: Name
+    payload: Payload | UnsetType = UNSET
+    queue: Name | UnsetType = UNSET
+    run_at: Instant | None | UnsetType = UNSET
+    delay: Annotated[float, Meta(ge=0, le=3_153_600_000)] | None | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    max_attempts: Attempts | UnsetType = UNSET
+    max_retries: Attempts | UnsetType = UNSET
+    timeout: Seconds | UnsetType = UNSET
+    retry: Retry | UnsetType = UNSET
+    expires_at: Instant | None | UnsetType = UNSET
+    idempotency_key: Key | None | UnsetType = UNSET
+    delivery: Delivery | UnsetType = UNSET
+    correlation_id: Name | None | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+    id: Uuid | None | UnsetType = UNSET
+
+
+class JobChanges(Input):
+    """Changes of a job that is neither running nor finished. A field that is left out stays."""
+
+    payload: Payload | UnsetType = UNSET
+    run_at: Instant | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    max_attempts: Attempts | UnsetType = UNSET
+    max_retries: Attempts | UnsetType = UNSET
+    timeout: Seconds | None | UnsetType = UNSET
+    expires_at: Instant | None | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+
+
+class RetryRequest(Input):
+    """A new run of a dead or cancelled job."""
+
+    run_at: Instant | None = None
+    force: Annotated[bool, Meta(description="Also an at_most_once job that may have been executed.")] = False
+
+
+class WorkflowRetryRequest(Input):
+    """A new run of the dead and cancelled jobs of a workflow."""
+
+    force: Annotated[bool, Meta(description="Also at_most_once members that may have been executed.")] = False
+
+
+class RequeueRequest(RetryRequest):
+    """A new run of a dead job."""
+
+    reset_attempts: bool = True
+
+
+class DeadFilter(Input):
+    """Which dead jobs; all of them if every field is left out."""
+
+    queue: Name | None = None
+    task: Name | None = None
+    tag: Name | None = None
+
+
+class RequeueAllRequest(DeadFilter):
+    """Which dead jobs to requeue, and when they run."""
+
+    run_at: Instant | None = None
+    reset_attempts: bool = True
+
+
+class ScheduleFields(Input):
+    """The options of a schedule and of its jobs."""
+
+    payload: Payload | UnsetType = UNSET
+    timezone: Annotated[str, Meta(max_length=64, examples=["Europe/Berlin"])] | UnsetType = UNSET
+    misfire: Misfire | UnsetType = UNSET
+    misfire_grace: Annotated[float, Meta(ge=0, le=31_536_000)] | UnsetType = UNSET
+    dead_letter: bool | UnsetType = UNSET
+    queue: Name | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    max_attempts: Attempts | UnsetType = UNSET
+    max_retries: Attempts | UnsetType = UNSET
+    timeout: Seconds | UnsetType = UNSET
+    retry: Retry | UnsetType = UNSET
+    delivery: Delivery | UnsetType = UNSET
+    correlation_id: Name | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+
+
+Expression = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=256,
+        description="Cron with 5 fields, or 6 with seconds first, or an interval such as `@every 30s`.",
+        examples=["*/10 * * * * *"],
+    ),
+]
+
+
+class NewSchedule(ScheduleFields, kw_only=True):
+    """A job that recurs."""
+
+    name: Name
+    task: Name
+    schedule: Expression
+
+
+class ScheduleChanges(ScheduleFields):
+    """Changes of a schedule. A field that is left out stays."""
+
+    task: Name | UnsetType = UNSET
+    schedule: Expression | UnsetType = UNSET
+
+
+# -- queries ---------------------------------------------------------------------------------------
+
+
+class DeadQuery(Input):
+    """Which dead jobs."""
+
+    queue: Name | None = None
+    task: Name | None = None
+    tag: Name | None = None
+    workflow: WorkflowId | None = None
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class JobQuery(DeadQuery):
+    """Which jobs."""
+
+    state: State | UnsetType = UNSET  # not None: `?state=null` would mean every state
+
+
+class WorkflowQuery(Input):
+    """Which workflows."""
+
+    state: WorkflowState | UnsetType = UNSET  # not None, as with jobs
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class HistoryQuery(Input):
+    """How many attempts to return."""
+
+    limit: Limit = 10
+
+
+class ApplicationQuery(Input):
+    """Whose schedules; those of the server's own application if it is left out."""
+
+    application: Name | None = None
+
+
+class EventsQuery(Input):
+    """Which events."""
+
+    names: (
+        Annotated[
+            str,
+            Meta(max_length=200, description="Names of events, separated by commas; all if it is left out."),
+        ]
+        | None
+    ) = None
