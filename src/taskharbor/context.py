@@ -1,4 +1,4 @@
-"""`Context`: what a handler may know of, and do about, the attempt it runs in."""
+"""`Context`: the attempt that a handler runs in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Context:
-    """The attempt a handler runs in. Take it as the first parameter, or ask `current_context()`."""
+    """The attempt that a handler runs in. Declare it as the first parameter, or call `current_context()`."""
 
     __slots__ = ("_execution",)
 
@@ -41,9 +41,14 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Which execution of this run it is, from 1."""
+        """The number of this execution in the run, from 1."""
         claimed = self._execution.claimed
         return claimed.number - claimed.first_number + 1
+
+    @property
+    def attempt_number(self) -> int:
+        """The number of this attempt over all runs of the job, as history shows it."""
+        return self._execution.claimed.number
 
     @property
     def retry_count(self) -> int:
@@ -56,20 +61,20 @@ class Context:
 
     @property
     def stop_requested(self) -> StopReason | None:
-        """Why the handler is to stop, if it is: the first that holds of these.
+        """Why the handler should stop; None while it should go on. If several reasons apply, the first of these:
 
-        `"lease_lost"`: the attempt can commit nothing any more. `"cancel"`: the job is to be cancelled. `"timeout"`:
-        the attempt has had its time. `"shutdown"`: the worker shuts down, and its grace period runs.
+        `"lease_lost"`: the attempt can no longer commit anything. `"cancel"`: an operator cancels the job. `"timeout"`:
+        the attempt's time is up. `"shutdown"`: the worker shuts down, and its grace period runs.
         """
         return self._execution.stop_requested
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler is to stop, for whatever reason: `stop_requested is not None`."""
+        """Whether the handler should stop, for any reason: `stop_requested is not None`."""
         return self._execution.stop_requested is not None
 
     def raise_if_stopped(self) -> None:
-        """End the attempt here if it is to stop, by raising `StopRequested`, a `BaseException`.
+        """End the attempt here if it should stop, by raising `StopRequested`, a `BaseException`.
 
         The job is then cancelled, or timed out, or released for another worker without counting anything. An
         `at_most_once` job goes on through the grace period of a shutdown, and is `dead`, reason `interrupted`, if it
@@ -90,7 +95,7 @@ class Context:
         return ContextLogger(_logger, {"fields": self._execution.fields()})
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Tell how far the work is, from 0 to 1; it is stored with the next batch and shown with the job."""
+        """Report how far the work is, from 0 to 1; the next batch stores it, and the job shows it."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ConfigurationError(f"progress takes a fraction from 0 to 1, not {fraction!r}")
         self._execution.report(Progress(float(fraction), _message(message)))
@@ -111,7 +116,7 @@ class Context:
         return self._execution.steps.step(name, function, args, kwargs)
 
     def sleep(self, name: str, seconds: float) -> Awaitable[None]:
-        """Let go of the slot, and go on here after so many seconds: `await ctx.sleep("wait-a-day", 86400)`.
+        """Free the slot, and continue here after that many seconds: `await ctx.sleep("wait-a-day", 86400)`.
 
         The handler is ended by a `BaseException`, and executed again from its beginning when the time has come,
         with its steps remembered. In a handler that runs in a thread there is nothing to await.
@@ -120,7 +125,7 @@ class Context:
         return slept
 
     def enqueue(self, signature: Signature[Any]) -> str:
-        """Enqueue a child, and give its id: it will exist if and only if this attempt succeeds."""
+        """Enqueue a child and return its id. The child exists if and only if this attempt succeeds."""
         return self._execution.add_child(signature)
 
 
@@ -129,7 +134,7 @@ def _message(message: object) -> str:
 
 
 class ContextLogger(logging.LoggerAdapter[logging.Logger]):
-    """Adds the attempt's fields to whatever fields a line has."""
+    """Adds the attempt's fields to a line's own fields."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
         own = (self.extra or {}).get("fields", {})
@@ -142,7 +147,7 @@ current_execution: ContextVar[Execution | None] = ContextVar("taskharbor_executi
 
 
 def current_context() -> Context:
-    """The context of the attempt that this code runs in."""
+    """Return the context of the attempt that this code runs in."""
     execution = current_execution.get()
     if execution is None:
         raise ConfigurationError(

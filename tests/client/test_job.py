@@ -256,6 +256,15 @@ def test_history_tells_every_attempt_newest_first(harbor: Harbor, work: Work):
     assert "Attempt(number=3, status='failed'" in repr(latest)
 
 
+def test_number_is_an_alias_of_attempt_number(harbor: Harbor, work: Work):
+    job = harbor.task(name="t")(a_point).enqueue()
+    assert (job.attempt_number, job.number) == (0, 0)
+    work(harbor)
+    [attempt] = job.history()
+    job = job.refresh()
+    assert job.attempt_number == job.number == attempt.number == 1
+
+
 async def test_history_by_the_async_form(harbor: Harbor):
     job = await harbor.task(name="t")(a_point).aenqueue()
     await Worker(harbor).drain()

@@ -21,7 +21,8 @@ async def test_attempt_counts_executions_of_the_run_and_retry_count_its_failures
 
     @harbor.task(max_attempts=3)
     async def fail(ctx: Context) -> None:
-        seen.append((ctx.attempt, ctx.retry_count, ctx.job.number))
+        seen.append((ctx.attempt, ctx.retry_count, ctx.attempt_number))
+        assert ctx.job.attempt_number == ctx.job.number == ctx.attempt_number
         raise ValueError
 
     job = await fail.aenqueue()

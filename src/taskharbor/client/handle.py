@@ -1,4 +1,4 @@
-"""`Job`: what a caller holds of a job, a frozen record of the moment it was read."""
+"""`Job`: a job as a caller sees it, frozen at the moment it was read."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Job(Struct, Generic[R_co], eq=False, gc=False):
-    """A job as it stood when this was read. It never changes; `refresh()` gives a newer one."""
+    """A job as it was when it was read. It never changes; `refresh()` returns a newer one."""
 
-    # The record, or what it is made of once somebody asks: of a hundred thousand that are enqueued at once,
-    # nobody looks at more than a few.
+    # The record, or the parts to build it from on first use: callers that enqueue a hundred thousand jobs at once
+    # look at few of them.
     _read: JobRecord | tuple[NewJob, Enqueued]
     _harbor: Harbor
     existed: bool = True
@@ -53,14 +53,14 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(
-            f"a Job is a record and does not change; harbor.jobs.update(job.id, {name}=…) does"
+            f"a Job is read-only; to change the job in the store, call harbor.jobs.update(job.id, {name}=…)"
         )
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"a Job is a record and does not change; {name} cannot be deleted")
+        raise AttributeError(f"a Job is read-only; {name} cannot be deleted")
 
     def __copy__(self) -> Job[R_co]:
-        return self  # as with every value that does not change
+        return self  # immutable
 
     def __deepcopy__(self, _: object) -> Job[R_co]:
         return self
@@ -84,7 +84,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
 
     @property
     def record(self) -> JobRecord:
-        """Everything the store told of the job, in the store's own terms."""
+        """The job as the store returned it, with times in microseconds."""
         return self._record
 
     # -- what it is --
@@ -147,7 +147,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     def expires_at(self) -> datetime | None:
         return _datetime(self._record.expires_at)
 
-    # -- where it stands --
+    # -- its state --
 
     @property
     def state(self) -> State:
@@ -159,8 +159,13 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return self._record.attempts
 
     @property
+    def attempt_number(self) -> int:
+        """The number of the latest attempt: it rises with every claim, over all runs; 0 before the first."""
+        return self._record.number
+
+    @property
     def number(self) -> int:
-        """Of the latest attempt; rises on every claim."""
+        """The same as `attempt_number`."""
         return self._record.number
 
     @property
@@ -169,7 +174,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
 
     @property
     def due_at(self) -> datetime | None:
-        """When the present occurrence is due, for the job of a schedule."""
+        """When the current occurrence is due, for the job of a schedule."""
         return _datetime(self._record.due_at)
 
     @property
@@ -206,22 +211,22 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     def cancel_requested(self) -> bool:
         return self._record.cancel_requested
 
-    # -- what can be asked of it --
+    # -- reading the store again --
 
     async def arefresh(self) -> Job[R_co]:
-        """The job as it stands now."""
+        """Read the job again."""
         return await self._harbor.jobs.aget(self.id)
 
     refresh = sync_method(arefresh)
 
     async def ahistory(self, limit: int = 10) -> list[Attempt]:
-        """Its attempts, newest first."""
+        """Return its attempts, newest first."""
         return await self._harbor.jobs.ahistory(self.id, limit)
 
     history = sync_method(ahistory)
 
     async def aresult(self, timeout: float | None = None) -> R_co:
-        """Wait for the job to end and give what its handler returned.
+        """Wait for the job to end and return what its handler returned.
 
         Raises JobFailed if it is dead, JobCancelled if it was cancelled, JobNotFound if it is gone, and
         TimeoutError when `timeout` seconds have passed.
@@ -237,7 +242,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         if record.state is State.SUCCEEDED:
             return self._harbor._decode_result(record)  # type: ignore[no-any-return]
         if record.state in (State.DEAD, State.CANCELLED):
-            raise _ending(record)
+            raise _error_of(record)
         return Pending(f"job {self.id} is still {record.state}")
 
 
@@ -246,7 +251,7 @@ class Step(Struct, frozen=True):
 
     name: str
     result: Any
-    number: int
+    number: int  # of the attempt
 
 
 class Attempt:
@@ -267,6 +272,7 @@ class Attempt:
 
     @property
     def number(self) -> int:
+        """The attempt number, as `Job.attempt_number` counts."""
         return self._record.number
 
     @property
@@ -284,7 +290,7 @@ class Attempt:
 
     @property
     def started_at(self) -> datetime | None:
-        """None if it was handed back before it began."""
+        """None if it was released before its handler began."""
         return _datetime(self._record.started_at)
 
     @property
@@ -306,11 +312,11 @@ class Attempt:
 
     @property
     def outlived(self) -> bool:
-        """It was taken for lost, but its worker turned out to be alive."""
+        """Whether it was recorded as lost although its worker was alive."""
         return self._record.outlived
 
 
-def _ending(record: JobRecord) -> JobFailed | JobCancelled:
+def _error_of(record: JobRecord) -> JobFailed | JobCancelled:
     if record.state is State.CANCELLED:
         return JobCancelled(record.id, f"job {record.id} ({record.task}) was cancelled: {record.reason}")
     return JobFailed(
