@@ -35,6 +35,8 @@ def main() -> None:
     contestant.setup(options.directory)
     try:
         if options.verb == "serve":
+            if command := contestant.serve_command(options.report):
+                os.execvp(command[0], command)
             contestant.serve(partial(report_started, options.report))
         elif options.verb == "fill":
             contestant.fill(options.count)

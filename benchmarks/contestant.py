@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -141,6 +142,14 @@ class Contestant(ABC):
     def probe(self, number: int) -> None:
         """Enqueue one latency job carrying `number`."""
         raise NotImplementedError
+
+    def draining_pid(self) -> int:
+        """The process whose memory a drain uses: this one, or that of a queue in another language."""
+        return os.getpid()
+
+    def serve_command(self, descriptor: int) -> list[str] | None:
+        """The command of a worker in another language, which writes its own reports to this descriptor."""
+        return None
 
     def serve(self, started: Started) -> None:
         """Be the worker of latency jobs until terminated; not called where `separate_worker` is False."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.installing`: what the extra `bench` names, as much of it as can be had.
+"""`python -m benchmarks.installing`: what the extra `bench` names and the queues in `foreign/`, as much as can be had.
 
 `pip install '.[bench]'` installs all or nothing. A peer that cannot be installed, on this platform or at this time, is
 no reason not to measure the others: what failed is told, and the report lists its contestants as not installed.
@@ -11,11 +11,15 @@ import sys
 import tomllib
 from pathlib import Path
 
+from benchmarks import foreign
+
 ROOT = Path(__file__).parent.parent
 EXTRA = "bench"
 
 
 def main() -> int:
+    for problem in foreign.install():
+        print(f"left out: {problem}", file=sys.stderr)
     if install("--editable", f"{ROOT}[{EXTRA}]"):
         return 0
     print(f"not all of {EXTRA} could be installed: one after the other", file=sys.stderr)

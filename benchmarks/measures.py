@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import statistics
 import time
@@ -106,7 +105,11 @@ def drain_memory(arena: Arena) -> Figures:
     else:
         arena.contestant.fill(count)
     drained = arena.contestant.drain(count)
-    return {"drain_memory": None if drained is None else memory_megabytes(os.getpid(), peak=True)}
+    return {
+        "drain_memory": None
+        if drained is None
+        else memory_megabytes(arena.contestant.draining_pid(), peak=True)
+    }
 
 
 def rate(count: int, seconds: float | None) -> float | None:

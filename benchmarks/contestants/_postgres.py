@@ -1,4 +1,4 @@
-"""A contestant whose store is a database of its own on the run's PostgreSQL server."""
+"""Contestants whose store is a database of its own on the run's PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import ClassVar
 import asyncpg
 
 from benchmarks import postgres
-from benchmarks.contestant import Durability
+from benchmarks.contestant import Contestant, Durability
 from benchmarks.snapshot import SnapshotContestant
 
 
-class PostgresContestant(SnapshotContestant):
+class PostgresStore(Contestant):
+    directory: Path
+    database_url: str
     store = "postgresql"
     durability = Durability.FULL
     needs_postgres = True
@@ -35,11 +37,6 @@ class PostgresContestant(SnapshotContestant):
         """Make the library's tables in an empty database."""
         raise NotImplementedError
 
-    def setup(self, directory: Path) -> None:
-        self.directory = directory
-        self.database_url = postgres.url_of(directory)
-        super().setup(directory)
-
     def observed_durability(self) -> Durability:
         seen = postgres.fetch_row(
             self.database_url,
@@ -58,6 +55,13 @@ class PostgresContestant(SnapshotContestant):
 
     def queries_counted(self) -> int | None:
         return postgres.queries_counted(self.directory)
+
+
+class PostgresContestant(PostgresStore, SnapshotContestant):
+    def setup(self, directory: Path) -> None:
+        self.directory = directory
+        self.database_url = postgres.url_of(directory)
+        super().setup(directory)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:
