@@ -42,6 +42,8 @@ coverage: $(VENV)/.ready-dev  ## the test suite, with the share of the code that
 
 # The same tests as in `make test`, in their long form: more kills, more runs, more seeds. One at a time, since each
 # keeps the machine busy by itself.
+faults: export TASKHARBOR_FAULT_KILLS ?= 50
+faults: export TASKHARBOR_FAULT_POISON ?= 4
 faults: export TASKHARBOR_FAULT_RUNS ?= 10
 faults: export TASKHARBOR_FAULT_SECONDS ?= 60
 faults: export TASKHARBOR_FAULT_SCHEDULES ?= 10000

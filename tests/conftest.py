@@ -2,7 +2,21 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests import guard
+
+# Tests of real processes and long searches. They begin first: a test process that has nothing left to do then takes
+# short ones over from another, and none runs a long test alone at the end.
+LONGEST = (
+    "tests/supervisor/",
+    "tests/faults/",
+    "tests/postgres/faults/",
+    "tests/leftovers/",
+    "tests/postgres/test_state_machine.py",
+    "tests/drivers/test_state_machine.py",
+    "tests/simulation/",
+)
 
 
 def pytest_configure() -> None:
@@ -11,3 +25,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     guard.start()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))

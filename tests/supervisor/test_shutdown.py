@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-RESTARTS = int(os.environ.get("TASKHARBOR_FAULT_RESTARTS", "8"))
+RESTARTS = int(os.environ.get("TASKHARBOR_FAULT_RESTARTS", "5"))
 BUSY_MACHINE_SECONDS = 3.0
 
 
