@@ -46,8 +46,8 @@ def test_a_job_of_a_killed_process_starts_again_within_two_seconds(shop: Shop):
     ("how", "told"),
     [
         ("segfault", "was killed by SIGSEGV"),
-        ("exit", "exited with status 3"),
-        ("exit 0", "exited with status 0"),
+        ("exit", "ended with exit code 3"),
+        ("exit 0", "ended with exit code 0"),
     ],
 )
 def test_history_tells_how_the_process_ended(small: Shop, how: str, told: str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from taskharbor.telemetry.losses import Losses
 from taskharbor.worker.supervisor.crash_recovery import (
     ProcessExit,
     RecoveredJobs,
-    describe,
     settle_orphaned_jobs,
 )
 from taskharbor.worker.supervisor.shared_memory import PublishedLease
@@ -189,19 +187,6 @@ async def test_those_that_end_with_a_lost_job_are_told_of(harbor: Harbor):
     assert dead.told == [first, *others]
     await dead.settled()  # repeated, there is nothing left to tell
     assert dead.told == [first, *others]
-
-
-@pytest.mark.parametrize(
-    ("status", "told"),
-    [
-        (0, "exited with status 0"),
-        (3, "exited with status 3"),
-        (-signal.SIGSEGV, "was killed by SIGSEGV"),
-        (-200, "was killed by signal 200"),
-    ],
-)
-def test_an_exit_status_is_told_in_words(status: int, told: str):
-    assert describe(status) == told
 
 
 async def test_a_schedule_whose_occurrence_ends_with_its_worker_goes_on(harbor: Harbor):

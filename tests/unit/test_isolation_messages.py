@@ -11,6 +11,7 @@ from taskharbor.function_refs import FunctionRef
 from taskharbor.records import NewJob, Options, Progress
 from taskharbor.rules.outcome import Failed
 from taskharbor.rules.retry import ErrorInfo
+from taskharbor.worker.exit_status import describe_exit
 from taskharbor.worker.handlers.isolation.messages import (
     FRAME_MAX,
     Call,
@@ -25,7 +26,6 @@ from taskharbor.worker.handlers.isolation.messages import (
     read_from_process,
     read_to_process,
 )
-from taskharbor.worker.handlers.isolation.process import describe_exit
 
 SAID = [
     Ready(),
@@ -61,17 +61,20 @@ def test_a_call_arrives_as_it_was_sent():
 
 
 def test_what_is_no_frame_of_ours_is_refused():
-    with pytest.raises(ValueError, match="does not speak our language"):
+    with pytest.raises(ValueError, match="is larger than"):
         Frames().feed((FRAME_MAX + 1).to_bytes(4, "big"))
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "text"),
     [
         (0, "ended with exit code 0"),
+        (3, "ended with exit code 3"),
+        (-11, "was killed by SIGSEGV (signal 11)"),
         (-9, "was killed by SIGKILL (signal 9)"),
         (-63, "was killed by signal 63"),
+        (-200, "was killed by signal 200"),
     ],
 )
-def test_an_exit_is_told_in_words(code, told):
-    assert describe_exit(code) == told
+def test_exit_is_described_in_words(code, text):
+    assert describe_exit(code) == text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -44,16 +43,6 @@ class RecoveredJobs(Struct, frozen=True):
     @property
     def jobs(self) -> int:
         return self.lost + self.handed_back
-
-
-def describe(status: int) -> str:
-    """Say in words what an exit status of `wait` means."""
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
 
 
 async def settle_orphaned_jobs(

@@ -22,6 +22,7 @@ from taskharbor.drivers.base import Driver
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
 from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.exit_status import describe_exit
 from taskharbor.worker.supervisor import os_process
 from taskharbor.worker.supervisor.channel import (
     Drained,
@@ -35,7 +36,7 @@ from taskharbor.worker.supervisor.channel import (
 )
 from taskharbor.worker.supervisor.child_main import EXIT_REPLACE
 from taskharbor.worker.supervisor.child_process import ChildProcess, StartChild
-from taskharbor.worker.supervisor.crash_recovery import ProcessExit, describe
+from taskharbor.worker.supervisor.crash_recovery import ProcessExit
 from taskharbor.worker.supervisor.event_forwarder import EventForwarder
 from taskharbor.worker.supervisor.health import Health, HealthReports
 from taskharbor.worker.supervisor.liveness import LivenessMonitor
@@ -294,7 +295,7 @@ class Supervisor:
                 raise AssertionError(f"a child never sends {type(message).__name__}")
 
     async def _settle_exit(self, child: ChildProcess, status: int) -> ExitKind:
-        how = describe(status)
+        how = describe_exit(status)
         if child.stuck_seconds is not None:
             how = f"showed no sign of life for {child.stuck_seconds:g} s and was killed"
         recovered = await self._store_duties.settle(
@@ -327,7 +328,7 @@ class Supervisor:
         """Raise GaveUp for an error that has kept every child from starting; once one has started, retry."""
         error = child.startup_error
         if error is None and status >= 0:
-            error = StartupError(f"a worker process {describe(status)} before it was ready", status or 1)
+            error = StartupError(f"a worker process {describe_exit(status)} before it was ready", status or 1)
         if error is None:
             return  # a signal killed it, which may not be its own fault
         if not self._any_was_ready and not self._stopping.is_set():

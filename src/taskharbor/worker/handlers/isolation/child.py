@@ -1,7 +1,7 @@
-"""A handler's process, started by a worker with the number of its socket.
+"""A handler process; its argument is the descriptor of the socket to its worker.
 
-It imports the program for its declarations, calls the start hooks, and then handles one call after the other in
-its main thread. A second thread listens to the worker: to what it says, and to its being there at all.
+It imports the program's tasks, calls the start hooks, and then handles one call after another in its main thread. A
+second thread receives the worker's messages, and ends the process when the worker is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskharbor.function_refs import MAIN_NAMES, FunctionRef, find, import_modul
 from taskharbor.records import Progress
 from taskharbor.rules.outcome import Failed, Slept
 from taskharbor.sync import fastest_loop
-from taskharbor.worker.handlers.isolation.link import Link, LogsToWorker, end_with_the_worker
+from taskharbor.worker.handlers.isolation.link import Link, LogsToWorker, kill_own_group
 from taskharbor.worker.handlers.isolation.messages import (
     AskToStop,
     Begun,
@@ -39,17 +39,17 @@ from taskharbor.worker.handlers.isolation.messages import (
     Raised,
     Ready,
     Returned,
-    StepKept,
-    StepsFound,
+    StepsRead,
+    StepWritten,
     Stop,
     Stopped,
     ToProcess,
 )
 from taskharbor.worker.handlers.isolation.process_setup import (
-    be_like_the_worker,
-    leave_signals_to_the_worker,
-    only_our_handler_on_the_root,
-    print_by_lines,
+    configure_like_worker,
+    ignore_stop_signals,
+    line_buffer_output,
+    use_only_our_log_handler,
 )
 from taskharbor.worker.handlers.isolation.steps import IsolatedSteps, LinkedSteps
 from taskharbor.worker.handlers.outcomes import error_text, of_failure, of_sleep, outcome_of_return, stop_in
@@ -62,7 +62,7 @@ logger = logging.getLogger("taskharbor.worker")
 
 
 class IsolatedExecution(Execution):
-    """An attempt as its handler sees it: what it tells goes to the worker, which decides about it."""
+    """An attempt as its handler sees it: progress, children and steps go to the worker."""
 
     __slots__ = ("_deadline", "_link", "linked_steps", "serial")
 
@@ -70,7 +70,7 @@ class IsolatedExecution(Execution):
         clock = SystemClock()
         lease, time = HeldLease("", call.lease_expires_at), StoreTime(clock)
         time.learn(call.started_at, time.asking())
-        super().__init__(call.claimed, lease, harbor, _tell_progress, time, Outages(clock))
+        super().__init__(call.claimed, lease, harbor, _send_progress, time, Outages(clock))
         self.linked_steps = LinkedSteps(link, call.serial)
         self.started_at = call.started_at
         self.serial = call.serial
@@ -92,36 +92,36 @@ class IsolatedExecution(Execution):
         self._link.send(ChildEnqueued(self.serial, self.children.pop()))
         return child_id
 
-    def tell(self, progress: Progress) -> None:
+    def send_progress(self, progress: Progress) -> None:
         self._link.send(ProgressReported(self.serial, progress))
 
 
-def _tell_progress(execution: Execution, progress: Progress) -> None:
+def _send_progress(execution: Execution, progress: Progress) -> None:
     assert isinstance(execution, IsolatedExecution), "no other kind is executed here"
-    execution.tell(progress)
+    execution.send_progress(progress)
 
 
 class HandlerProcess:
-    def __init__(self, link: Link, welcome: Init) -> None:
+    def __init__(self, link: Link, init: Init) -> None:
         self._link = link
-        self._welcome = welcome
+        self._init = init
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._loop = fastest_loop()
         self._tasks: dict[tuple[FunctionRef, str], Task[Any, Any, Any, Any]] = {}
-        self._harbor: Harbor | None = None  # for functions that importing declares as no task
+        self._harbor: Harbor | None = None  # for functions that no import has declared as a task
         self._import_errors: list[str] = []
         self._lock = threading.Lock()
-        self._early: list[AskToStop | Cancel] = []  # what was said of a call before it began
+        self._early_stops: list[AskToStop | Cancel] = []  # received before their call began
         self._execution: IsolatedExecution | None = None
         self._awaiting: asyncio.Task[Any] | None = None
-        self._cancel = False  # the call is to be cancelled, once it can be
+        self._cancel = False  # cancel the call as soon as it can be cancelled
 
     def run(self, messages: Iterator[ToProcess]) -> None:
         threading.Thread(target=self._listen, args=(messages,), name="taskharbor-link", daemon=True).start()
         asyncio.set_event_loop(self._loop)
         try:
             self._start()
-        except BaseException as error:  # noqa: BLE001 - importing runs anything; the worker tells of it
+        except BaseException as error:  # noqa: BLE001 - imports may raise anything; the worker reports it
             self._link.send(CannotStart(error_text(error)))
             return
         self._link.send(Ready())
@@ -129,29 +129,29 @@ class HandlerProcess:
             self._handle(call)
         self._stop()
 
-    # -- beginning and ending --
+    # -- start and stop --
 
     def _start(self) -> None:
-        for name in self._welcome.modules:
+        for name in self._init.modules:
             try:
                 if name in MAIN_NAMES:
-                    if self._welcome.main is not None and "__mp_main__" not in sys.modules:
-                        load_main(self._welcome.main)
+                    if self._init.main is not None and "__mp_main__" not in sys.modules:
+                        load_main(self._init.main)
                 else:
                     import_module(name)
             except BaseException as error:
                 self._import_errors.append(f"{name} cannot be imported: {error_text(error)}")
-                logger.exception("a handler's process cannot import %s", name)
-        only_our_handler_on_the_root(self._link)
-        for address in self._welcome.start_hooks:
+                logger.exception("a handler process cannot import %s", name)
+        use_only_our_log_handler(self._link)
+        for address in self._init.start_hooks:
             self._call_hook(find(address))
 
     def _stop(self) -> None:
-        for address in reversed(self._welcome.stop_hooks):
+        for address in reversed(self._init.stop_hooks):
             try:
                 self._call_hook(find(address))
             except BaseException:
-                logger.exception("a stop hook failed in a handler's process")
+                logger.exception("a stop hook failed in a handler process")
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
     def _call_hook(self, hook: Callable[[], Any]) -> None:
@@ -159,7 +159,7 @@ class HandlerProcess:
         if hasattr(answer, "__await__"):
             self._loop.run_until_complete(_awaited(answer))
 
-    # -- what the worker says --
+    # -- messages from the worker --
 
     def _listen(self, messages: Iterator[ToProcess]) -> None:
         for message in messages:
@@ -167,20 +167,20 @@ class HandlerProcess:
                 case Call():
                     self._calls.put(message)
                 case AskToStop() | Cancel():
-                    self._heed_stop(message)
-                case StepsFound() | StepKept():
+                    self._receive_stop(message)
+                case StepsRead() | StepWritten():
                     execution = self._execution
                     if execution is not None and execution.serial == message.serial:
-                        execution.linked_steps.heed(message)
+                        execution.linked_steps.receive(message)
                 case Stop():
                     self._calls.put(None)
-        end_with_the_worker()
+        kill_own_group()
 
-    def _heed_stop(self, message: AskToStop | Cancel) -> None:
+    def _receive_stop(self, message: AskToStop | Cancel) -> None:
         with self._lock:
             execution = self._execution
             if execution is None or execution.serial != message.serial:
-                self._early.append(message)  # it has not begun, or it is over
+                self._early_stops.append(message)  # the call has not begun, or has ended
             elif isinstance(message, AskToStop):
                 execution.ask_to_stop(message.reason)
             else:
@@ -194,9 +194,9 @@ class HandlerProcess:
         self._link.send(Begun(call.serial))
         try:
             task = self._task(call)
-        except BaseException as error:  # noqa: BLE001 - importing runs anything
-            told = "; ".join([error_text(error), *self._import_errors])
-            self._link.send(NotFound(call.serial, told))
+        except BaseException as error:  # noqa: BLE001 - imports may raise anything
+            errors = "; ".join([error_text(error), *self._import_errors])
+            self._link.send(NotFound(call.serial, errors))
             return
         try:
             arguments = task.plan.decode(call.claimed.payload)
@@ -223,17 +223,17 @@ class HandlerProcess:
         with self._lock:
             self._execution = execution
             self._cancel = False
-            early, self._early = self._early, []
-        for message in early:
+            early_stops, self._early_stops = self._early_stops, []
+        for message in early_stops:
             if message.serial == execution.serial:
-                self._heed_stop(message)
+                self._receive_stop(message)
         try:
             if task.is_async:
                 value = self._await(execution, task, arguments, context)
             else:
                 value = context.run(task.plan.call, arguments, execution.context)
             return outcome_of_return(value)
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its outcome
+        except BaseException as error:  # noqa: BLE001 - anything a handler raises is its outcome
             if (reason := stop_in(execution, error)) is not None:
                 return Stopped(execution.serial, reason)
             return of_sleep(error) or of_failure(error)
@@ -265,10 +265,10 @@ class HandlerProcess:
         return self._tasks[key]
 
     def _find_task(self, call: Call) -> Task[Any, Any, Any, Any]:
-        """The task that importing declares, or one made of the function that it finds."""
+        """Return the task that the module declares, or make one of the function at that address."""
         found = function = find(call.address)
         while not isinstance(found, Task) and hasattr(found, "__wrapped__"):
-            found = found.__wrapped__  # a decorator around the task's own
+            found = found.__wrapped__  # another decorator around the task
         harbor = None
         if isinstance(found, Task):
             if call.claimed.task in (found.name, *found.aliases):
@@ -284,7 +284,7 @@ class HandlerProcess:
 
     def _own_harbor(self) -> Harbor:
         if self._harbor is None:
-            self._harbor = Harbor(self._welcome.url)
+            self._harbor = Harbor(self._init.url)
         return self._harbor
 
 
@@ -296,19 +296,19 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, by the handler or by whoever read it
+        except (OSError, ValueError, AttributeError):  # closed by the handler or by the reader
             pass
 
 
 def main() -> None:
-    leave_signals_to_the_worker()
-    print_by_lines()
+    ignore_stop_signals()
+    line_buffer_output()
     link = Link(int(sys.argv[1]))
     del sys.argv[1:]
     logging.getLogger().addHandler(LogsToWorker(link))
     messages = link.receive()
-    welcome = next(messages, None)
-    if not isinstance(welcome, Init):
-        end_with_the_worker()
-    be_like_the_worker(welcome)
-    HandlerProcess(link, welcome).run(messages)
+    init = next(messages, None)
+    if not isinstance(init, Init):
+        kill_own_group()
+    configure_like_worker(init)
+    HandlerProcess(link, init).run(messages)

@@ -1,8 +1,9 @@
-"""Outlives a worker for a moment, to kill the process groups that it leaves behind.
+"""Kill the process groups that a dead worker leaves behind.
 
-Run as a file of its own, so that it is small: a handler may hold the interpreter's lock in C code for minutes,
-and what a handler has started does not know the worker at all; neither can notice that the worker is gone. The
-worker writes a line `+group` or `-group` whenever one begins or ends; the end of its input is the worker's.
+A process of its own, because the handlers may not notice that their worker is gone: a handler may hold the GIL in C
+code for minutes, and a program that it has started does not know the worker. It runs as a script and imports little,
+so it stays small. The worker writes a line `+group` or `-group` when a group begins or ends; the end of the input means
+that the worker is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 
 def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the worker, which is given time to end
+        signal.signal(number, signal.SIG_IGN)  # meant for the worker, which gets time to shut down
     groups: set[int] = set()
     for line in sys.stdin.buffer:
         group = int(line[1:])

@@ -1,4 +1,4 @@
-"""The process's end of the line to its worker, and the log lines that go over it."""
+"""The handler process's connection to its worker, and the log lines that it carries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LOG_TEXT_MAX = 100_000  # characters of one log line
 
 
 class Link:
-    """Many threads may send; one receives."""
+    """The connection to the worker. Any thread may send; one receives."""
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # what a handler starts must not keep the line open
+        os.set_inheritable(descriptor, False)  # a process that a handler starts must not keep it open
         self._socket = socket.socket(fileno=descriptor)
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._cut)
+        os.register_at_fork(after_in_child=self._close_in_fork)
 
     def send(self, message: FromProcess) -> None:
         data = frame(message)
@@ -38,7 +38,7 @@ class Link:
             with self._lock:
                 self._socket.sendall(data)
         except OSError:
-            end_with_the_worker()
+            kill_own_group()
 
     def receive(self) -> Iterator[ToProcess]:
         frames = Frames()
@@ -52,20 +52,20 @@ class Link:
             for body in frames.feed(data):
                 yield read_to_process(body)
 
-    def _cut(self) -> None:
-        """A handler has forked: its fork is no handler, and says nothing to the worker."""
+    def _close_in_fork(self) -> None:
+        """Close the connection in a fork that a handler made: it must not send to the worker."""
         self._lock = threading.Lock()
         self._socket.close()
 
 
-def end_with_the_worker() -> NoReturn:
-    """The worker is gone: nobody waits for this handler any more, nor for what it has started."""
+def kill_own_group() -> NoReturn:
+    """Kill this process and everything it has started: the worker is gone, and no one waits for the handler."""
     os.killpg(0, signal.SIGKILL)
-    os._exit(1)  # not reached, unless somebody has moved this process into a group that it may not kill
+    os._exit(1)  # reached only if this process was moved into a group that it may not kill
 
 
 class LogsToWorker(logging.Handler):
-    """Log lines come out where the worker's do, by its configuration."""
+    """Sends log lines to the worker, which writes them by its own configuration."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class LogsToWorker(logging.Handler):
             return  # in a fork
         try:
             logged = self._logged(record)
-        except Exception:  # noqa: BLE001 - as every handler does: a line that cannot be written is reported
+        except Exception:  # noqa: BLE001 - logging handlers report such a line instead of raising
             self.handleError(record)
             return
         self._link.send(logged)
@@ -112,5 +112,5 @@ def _plain(value: object) -> object:
 
 
 def _safe(text: str) -> str:
-    """What UTF-8 can carry, and not too much of it."""
+    """Return the text as valid UTF-8, cut to LOG_TEXT_MAX."""
     return text[:LOG_TEXT_MAX].encode(errors="backslashreplace").decode()

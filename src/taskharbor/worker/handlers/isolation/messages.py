@@ -1,4 +1,4 @@
-"""What a worker and a handler's process tell each other: frames of msgpack over a socket pair, never pickle."""
+"""The messages between a worker and a handler process: frames of msgpack over a socket pair, never pickle."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from taskharbor.records import NewJob, Progress, StepRecord, StopReason
 from taskharbor.rules.outcome import Failed
 
 LENGTH_BYTES = 4
-FRAME_MAX = 64 * 1024 * 1024  # far beyond what the limits of payloads, results and texts add up to
+FRAME_MAX = 64 * 1024 * 1024  # far more than the limits of payloads, results and texts add up to
 
 # -- to the process ------------------------------------------------------------------------------
 
 
 class Init(Struct, frozen=True, tag=True):
-    """What makes the process like the worker's: what to import, how to begin and end, what to log."""
+    """How to set up the process like the worker's: its imports, hooks and log levels."""
 
     arguments: list[str]
     main: MainModule | None
@@ -31,7 +31,7 @@ class Init(Struct, frozen=True, tag=True):
 
 
 class Call(Struct, frozen=True, tag=True):
-    serial: int  # of this process's calls: what is late speaks of a call that is over
+    serial: int  # marks the messages of this call, so that late ones of an earlier call are dropped
     address: FunctionRef
     parameter_aliases: dict[str, str] | None
     claimed: Claimed
@@ -41,7 +41,7 @@ class Call(Struct, frozen=True, tag=True):
 
 
 class AskToStop(Struct, frozen=True, tag=True):
-    """The handler is to stop for this reason: its context says so."""
+    """Ask the handler to stop; its context shows the reason."""
 
     serial: int
     reason: StopReason
@@ -53,32 +53,32 @@ class Cancel(Struct, frozen=True, tag=True):
     serial: int
 
 
-class StepsFound(Struct, frozen=True, tag=True):
-    """The answer to `AskSteps`."""
+class StepsRead(Struct, frozen=True, tag=True):
+    """The answer to `ReadSteps`."""
 
     serial: int
     steps: dict[str, StepRecord]
 
 
-class StepKept(Struct, frozen=True, tag=True):
-    """The answer to `KeepStep`. There is none if the lease was lost: then the process is killed."""
+class StepWritten(Struct, frozen=True, tag=True):
+    """The answer to `WriteStep`. If the lease was lost, there is none, and the process is killed."""
 
     serial: int
     name: str
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """No more calls: call the stop hooks and end."""
+    """Call the stop hooks and exit."""
 
 
-ToProcess = Init | Call | AskToStop | Cancel | StepsFound | StepKept | Stop
+ToProcess = Init | Call | AskToStop | Cancel | StepsRead | StepWritten | Stop
 
 
 # -- from the process ----------------------------------------------------------------------------
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """It has imported what there is to import, and waits for calls."""
+    """It has finished its imports and start hooks, and waits for calls."""
 
 
 class CannotStart(Struct, frozen=True, tag=True):
@@ -86,7 +86,7 @@ class CannotStart(Struct, frozen=True, tag=True):
 
 
 class Begun(Struct, frozen=True, tag=True):
-    """It has taken the call: from here on, its death is the handler's doing."""
+    """It has taken the call: if the process dies after this, the handler counts as crashed."""
 
     serial: int
 
@@ -103,13 +103,13 @@ class ChildEnqueued(Struct, frozen=True, tag=True):
     job: NewJob
 
 
-class AskSteps(Struct, frozen=True, tag=True):
-    """Which durable steps has the job?"""
+class ReadSteps(Struct, frozen=True, tag=True):
+    """Ask for the job's durable steps."""
 
     serial: int
 
 
-class KeepStep(Struct, frozen=True, tag=True):
+class WriteStep(Struct, frozen=True, tag=True):
     serial: int
     name: str
     result: str
@@ -155,7 +155,7 @@ class Raised(Struct, frozen=True, tag=True):
 
 
 class NotFound(Struct, frozen=True, tag=True):
-    """The handler is not where it should be: it was not called."""
+    """The process could not find or call the handler."""
 
     serial: int
     error: str
@@ -167,8 +167,8 @@ FromProcess = (
     | Begun
     | ProgressReported
     | ChildEnqueued
-    | AskSteps
-    | KeepStep
+    | ReadSteps
+    | WriteStep
     | FellAsleep
     | Stopped
     | Logged
@@ -181,7 +181,7 @@ FromProcess = (
 
 read_to_process = msgspec.msgpack.Decoder(ToProcess).decode
 read_from_process = msgspec.msgpack.Decoder(FromProcess).decode
-_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # a log line's fields may be anything
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)  # the fields of a log line may have any type
 
 
 def frame(message: ToProcess | FromProcess) -> bytes:
@@ -190,7 +190,7 @@ def frame(message: ToProcess | FromProcess) -> bytes:
 
 
 class Frames:
-    """Cuts a stream of bytes into the bodies of its frames."""
+    """Splits a stream of bytes into the bodies of its frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -203,7 +203,7 @@ class Frames:
             body = begin + LENGTH_BYTES
             length = int.from_bytes(self._buffer[begin:body], "big")
             if length > FRAME_MAX:
-                raise ValueError(f"a frame of {length:,} bytes: the other side does not speak our language")
+                raise ValueError(f"a frame of {length:,} bytes is larger than {FRAME_MAX:,}")
             if len(self._buffer) < body + length:
                 break
             bodies.append(bytes(self._buffer[body : body + length]))

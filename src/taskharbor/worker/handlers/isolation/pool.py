@@ -1,4 +1,4 @@
-"""The handlers' processes of one worker: warm, reused, as many as are really needed at once."""
+"""The handler processes of one worker: kept warm, reused, and only as many as run at once."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskharbor.worker")
 
-IDLE_SECONDS = 60.0  # an idle process is kept for so long
-START_SECONDS = 60.0  # importing the program and the start hooks may take so long
-STOP_SECONDS = 5.0  # a process that is retired may take so long for its stop hooks
+IDLE_SECONDS = 60.0  # after which an idle process is retired
+START_SECONDS = 60.0  # for the program's imports and the start hooks
+STOP_SECONDS = 5.0  # for the stop hooks of a retired process
+CLOSE_SECONDS = 1.0  # the same when the worker ends
 STARTING_MAX = max(2, os.cpu_count() or 1)  # processes that start at the same time
-CLOSE_SECONDS = 1.0  # the same at the worker's end
 
 
 class CannotBegin(Exception):
-    """No process could be had for a job: the error says why."""
+    """No process could be started for a job; the message says why."""
 
 
 class ProcessPool:
-    """Grows when a job finds no idle process, so it is bounded by the slots; idle ones are retired."""
+    """Starts a process when a job finds none idle, so the slots bound it; retires idle processes."""
 
     def __init__(self, harbor: Harbor, clock: Clock, max_jobs: int | None = None) -> None:
         self._harbor = harbor
         self._clock = clock
         self._max_jobs = max_jobs
         self._all: set[IsolatedProcess] = set()
-        self._idle: list[tuple[IsolatedProcess, Timer]] = []  # the one that was busy last comes first again
+        self._idle: list[tuple[IsolatedProcess, Timer]] = []  # a stack: the last one used is used next
         self._guard: _Guard | None = None
-        self._welcome: Init | None = None
+        self._init: Init | None = None
         self._waiting: deque[asyncio.Future[IsolatedProcess | None]] = deque()
         self._starting: set[OwnTask[None]] = set()
         self._closing = False
@@ -55,7 +55,7 @@ class ProcessPool:
     # -- taking and giving back --
 
     def take_idle(self) -> IsolatedProcess | None:
-        """A process that waits for a call, if there is one."""
+        """Take a process that waits for a call, if there is one."""
         if not self._idle:
             return None
         process, timer = self._idle.pop()
@@ -63,7 +63,7 @@ class ProcessPool:
         return process
 
     async def take(self) -> IsolatedProcess | None:
-        """The first process that becomes free or ready; None when none is to begin any more."""
+        """Wait for the first process that becomes free or ready; return None after `begin_no_more`."""
         if self._closing:
             return None
         waiter: asyncio.Future[IsolatedProcess | None] = asyncio.get_running_loop().create_future()
@@ -77,20 +77,20 @@ class ProcessPool:
             raise
 
     def give_back(self, process: IsolatedProcess) -> None:
-        """Its call is over, or was never made: whoever waits has it, else it is kept for a while."""
-        if process not in self._all or process.is_doomed:
+        """Give a process that is free again to the next waiter, or keep it idle for a while."""
+        if process not in self._all or process.is_ending:
             pass
-        elif process.serial is not None:  # it is busy for nobody
+        elif process.serial is not None:  # still busy with a call whose execution has ended
             process.kill()
         elif self._closing or (self._max_jobs is not None and process.calls >= self._max_jobs):
             self._retire(process)
-        elif not self._answer_one(process):
+        elif not self._serve_waiter(process):
             timer = self._clock.call_later(IDLE_SECONDS, lambda: self._retire_idle(process))
             self._idle.append((process, timer))
         self._grow()
 
-    def _answer_one(self, answer: IsolatedProcess | CannotBegin) -> bool:
-        """Whether somebody was still waiting for it."""
+    def _serve_waiter(self, answer: IsolatedProcess | CannotBegin) -> bool:
+        """Answer the next waiter; return whether there was one."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if waiter.done():
@@ -102,42 +102,45 @@ class ProcessPool:
             return True
         return False
 
-    # -- growing --
+    # -- starting processes --
 
     def _grow(self) -> None:
-        """A few at a time: what is started competes with what computes, and a process may become free first."""
+        """Start a few processes at a time: starts compete for CPU with handlers, and one may become free first."""
         waiting = sum(not waiter.done() for waiter in self._waiting)
         while not self._closing and len(self._starting) < min(STARTING_MAX, waiting):
             starting = own_task(self._start_one())
             self._starting.add(starting)
-            starting.add_done_callback(self._starting_is_over)
+            starting.add_done_callback(self._start_ended)
 
-    def _starting_is_over(self, starting: asyncio.Task[None]) -> None:
-        assert isinstance(starting, OwnTask), "it was started as one"
+    def _start_ended(self, starting: asyncio.Task[None]) -> None:
+        assert isinstance(starting, OwnTask), "_grow started it"
         self._starting.discard(starting)
         if not starting.cancelled() and (error := starting.exception()) is not None:
-            self._answer_one(CannotBegin(f"a process for its handler cannot be started: {error}"))
+            self._fail_waiter(error)
         self._grow()
+
+    def _fail_waiter(self, problem: object) -> None:
+        self._serve_waiter(CannotBegin(f"a process for its handler cannot be started: {problem}"))
 
     async def _start_one(self) -> None:
         process = self._spawn()
         try:
-            problem = await wait_for(self._clock, process.start(self._welcome_message()), START_SECONDS)
+            problem = await wait_for(self._clock, process.start(self._init_message()), START_SECONDS)
         except TimeoutError:
             problem = f"it was not ready within {START_SECONDS:g} s"
-        except BaseException:  # the worker is about to end
+        except BaseException:  # the worker is shutting down
             process.kill()
             raise
         if problem is None:
             self.give_back(process)
         else:
             process.kill()
-            self._answer_one(CannotBegin(f"a process for its handler cannot be started: {problem}"))
+            self._fail_waiter(problem)
 
-    # -- ending --
+    # -- closing --
 
     def begin_no_more(self) -> None:
-        """Whoever waits for a process gets none, and the idle ones end."""
+        """Give no process to a waiter any more, and retire the idle ones."""
         self._closing = True
         for starting in self._starting:
             starting.end()
@@ -149,7 +152,7 @@ class ProcessPool:
             self._retire(process)
 
     async def close(self) -> None:
-        """No process is left when this returns."""
+        """End every process before returning."""
         self.begin_no_more()
         for process in self._all:
             if process.serial is not None:
@@ -180,7 +183,7 @@ class ProcessPool:
 
     def _retire(self, process: IsolatedProcess) -> None:
         process.stop()
-        # By the real clock: it is a real process that has to end.
+        # The real clock, even in tests: a real process has to end.
         asyncio.get_running_loop().call_later(STOP_SECONDS, process.kill)
 
     # -- processes --
@@ -205,14 +208,14 @@ class ProcessPool:
             self._emptied.set()
         self._grow()
 
-    def _welcome_message(self) -> Init:
-        if self._welcome is None:
-            self._welcome = welcome_for(self._harbor)
-        return self._welcome
+    def _init_message(self) -> Init:
+        if self._init is None:
+            self._init = init_for(self._harbor)
+        return self._init
 
 
 class _Guard:
-    """Kills the groups if this process is killed before it can; see `guard.py`."""
+    """A process that kills the handlers' groups if this one is killed first; see `guard.py`."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -231,19 +234,19 @@ class _Guard:
         self._write(b"-%d\n" % group)
 
     def close(self) -> None:
-        """It kills what is left, and ends; a thread waits for that, so that it leaves no zombie."""
+        """Let it kill the groups that are left, and exit; a thread reaps it."""
         assert self._process.stdin is not None, "it was started with a pipe"
         self._process.stdin.close()
         threading.Thread(target=self._process.wait, name="taskharbor-reaper", daemon=True).start()
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None, "it was started with a pipe"
-        with suppress(BrokenPipeError):  # somebody killed it; each process still watches for itself
+        with suppress(BrokenPipeError):  # it was killed; each handler process still watches its connection
             self._process.stdin.write(line)
 
 
-def welcome_for(harbor: Harbor) -> Init:
-    """What a process needs to be like this one. Hooks that it could not find are an error here already."""
+def init_for(harbor: Harbor) -> Init:
+    """Describe this process to a handler process. A hook that it could not import is an error here."""
     start = [address_of(hook, "an on_worker_start hook") for hook in harbor.start_hooks]
     stop = [address_of(hook, "an on_worker_stop hook") for hook in harbor.stop_hooks]
     addresses = [task.address for task in harbor.tasks.values() if task.address is not None]
@@ -269,10 +272,10 @@ def _is_importable(name: str) -> bool:
 
 
 def refuse_unreachable_hooks(harbor: Harbor) -> None:
-    """EventMessage when a worker starts, not by its first job: hooks run in every process that handlers run in."""
+    """Raise when the worker starts, not with its first job, if a handler process could not import a hook."""
     if any(task.is_isolated for task in harbor.tasks.values()):
         try:
-            welcome_for(harbor)
+            init_for(harbor)
         except ConfigurationError as error:
             raise ConfigurationError(
                 f'{error} (hooks run in the processes of tasks with isolation="process", too)'

@@ -1,4 +1,4 @@
-"""One handler's process, as its worker sees it: started, called, marked, killed, and known to be gone."""
+"""One handler process, as its worker sees it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import DecodeError
 
 from taskharbor.records import Reason, StopReason
 from taskharbor.rules.outcome import Crashed, Failed, HandedBack, Slept, Succeeded, Unrunnable
 from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.exit_status import describe_exit
 from taskharbor.worker.handlers.isolation.messages import (
-    AskSteps,
     AskToStop,
     Begun,
     Call,
@@ -32,26 +32,30 @@ from taskharbor.worker.handlers.isolation.messages import (
     Frames,
     FromProcess,
     Init,
-    KeepStep,
     Logged,
     NotFound,
     ProgressReported,
     Raised,
+    ReadSteps,
     Ready,
     Returned,
-    StepKept,
-    StepsFound,
+    StepsRead,
+    StepWritten,
     Stop,
     Stopped,
     ToProcess,
+    WriteStep,
     frame,
     read_from_process,
 )
 
+if TYPE_CHECKING:
+    from taskharbor.worker.pipeline.execution import Execution
+
 logger = logging.getLogger("taskharbor.worker")
 
-LAST_WORDS_SECONDS = 1.0  # how long what a dead process has sent may take to arrive
-# Before anything else, it imports from where the worker does.
+LAST_MESSAGES_SECONDS = 1.0  # for the last messages of a dead process to arrive
+# First of all it takes over the worker's import path.
 _BOOT = (
     "import os, sys; sys.path[:] = os.environ.pop('TASKHARBOR_PATH').split(os.pathsep); "
     "from taskharbor.worker.handlers.isolation.child import main; main()"
@@ -60,47 +64,45 @@ _BOOT = (
 Ended = Succeeded | Failed | Crashed | Slept | Unrunnable | HandedBack | Stopped
 
 
-class CallUnderWay:
-    """One call, and whom to tell of what comes of it."""
+class ActiveCall:
+    """The call that a process is busy with."""
 
-    __slots__ = ("asked", "begot", "begun", "done", "noted", "serial")
+    __slots__ = ("ask_steps", "begun", "done", "execution", "serial")
 
     def __init__(
         self,
         serial: int,
-        noted: Callable[[ProgressReported], None],
-        begot: Callable[[ChildEnqueued], None],
-        asked: Callable[[AskSteps | KeepStep], None],
+        execution: Execution,
+        ask_steps: Callable[[ReadSteps | WriteStep], None],
         done: Callable[[Ended], None],
     ) -> None:
         self.serial = serial
         self.begun = False
-        self.noted = noted
-        self.begot = begot
-        self.asked = asked
+        self.execution = execution
+        self.ask_steps = ask_steps
         self.done = done
 
 
 class IsolatedProcess(asyncio.Protocol):
-    """It has a process group of its own, which is killed as a whole and known to be dead before its end is told."""
+    """A process with its own process group: the whole group is dead before its call ends."""
 
-    def __init__(self, gone: Callable[[IsolatedProcess], None]) -> None:
+    def __init__(self, on_gone: Callable[[IsolatedProcess], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._gone = gone
+        self._on_gone = on_gone
         self._frames = Frames()
         self._transport: asyncio.WriteTransport | None = None
-        self._call: CallUnderWay | None = None
+        self._call: ActiveCall | None = None
         self._lock = threading.Lock()
         self._reaped = False
         self._exit_code: int | None = None
-        self._silent = False  # it has said all that it ever will
-        self._over = False
-        self._started: asyncio.Future[str | None] = self._loop.create_future()  # None, or why it could not
-        self.calls = 0  # ever
-        self.is_doomed = False  # it was killed, or told to stop
+        self._disconnected = False  # all its messages have arrived
+        self._has_ended = False
+        self._started: asyncio.Future[str | None] = self._loop.create_future()  # None, or the startup error
+        self.calls = 0  # since its start
+        self.is_ending = False  # it was killed or asked to stop
         ours, theirs = socket.socketpair()
         try:
-            # In the loop's own thread, and without a fork of our threads: Python spawns, then executes.
+            # Python uses vfork or posix_spawn here, so the threads of the worker are not forked.
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -122,29 +124,29 @@ class IsolatedProcess(asyncio.Protocol):
             theirs.close()
         self._socket = ours
         self.group = self._process.pid
-        threading.Thread(target=self._await_its_end, name="taskharbor-reaper", daemon=True).start()
+        threading.Thread(target=self._reap, name="taskharbor-reaper", daemon=True).start()
 
-    # -- its beginning --
+    # -- start --
 
-    async def start(self, welcome: Init) -> str | None:
-        """Until it waits for calls; otherwise why it does not."""
+    async def start(self, init: Init) -> str | None:
+        """Wait until it is ready for calls; return None, or why it could not start."""
         await self._loop.create_unix_connection(lambda: self, sock=self._socket)
-        self._send(welcome)
+        self._send(init)
         return await asyncio.shield(self._started)
 
     # -- calls --
 
-    def call(self, call: Call, under_way: CallUnderWay) -> None:
+    def call(self, call: Call, active: ActiveCall) -> None:
         self.calls += 1
-        if self._over:  # it died since it was taken
-            self._loop.call_soon(under_way.done, HandedBack())
+        if self._has_ended:  # it died since it was taken
+            self._loop.call_soon(active.done, HandedBack())
             return
-        self._call = under_way
+        self._call = active
         self._send(call)
 
     @property
     def serial(self) -> int | None:
-        """Of the call that it is busy with."""
+        """The serial of the call that it is busy with."""
         return None if self._call is None else self._call.serial
 
     def ask_to_stop(self, reason: StopReason) -> None:
@@ -155,36 +157,36 @@ class IsolatedProcess(asyncio.Protocol):
         if self._call is not None:
             self._send(Cancel(self._call.serial))
 
-    def answer(self, answer: StepsFound | StepKept) -> None:
+    def answer(self, answer: StepsRead | StepWritten) -> None:
         if answer.serial == self.serial:
             self._send(answer)
 
-    # -- its end --
+    # -- end --
 
     def stop(self) -> None:
-        """Let it end by itself."""
-        self.is_doomed = True
+        """Ask it to call its stop hooks and exit."""
+        self.is_ending = True
         self._send(Stop())
 
     def kill(self) -> None:
-        """Kill it, and whatever it has started."""
-        self.is_doomed = True
+        """Kill it and everything it has started."""
+        self.is_ending = True
         with self._lock:
             if not self._reaped:
                 kill_group(self.group)
                 with suppress(ProcessLookupError):
-                    os.kill(self.group, signal.SIGKILL)  # should it have left its group
+                    os.kill(self.group, signal.SIGKILL)  # in case it left its group
 
     def kill_call(self, serial: int | None) -> None:
         """Kill it if it is still busy with that call."""
         if serial is not None and self.serial == serial:
             self.kill()
 
-    def _await_its_end(self) -> None:
-        """In a thread of its own, so that it works on every loop, and no zombie is left when the loop is gone."""
+    def _reap(self) -> None:
+        """Wait for its exit in a thread: this works on every loop, and leaves no zombie when the loop is gone."""
         if hasattr(os, "waitid"):
-            # Not reaped yet, its number cannot be another's: what it leaves behind is killed by it safely.
-            with suppress(ChildProcessError):  # somebody ignores SIGCHLD, and with it every child
+            # Until it is reaped no other process can have its pid, so killing its group hits no stranger.
+            with suppress(ChildProcessError):  # the program ignores SIGCHLD, so the system reaps its children
                 os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOWAIT)
         else:
             self._process.wait()
@@ -194,26 +196,26 @@ class IsolatedProcess(asyncio.Protocol):
             self._reaped = True
         try:
             self._loop.call_soon_threadsafe(self._died)
-        except RuntimeError:  # the loop is gone: nobody waits for it
+        except RuntimeError:  # the loop is closed
             self._socket.close()
 
     def _died(self) -> None:
-        if self._silent or self._transport is None:
+        if self._disconnected or self._transport is None:
             self._end()
-        else:  # its last words are still on their way
-            self._loop.call_later(LAST_WORDS_SECONDS, self._end)
+        else:  # its last messages may still arrive
+            self._loop.call_later(LAST_MESSAGES_SECONDS, self._end)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._silent = True
+        self._disconnected = True
         if self._reaped:
             self._end()
         else:
-            self.kill()  # it cannot be talked to any more
+            self.kill()  # no call can reach it any more
 
     def _end(self) -> None:
-        if self._over:
+        if self._has_ended:
             return
-        self._over = True
+        self._has_ended = True
         if self._transport is not None:
             self._transport.close()
         else:
@@ -221,11 +223,11 @@ class IsolatedProcess(asyncio.Protocol):
         how = describe_exit(self._exit_code or 0)
         if not self._started.done():
             self._started.set_result(f"it {how} before it was ready")
-        self._gone(self)  # first: nobody shall be given it again
+        self._on_gone(self)  # first, so that the pool gives it to no other call
         begun = self._call is not None and self._call.begun
         self._ended(Crashed(f"lost: its process {how}") if begun else HandedBack())
 
-    # -- what it says --
+    # -- messages from the process --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's do not inherit from it
@@ -233,17 +235,17 @@ class IsolatedProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
-                self._heed(read_from_process(body))
+                self._receive(read_from_process(body))
         except (ValueError, DecodeError) as error:
             log_line(
                 logger,
                 logging.ERROR,
-                "a handler's process sent what cannot be read, and is killed: {error}",
+                "unexpected message from a handler process; killing it: {error}",
                 {"process": self.group, "error": str(error)},
             )
             self.kill()
 
-    def _heed(self, message: FromProcess) -> None:
+    def _receive(self, message: FromProcess) -> None:
         match message:
             case Logged():
                 _log(message)
@@ -254,15 +256,15 @@ class IsolatedProcess(asyncio.Protocol):
                 if not self._started.done():
                     self._started.set_result(error)
             case _ if self._call is None or message.serial != self._call.serial:
-                pass  # of a call that is over: a thread that its handler has left behind
+                pass  # of an earlier call, from a thread that its handler has left running
             case Begun():
                 self._call.begun = True
-            case ProgressReported():
-                self._call.noted(message)
-            case ChildEnqueued():
-                self._call.begot(message)
-            case AskSteps() | KeepStep():
-                self._call.asked(message)
+            case ProgressReported(_, progress):
+                self._call.execution.report(progress)
+            case ChildEnqueued(_, job):
+                self._call.execution.children.append(job)
+            case ReadSteps() | WriteStep():
+                self._call.ask_steps(message)
             case FellAsleep(_, name, seconds):
                 self._ended(Slept(name, seconds))
             case Stopped():
@@ -287,23 +289,12 @@ class IsolatedProcess(asyncio.Protocol):
 def kill_group(group: int) -> None:
     try:
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+    except (ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
         pass
 
 
-def describe_exit(code: int) -> str:
-    """`was killed by SIGSEGV (signal 11)`, `ended with exit code 3`"""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        return f"was killed by signal {-code}"
-    return f"was killed by {name} (signal {-code})"
-
-
 def _log(logged: Logged) -> None:
-    """As if it had been logged here."""
+    """Log the line as if it came from this process."""
     target = logging.getLogger(logged.logger)
     if not target.isEnabledFor(logged.level):
         return

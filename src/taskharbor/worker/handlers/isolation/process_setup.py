@@ -1,4 +1,4 @@
-"""How a handler's process behaves: like its worker's, and so that it may be killed at any time."""
+"""Set up a handler process like its worker, and so that it can be killed at any time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from taskharbor.worker.handlers.isolation.link import Link, LogsToWorker
 from taskharbor.worker.handlers.isolation.messages import Init
 
 
-def be_like_the_worker(welcome: Init) -> None:
-    sys.argv[1:] = welcome.arguments
-    for name, level in welcome.levels.items():
+def configure_like_worker(init: Init) -> None:
+    sys.argv[1:] = init.arguments
+    for name, level in init.levels.items():
         logging.getLogger(name or None).setLevel(level)
 
 
-def only_our_handler_on_the_root(link: Link) -> None:
-    """What importing has installed there is installed in the worker as well: lines would come out twice."""
+def use_only_our_log_handler(link: Link) -> None:
+    """Remove the root handlers that imports installed: the worker has them too and would log each line twice."""
     root = logging.getLogger()
     ours = [handler for handler in root.handlers if isinstance(handler, LogsToWorker)]
     root.handlers[:] = ours or [LogsToWorker(link)]
 
 
-def leave_signals_to_the_worker() -> None:
-    """A service manager or a terminal signals the whole tree; how handlers end then is for the worker to say.
+def ignore_stop_signals() -> None:
+    """Do nothing on SIGTERM and SIGINT, which service managers and terminals send to all: the worker decides.
 
-    Not ignored, because what a handler starts would inherit that.
+    A function instead of SIG_IGN, because programs that a handler starts would inherit SIG_IGN.
     """
     signals = (signal.SIGTERM, signal.SIGINT)
 
@@ -40,8 +40,8 @@ def leave_signals_to_the_worker() -> None:
     os.register_at_fork(after_in_child=undo)
 
 
-def print_by_lines() -> None:
-    """A process that may be killed at any time keeps nothing back."""
+def line_buffer_output() -> None:
+    """Write output line by line: a kill would lose what is in a buffer."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
