@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import uuid_utils
@@ -19,7 +20,7 @@ from taskharbor.drivers.base import (
     SettleResult,
     Transition,
 )
-from taskharbor.records import AttemptRecord, Options, State
+from taskharbor.records import AttemptRecord, Options, State, StepRecord
 from taskharbor.rules.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.rules.recurrence import armed, armed_blindly, decoded_options
 from taskharbor.settle_batch import REFUSALS, is_outage, log_bug, log_refusal, settle_apart, without_content
@@ -217,13 +218,21 @@ def _armed(
     return armed(ending, job, options, version, now=now, rows=rows, copy_id=str(uuid_utils.uuid7()))
 
 
-async def loss_history(driver: Driver, job: Claimed) -> tuple[list[AttemptRecord], int]:
+class AttemptReader(Protocol):
+    """A driver, or a worker's patient store."""
+
+    async def history(self, job_id: str, limit: int) -> list[AttemptRecord]: ...
+
+    async def steps(self, job_id: str) -> dict[str, StepRecord]: ...
+
+
+async def loss_history(store: AttemptReader, job: Claimed) -> tuple[list[AttemptRecord], int]:
     """What a loss is weighed by: the attempts before this one, and the one that stored the latest durable step."""
     if job.number == job.first_number:  # nothing of this run is behind it
         return [], 0
-    steps = await driver.steps(job.id)
+    steps = await store.steps(job.id)
     last_step = max((step.number for step in steps.values()), default=0)
-    return await driver.history(job.id, HISTORY_ROWS), last_step
+    return await store.history(job.id, HISTORY_ROWS), last_step
 
 
 async def with_failure_task(driver: Driver, transition: Transition, job: Claimed) -> Transition:

@@ -28,6 +28,7 @@ from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.fetcher import Fetcher
 from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
 from taskharbor.worker.pipeline.leases import StoreTime
+from taskharbor.worker.pipeline.patient_store import PatientStore
 
 Planted = Callable[[], AbstractContextManager[Any]]
 PLANTED: dict[str, Planted] = {}
@@ -219,11 +220,11 @@ def once_not_marked() -> Any:
 def settle_not_repeated() -> Any:
     async def once(self: Any, transitions: Any) -> Any:
         try:
-            return await self._driver.settle(transitions)
+            return await self.driver.settle(transitions)
         except StoreError:
             return [SettleResult(SettleAnswer.NOT_RUNNING) for _ in transitions]
 
-    return mock.patch.object(Committer, "_settle_surely", once)
+    return mock.patch.object(PatientStore, "settle", once)
 
 
 @plant("a claim that failed is repeated under another token")
@@ -246,7 +247,7 @@ def claim_under_new_token() -> Any:
         return accepted(self, replace(request, token=held), claim)
 
     return _both(
-        mock.patch.object(Fetcher, "_claim_surely", forgetful),
+        mock.patch.object(Fetcher, "_claim_once", forgetful),
         mock.patch.object(Fetcher, "_accepted", by_any_token),
     )
 

@@ -12,12 +12,12 @@ import pytest
 
 from taskharbor import Context, LeaseLost, Worker, current_context
 from taskharbor.drivers.base import ClaimRequest, StepNote
-from taskharbor.errors import StoreUnavailable
+from taskharbor.errors import OperationRefused, StoreUnavailable
 from taskharbor.records import State
 from taskharbor.rescue import rescue_expired_leases
 from taskharbor.worker.handlers import steps as steps_module
 from taskharbor.worker.handlers.threads import Interruption
-from tests.worker.stage import statuses, the_job, until, working
+from tests.worker.stage import soon, statuses, the_job, until, working
 
 
 @dataclass
@@ -504,3 +504,14 @@ async def test_newly_stored_step_resets_the_losses(harbor, clock):
     climber = await climb.aenqueue()
     assert [await lose(climber, f"s{n}") for n in range(8)] == [State.READY] * 8
     assert [await lose(climber, None) for _ in range(3)] == [State.READY, State.READY, State.DEAD]
+
+
+async def test_a_step_that_the_store_refuses_fails_the_attempt(faulty, store, drained):
+    @faulty.task(max_attempts=1)
+    async def work(ctx: Context) -> None:
+        await ctx.step("charge", lambda: "charged")
+
+    store.fail["note"] = lambda notes: OperationRefused("string or blob too big")
+    job = await work.aenqueue()
+    await soon(drained(faulty))
+    assert "string or blob too big" in (await job.arefresh()).error

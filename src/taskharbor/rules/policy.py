@@ -6,7 +6,7 @@ in, a transition comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import random as uniform
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
-from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, NewJob, Reason, State
 from taskharbor.rules.outcome import (
     CancelledOnRequest,
     Crashed,
@@ -79,8 +79,8 @@ def settle_outcome(
 
     once = rules.delivery is Delivery.AT_MOST_ONCE
     match outcome:
-        case Succeeded(result):
-            return ending(AttemptStatus.SUCCEEDED, State.SUCCEEDED, result=result), None
+        case Succeeded():
+            return settle_success(token, job, outcome, started_at), None
         case Failed():
             return _failure(job, outcome, rules, ending, random)
         case Expired():
@@ -114,6 +114,16 @@ def settle_outcome(
             raise AssertionError(
                 "settled by settle_unrunnable, settle_crash and settle_disturbed, which need the history"
             )
+
+
+def settle_success(
+    token: str, job: Claimed, outcome: Succeeded, started_at: int | None, children: Iterable[NewJob] = ()
+) -> Transition:
+    """The transition of a success, which stores the job's children as well."""
+    return Transition(
+        token, job.id, job.number, AttemptStatus.SUCCEEDED, State.SUCCEEDED, job.attempts, started_at,
+        result=outcome.result, inserts=tuple(children),
+    )  # fmt: skip
 
 
 def _failure(

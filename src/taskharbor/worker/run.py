@@ -30,6 +30,8 @@ from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.fetcher import Fetcher
 from taskharbor.worker.pipeline.lease_keeper import BEATS_PER_LEASE, LeaseKeeper
 from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
+from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.pipeline.recurring import Recurring
 from taskharbor.worker.upkeep.loop_lag import warn_on_loop_lag
 from taskharbor.worker.upkeep.maintenance import Maintenance
 from taskharbor.worker.upkeep.parts import Parts
@@ -74,6 +76,8 @@ class WorkerRun:
         self._time = StoreTime(self._clock)
         self._started_at = self._time.now()
         self._outages = Outages(self._clock)
+        self._store = PatientStore(driver, self._outages)
+        self._recurring = Recurring(self._store, self._time)
         reporter = Reporter(worker.name, worker.harbor.events, self._time, tracebacks=worker.log_tracebacks)
         self._committer = self._make_committer(reporter)
         self._heart = self._make_heart()
@@ -111,13 +115,13 @@ class WorkerRun:
     def _make_committer(self, reporter: Reporter) -> Committer:
         worker = self._worker
         return Committer(
-            worker.harbor.driver,
+            self._store,
             worker_policy=worker.retry,
             unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
             max_losses=worker.max_losses,
             leases=self._leases,
             time=self._time,
-            outages=self._outages,
+            recurring=self._recurring,
             clock=self._clock,
             reporter=reporter,
             is_busy=lambda: bool(self._executor.buffer),
@@ -128,13 +132,11 @@ class WorkerRun:
     def _make_heart(self) -> LeaseKeeper:
         worker = self._worker
         return LeaseKeeper(
-            worker.harbor.driver,
+            self._store,
             lease=worker.lease,
             leases=self._leases,
-            committer=self._committer,
             time=self._time,
             clock=self._clock,
-            outages=self._outages,
             hand_back=self._hand_back,
             extended_outside=worker._oversight is not None,
         )
@@ -149,8 +151,8 @@ class WorkerRun:
             processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
             begin=reporter.began if reporter.wants_begins else None,
             mark_at_most_once=self._heart.mark_at_most_once,
-            has_begun=self._committer.has_begun,
-            results=Results(harbor.driver, self._outages),
+            has_begun=self._recurring.has_begun,
+            results=Results(self._store),
             finish=self._finish,
             drop=self._drop,
             low=self._low,
@@ -163,7 +165,7 @@ class WorkerRun:
     def _make_fetcher(self) -> Fetcher:
         worker = self._worker
         return Fetcher(
-            worker.harbor.driver,
+            self._store,
             queues=worker.queues,
             lease=worker.lease,
             poll_seconds=worker.poll_seconds,
@@ -172,7 +174,6 @@ class WorkerRun:
             committer=self._committer,
             time=self._time,
             clock=self._clock,
-            outages=self._outages,
             make=self._make_execution,
             tell_unreadable=self._maintenance.tell_unreadable,
             retirement=self._retirement,
@@ -412,9 +413,7 @@ class WorkerRun:
     # -- what passes between the parts --
 
     def _make_execution(self, claimed: Claimed, lease: HeldLease) -> Execution:
-        return Execution(
-            claimed, lease, self._worker.harbor, self._report_progress, self._time, self._outages
-        )
+        return Execution(claimed, lease, self._worker.harbor, self._report_progress, self._time, self._store)
 
     def _finish(self, execution: Execution, outcome: Any) -> None:
         self._committer.put(execution, outcome)

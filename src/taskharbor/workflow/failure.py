@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.codec import to_json
-from taskharbor.drivers.base import Claimed, Driver, Transition
+from taskharbor.drivers.base import Claimed, Transition
 from taskharbor.errors import PayloadError
-from taskharbor.records import Delivery, NewJob, Options, State
+from taskharbor.records import Delivery, NewJob, Options, State, WorkflowRecord
 
 if TYPE_CHECKING:
     from taskharbor.workflow.parts import WorkflowOptions
@@ -53,11 +54,17 @@ def failure_template(options: WorkflowOptions) -> Template | None:
     return Template(job.task, job.payload, job.queue, parameter, job.priority, job.delay, job.delivery, own)
 
 
+class WorkflowReader(Protocol):
+    """A driver, or a worker's patient store."""
+
+    async def get_workflows(self, ids: Sequence[str]) -> list[WorkflowRecord | None]: ...
+
+
 class FailureTasks:
     """Adds the workflow's task to the transition by which a member dies."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, store: WorkflowReader) -> None:
+        self._store = store
         self._templates: OrderedDict[str, Template | None] = OrderedDict()
 
     async def added(self, transition: Transition, job: Claimed, options: Options) -> Transition:
@@ -74,7 +81,7 @@ class FailureTasks:
         if workflow_id not in self._templates:
             from taskharbor.workflow.handle import About
 
-            [record] = await self._driver.get_workflows([workflow_id])
+            [record] = await self._store.get_workflows([workflow_id])
             self._templates[workflow_id] = None if record is None else About.decode(record.about).failure_task
             while len(self._templates) > REMEMBERED_MAX:
                 self._templates.popitem(last=False)

@@ -203,17 +203,18 @@ class LeasedSteps:
     """The steps of a job that this worker holds the lease of."""
 
     def __init__(self, execution: Execution) -> None:
+        assert execution.store is not None, "only a worker holds leases"
         self._execution = execution
-        self._driver = execution.harbor.driver
+        self._store = execution.store
 
     async def read(self) -> dict[str, StepRecord]:
-        return await self._surely(lambda: self._driver.steps(self._execution.claimed.id))
+        return await self._store.steps(self._execution.claimed.id)
 
     async def write(self, name: str, result: str) -> None:
         execution = self._execution
         claimed, token = execution.claimed, execution.lease.token
         note = StepNote(token, claimed.id, claimed.number, name, result)
-        [answer] = await self._surely(lambda: self._driver.note([note]))
+        answer = await self._store.keep_step(note, execution.fields())
         if answer is SettleAnswer.DONE:
             return
         log_line(
@@ -222,19 +223,12 @@ class LeasedSteps:
             "Job {job} lost its lease; its step {step} was not stored",
             execution.fields() | {"step": name, "answer": str(answer)},
         )
-        await self._surely(lambda: self._driver.outlive(token, [(claimed.id, claimed.number)]))
+        await self._store.outlive(token, [(claimed.id, claimed.number)])
         execution.lose_lease()
         raise LeaseLost(
             claimed.id,
             f"step {name!r} of job {claimed.id} was not stored: this attempt no longer holds the job's lease "
             f"({answer}), and another one may be running; the handler should end here",
-        )
-
-    async def _surely(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask until the store answers: a step that was done must not be forgotten for a moment's outage."""
-        execution = self._execution
-        return await execution.outages.retry_until_available(
-            ask, "the store cannot keep a step", execution.fields()
         )
 
 

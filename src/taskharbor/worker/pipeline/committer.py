@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -18,8 +18,6 @@ from msgspec.structs import replace
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import (
     SETTLE_BYTES,
-    Claimed,
-    Driver,
     ProgressNote,
     SettleAnswer,
     SettleResult,
@@ -28,8 +26,7 @@ from taskharbor.drivers.base import (
     pieces,
     text_size,
 )
-from taskharbor.errors import OperationRefused, StoreError
-from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, Progress, State
+from taskharbor.records import AttemptRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
 from taskharbor.rules.outcome import Crashed, Disturbed, Failed, Outcome, Succeeded, Unrunnable
 from taskharbor.rules.policy import (
@@ -37,6 +34,7 @@ from taskharbor.rules.policy import (
     settle_crash,
     settle_disturbed,
     settle_outcome,
+    settle_success,
     settle_unrunnable,
     settle_unsettled,
 )
@@ -48,8 +46,8 @@ from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers.outcomes import error_text
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
+from taskharbor.worker.pipeline.patient_store import PatientStore
 from taskharbor.worker.pipeline.recurring import Recurring
-from taskharbor.worker.upkeep.retrying import Outages
 from taskharbor.workflow.failure import FailureTasks
 
 logger = logging.getLogger("taskharbor.worker")
@@ -69,22 +67,22 @@ LATER_SECONDS = 1.0  # before the store is asked again to settle what it could n
 class Committer:
     def __init__(
         self,
-        driver: Driver,
+        store: PatientStore,
         *,
         worker_policy: RetryPolicy | None,
         unrunnable_grace_seconds: float,
         max_losses: int,
         leases: HeldLeases,
         time: StoreTime,
-        outages: Outages,
+        recurring: Recurring,
         clock: Clock,
         reporter: Reporter,
         is_busy: Callable[[], bool],
         on_quiet: Callable[[], None],
         hold: Callable[[bool], None],
     ) -> None:
-        self._driver = driver
-        self._failure_tasks = FailureTasks(driver)
+        self._store = store
+        self._failure_tasks = FailureTasks(store)
         self._policy = worker_policy
         self._unrunnable_grace_seconds = unrunnable_grace_seconds
         self._max_losses = max_losses
@@ -94,13 +92,12 @@ class Committer:
         )
         self._leases = leases
         self._time = time
-        self._outages = outages
         self._clock = clock
         self._reporter = reporter
         self._is_busy = is_busy
         self._on_quiet = on_quiet
         self._hold = hold  # tells whether more may begin
-        self._recurring = Recurring(time, history=self._history_surely, get=self._get_surely)
+        self._recurring = recurring
         self._pending: list[_Ended] = []
         self._later: list[_Ended] = []  # to be settled again in a moment
         self._held = 0  # bytes of what is not settled yet
@@ -201,7 +198,13 @@ class Committer:
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
             if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly all of them
-                success = _success(execution, outcome)
+                success = settle_success(
+                    execution.lease.token,
+                    execution.claimed,
+                    outcome,
+                    execution.started_at,
+                    execution.children,
+                )
                 endings.append(_Ending(execution, success, success, None))
             elif (unusual := await self._ending(execution, outcome)) is not None:
                 endings.append(unusual)
@@ -232,11 +235,11 @@ class Committer:
             except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
                 log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
         try:
-            await self._reporter.ended_with(answers, self._records_surely)
+            await self._reporter.ended_with(answers, self._store.get)
         except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
             log_bug(logger, "the jobs that ended with others could not be told of", error)
         for token, jobs in refused.items():
-            await self.outlive(token, jobs)
+            await self._store.outlive(token, jobs)
         return later
 
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
@@ -250,7 +253,7 @@ class Committer:
             return await self._released(execution, error)
 
     async def _settle_all(self, endings: Sequence[_Ending]) -> list[tuple[_Ending, SettleResult | None]]:
-        answers = await self._settle_surely([ending.transition for ending in endings])
+        answers = await self._store.settle([ending.transition for ending in endings])
         return list(zip(endings, answers, strict=True))
 
     async def _mend(self, ending: _Ending, error: Exception) -> tuple[_Ending, SettleResult | None]:
@@ -277,18 +280,18 @@ class Committer:
         """What a bug of ours makes of an attempt, whatever its outcome was; None for what is left to its lease."""
         log_bug(logger, "a job could not be settled", error, execution.fields())
         try:
-            job = replace(
-                execution.claimed, delivery=execution.delivery
-            )  # perhaps only its declaration knows
+            # Perhaps only the task's declaration knows the delivery.
+            job = replace(execution.claimed, delivery=execution.delivery)
+            is_first = job.number == job.first_number
             bare = settle_unsettled(
                 execution.lease.token,
                 job,
                 error_text(error),
-                await self._history_surely(job, HISTORY_ROWS),
+                [] if is_first else await self._store.history(job.id, HISTORY_ROWS),
                 started_at=execution.started_at,
                 suspect=execution.lease.alone,
             )
-            bare = await self._with_failure_task(bare, execution)
+            bare = await self._failure_tasks.added(bare, job, execution.options)
         except Exception as another:  # noqa: BLE001 - the same bug, most likely
             log_bug(logger, LEFT, another, execution.fields())
             return None
@@ -319,22 +322,21 @@ class Committer:
     async def _transition(self, execution: Execution, outcome: Outcome) -> tuple[Transition, Decision | None]:
         claimed, token = execution.claimed, execution.lease.token
         if isinstance(outcome, Succeeded):
-            return _success(execution, outcome), None
+            children = execution.children
+            return settle_success(token, claimed, outcome, execution.started_at, children), None
         if isinstance(outcome, Unrunnable):
             history: list[AttemptRecord] = []
             if claimed.number > claimed.first_number:
-                history = await self._read_surely(
-                    lambda: self._driver.history(claimed.id, self._unrunnable_rows)
-                )
+                history = await self._store.history(claimed.id, self._unrunnable_rows)
             grace, now = self._unrunnable_grace_seconds, self._time.now()
             suspect = execution.lease.alone
             unrunnable = settle_unrunnable(
                 token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect
             )
-            return await self._with_failure_task(unrunnable, execution), None
+            return await self._failure_tasks.added(unrunnable, claimed, execution.options), None
         if isinstance(outcome, Crashed | Disturbed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
-            history, last_step = await self._read_surely(lambda: loss_history(self._driver, claimed))
+            history, last_step = await loss_history(self._store, claimed)
             weighed: dict[str, Any] = {
                 "started_at": execution.started_at,
                 "last_step": last_step,
@@ -345,7 +347,7 @@ class Committer:
             else:
                 alone = execution.lease.alone
                 cut_off = settle_disturbed(token, job, outcome, history, alone=alone, **weighed)
-            return await self._with_failure_task(cut_off, execution), None
+            return await self._failure_tasks.added(cut_off, claimed, execution.options), None
         rules = execution.rules(self._policy)
         transition, decision = settle_outcome(
             token,
@@ -355,39 +357,7 @@ class Committer:
             started_at=execution.started_at,
             suspect=execution.lease.alone,
         )
-        return await self._with_failure_task(transition, execution), decision
-
-    async def _with_failure_task(self, transition: Transition, execution: Execution) -> Transition:
-        return await self._read_surely(
-            lambda: self._failure_tasks.added(transition, execution.claimed, execution.options)
-        )
-
-    async def _settle_surely(self, transitions: list[Transition]) -> list[SettleResult]:
-        """Settle, and repeat while the store is away: a repeated settle is answered as the first one was."""
-        return await self._outages.retry_until_available(
-            lambda: self._driver.settle(transitions), "the store cannot settle", raised=(OperationRefused,)
-        )
-
-    async def has_begun(self, execution: Execution) -> bool:
-        """Whether an earlier attempt of this run began, or may have."""
-        return await self._recurring.has_begun(execution)
-
-    async def _history_surely(self, job: Claimed, rows: int) -> list[AttemptRecord]:
-        if job.number == job.first_number:
-            return []
-        return await self._read_surely(lambda: self._driver.history(job.id, rows))
-
-    async def _get_surely(self, job_id: str) -> JobRecord | None:
-        [record] = await self._records_surely([job_id])
-        return record
-
-    async def _records_surely(self, ids: Sequence[str]) -> list[JobRecord | None]:
-        return await self._read_surely(lambda: self._driver.get(ids))
-
-    async def _read_surely(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self._outages.retry_until_available(
-            read, "the store cannot be read", raised=(OperationRefused,)
-        )
+        return await self._failure_tasks.added(transition, claimed, execution.options), decision
 
     async def _store_notes(self, notes: dict[Execution, Progress]) -> None:
         batch = [
@@ -395,23 +365,9 @@ class Committer:
             for e, progress in notes.items()
         ]
         try:
-            await self._driver.note(batch)
+            await self._store.driver.note(batch)
         except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
-
-    async def outlive(self, token: str, jobs: list[tuple[str, int]]) -> None:
-        """Tell the store that this worker is alive: what it lost was lost to an outage, not to a crash."""
-        try:
-            await self._driver.outlive(token, jobs)
-        except StoreError as error:
-            log_line(
-                logger,
-                logging.WARNING,
-                "the store could not be told that this worker is alive: {error}",
-                {"error": str(error)},
-            )
-        except Exception as error:  # noqa: BLE001 - then the loss counts against the job
-            log_bug(logger, "an outage could not be told of", error)
 
 
 def _size(execution: Execution, outcome: Outcome) -> int:
@@ -425,14 +381,6 @@ def _size(execution: Execution, outcome: Outcome) -> int:
     if execution.children:
         size += sum(map(job_size, execution.children))
     return size
-
-
-def _success(execution: Execution, outcome: Succeeded) -> Transition:
-    claimed = execution.claimed
-    return Transition(
-        execution.lease.token, claimed.id, claimed.number, AttemptStatus.SUCCEEDED, State.SUCCEEDED,
-        claimed.attempts, execution.started_at, result=outcome.result, inserts=tuple(execution.children),
-    )  # fmt: skip
 
 
 class _Ending(Struct, frozen=True):

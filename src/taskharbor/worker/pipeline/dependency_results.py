@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from taskharbor.drivers.base import Driver
-from taskharbor.errors import OperationRefused, PayloadTooLarge, Unrecoverable
+from taskharbor.errors import PayloadTooLarge, Unrecoverable
 from taskharbor.own_tasks import OwnTask, own_task
 from taskharbor.records import MemberResult, Takes
 from taskharbor.worker.pipeline.execution import Execution
-from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.worker.pipeline.patient_store import PatientStore
 from taskharbor.workflow.failure import with_argument
 
 READ_AT_ONCE = 100
@@ -24,9 +23,8 @@ _Asked = tuple[str, asyncio.Future[list[MemberResult]]]  # a job's id, and what 
 class Results:
     """Jobs that begin at the same time are read together. Nothing here concerns a job that takes nothing."""
 
-    def __init__(self, driver: Driver, outages: Outages) -> None:
-        self._driver = driver
-        self._outages = outages
+    def __init__(self, store: PatientStore) -> None:
+        self._store = store
         self._asked: list[_Asked] = []
         self._reading: set[OwnTask[None]] = set()
 
@@ -65,7 +63,7 @@ class Results:
 
     async def _answer(self, batch: list[_Asked]) -> list[_Asked]:
         """Answer those whose results fit into one read; those that do not come next. The first one is answered."""
-        found = await self._surely([job_id for job_id, _ in batch])
+        found = await self._store.results([job_id for job_id, _ in batch], bytes_limit=RESULTS_LIMIT)
         left_out: list[_Asked] = []
         for asked, members in zip(batch, found, strict=True):
             if asked is not batch[0] and members and members[0].left_out:
@@ -73,13 +71,6 @@ class Results:
             elif not asked[1].done():
                 asked[1].set_result(members)
         return left_out
-
-    async def _surely(self, ids: Sequence[str]) -> list[list[MemberResult]]:
-        return await self._outages.retry_until_available(
-            lambda: self._driver.results(ids, bytes_limit=RESULTS_LIMIT),
-            "results cannot be read",
-            raised=(OperationRefused,),
-        )
 
     async def close(self) -> None:
         for task in list(self._reading):

@@ -34,7 +34,7 @@ from taskharbor.schedule import parse
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers.steps import LeasedSteps, Steps
 from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
-from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.worker.pipeline.patient_store import PatientStore
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -77,12 +77,12 @@ class Execution:
         "lease",
         "loop",
         "options",
-        "outages",
         "payload",
         "policy",
         "process",
         "slot",
         "started_at",
+        "store",
         "task",
         "timer",
         "unreadable",
@@ -95,7 +95,7 @@ class Execution:
         harbor: Harbor,
         report: Callable[[Execution, Progress], None],
         time: StoreTime,
-        outages: Outages,
+        store: PatientStore | None = None,
     ) -> None:
         self.claimed = claimed
         self.lease = lease
@@ -131,7 +131,7 @@ class Execution:
         self.timer: Timer | None = None
         self._report = report
         self._time = time
-        self.outages = outages
+        self.store = store  # where its steps are kept; None in a process of its own
         self._steps: Steps | None = None
         self._context: Context | None = None
         self._job: Job[Any] | None = None

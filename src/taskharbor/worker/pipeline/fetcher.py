@@ -12,17 +12,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
-from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest, Driver
-from taskharbor.errors import OperationRefused
+from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest
 from taskharbor.own_tasks import own_task
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.pipeline.committer import Committer
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
+from taskharbor.worker.pipeline.patient_store import PatientStore
 from taskharbor.worker.supervisor_link import SupervisorLink
 from taskharbor.worker.upkeep.retirement import Retirement
-from taskharbor.worker.upkeep.retrying import PAUSE_SECONDS, PAUSE_SECONDS_MAX, Outages
+from taskharbor.worker.upkeep.retrying import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -39,7 +39,7 @@ LINGER_SECONDS = 5.0  # how long a process for suspects waits for more of them
 class Fetcher:
     def __init__(
         self,
-        driver: Driver,
+        store: PatientStore,
         *,
         queues: tuple[str, ...] | None,
         lease: int,
@@ -49,13 +49,13 @@ class Fetcher:
         committer: Committer,
         time: StoreTime,
         clock: Clock,
-        outages: Outages,
         make: Callable[[Claimed, HeldLease], Execution],
         tell_unreadable: Callable[[Sequence[str]], Awaitable[None]],
         retirement: Retirement,
         oversight: SupervisorLink | None = None,
     ) -> None:
-        self._driver = driver
+        self._store = store
+        self._driver = store.driver
         self._queues = queues
         self._lease = lease
         self._poll_seconds = poll_seconds
@@ -64,7 +64,6 @@ class Fetcher:
         self._committer = committer
         self._time = time
         self._clock = clock
-        self._outages = outages
         self._make = make
         self._tell_unreadable = tell_unreadable
         self._retirement = retirement
@@ -90,7 +89,7 @@ class Fetcher:
         self._executor.offer(())  # what a round that was cut off has brought
         is_drained = False
         while not is_drained:
-            is_drained = await self._outages.retry_until_available(
+            is_drained = await self._store.outages.retry_until_available(
                 lambda: self._round(until_drained), "the store cannot be watched"
             )
 
@@ -217,7 +216,10 @@ class Fetcher:
         )
         if self._oversight is not None:
             self._oversight.claiming(request.token, alone=suspects)
-        claim = await self._claim_surely(request)
+        # With the same token: an answer that was lost comes again.
+        claim = await self._store.repeat(
+            lambda: self._claim_once(request), "the store cannot be claimed from"
+        )
         self._weigh(claim.jobs)
         executor.offer(self._accepted(request, claim))
         if claim.unreadable:
@@ -235,12 +237,6 @@ class Fetcher:
         if self._oversight is not None:
             self._oversight.claimed(lease, executions)
         return executions
-
-    async def _claim_surely(self, request: ClaimRequest) -> Claim:
-        """Claim, and repeat with the same token while the store is away: a lost answer comes again."""
-        return await self._outages.retry_until_available(
-            lambda: self._claim_once(request), "the store cannot be claimed from", raised=(OperationRefused,)
-        )
 
     async def _claim_once(self, request: ClaimRequest) -> Claim:
         asked_at = self._time.asking()

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
-from taskharbor.drivers.base import Driver, Extended, Extension, Heartbeat, SettleAnswer
+from taskharbor.drivers.base import Extended, Extension, Heartbeat, SettleAnswer
 from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
-from taskharbor.worker.pipeline.committer import Committer
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
-from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.worker.pipeline.patient_store import PatientStore
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -25,24 +24,22 @@ _COMPLAINT = "the store did not take a heartbeat"
 class LeaseKeeper:
     def __init__(
         self,
-        driver: Driver,
+        store: PatientStore,
         *,
         lease: int,
         leases: HeldLeases,
-        committer: Committer,
         time: StoreTime,
         clock: Clock,
-        outages: Outages,
         hand_back: Callable[[Callable[[Execution], bool]], None],
         extended_outside: bool = False,
     ) -> None:
-        self._driver = driver
+        self._store = store
+        self._driver = store.driver
+        self._outages = store.outages
         self._lease = lease
         self._leases = leases
-        self._committer = committer
         self._time = time
         self._clock = clock
-        self._outages = outages
         self._hand_back = hand_back
         self._extended_outside = extended_outside
 
@@ -163,4 +160,4 @@ class LeaseKeeper:
     async def _outlive(self, lease: HeldLease) -> None:
         """All of its jobs, also those that have not begun: none of them is to be blamed."""
         jobs = [(e.claimed.id, e.claimed.number) for e in lease.executions.values()]
-        await self._committer.outlive(lease.token, jobs)
+        await self._store.outlive(lease.token, jobs)

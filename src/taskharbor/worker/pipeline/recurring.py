@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 from msgspec.structs import replace
 
 from taskharbor.client.options import new_id
 from taskharbor.clock import seconds_to_micros
-from taskharbor.drivers.base import Claimed, Transition
-from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, Options, State
+from taskharbor.drivers.base import Transition
+from taskharbor.records import AttemptRecord, AttemptStatus, Options, State
 from taskharbor.rules.policy import UNRUNNABLE_DELAY_MAX_SECONDS
 from taskharbor.rules.recurrence import DELETED, armed, has_begun
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import StoreTime
+from taskharbor.worker.pipeline.patient_store import PatientStore
 
 ROWS_MAX = 1_000  # of a run's attempts; more than any limit allows between two of its ends
 
 
 class Recurring:
-    """Asks the store through the committer, which does not give up while the store is away."""
+    """Computes the occurrence that follows an attempt of a recurring job."""
 
-    def __init__(
-        self,
-        time: StoreTime,
-        *,
-        history: Callable[[Claimed, int], Coroutine[Any, Any, list[AttemptRecord]]],
-        get: Callable[[str], Coroutine[Any, Any, JobRecord | None]],
-    ) -> None:
+    def __init__(self, store: PatientStore, time: StoreTime) -> None:
+        self._store = store
         self._time = time
-        self._history = history
-        self._get = get
 
     async def armed(self, execution: Execution, transition: Transition) -> Transition:
         """With the occurrence that follows, by the schedule as it was when the job was claimed."""
@@ -41,7 +32,7 @@ class Recurring:
 
     async def by_the_schedule_now(self, execution: Execution, bare: Transition) -> Transition | None:
         """The same for a schedule that was changed, paused or deleted meanwhile; None if the job is gone."""
-        record = await self._get(execution.claimed.id)
+        [record] = await self._store.get([execution.claimed.id])
         if record is None:
             return None
         # Of a newer version: by what we know, until that one has it.
@@ -64,7 +55,7 @@ class Recurring:
         """The earlier attempts of this run; mostly there are none, and nothing is read."""
         claimed = execution.claimed
         earlier = claimed.number - claimed.first_number
-        return await self._history(claimed, min(earlier, ROWS_MAX)) if earlier > 0 else []
+        return await self._store.history(claimed.id, min(earlier, ROWS_MAX)) if earlier > 0 else []
 
 
 def _kept(transition: Transition) -> Transition:

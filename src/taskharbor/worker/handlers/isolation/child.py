@@ -56,7 +56,6 @@ from taskharbor.worker.handlers.outcomes import error_text, of_failure, of_sleep
 from taskharbor.worker.handlers.steps import Steps
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
-from taskharbor.worker.upkeep.retrying import Outages
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -67,10 +66,9 @@ class IsolatedExecution(Execution):
     __slots__ = ("_deadline", "_link", "linked_steps", "serial")
 
     def __init__(self, call: Call, harbor: Harbor, link: Link) -> None:
-        clock = SystemClock()
-        lease, time = HeldLease("", call.lease_expires_at), StoreTime(clock)
+        lease, time = HeldLease("", call.lease_expires_at), StoreTime(SystemClock())
         time.learn(call.started_at, time.asking())
-        super().__init__(call.claimed, lease, harbor, _send_progress, time, Outages(clock))
+        super().__init__(call.claimed, lease, harbor, _send_progress, time)
         self.linked_steps = LinkedSteps(link, call.serial)
         self.started_at = call.started_at
         self.serial = call.serial

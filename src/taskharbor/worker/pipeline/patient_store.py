@@ -1,0 +1,79 @@
+"""The store as a worker's stages see it: each verb is repeated until the store answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from taskharbor.drivers.base import Driver, SettleAnswer, SettleResult, StepNote, Transition
+from taskharbor.errors import OperationRefused, StoreError
+from taskharbor.records import AttemptRecord, JobRecord, MemberResult, StepRecord, WorkflowRecord
+from taskharbor.settle_batch import log_bug
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.upkeep.retrying import Outages
+
+logger = logging.getLogger("taskharbor.worker")
+
+T = TypeVar("T")
+
+
+class PatientStore:
+    """A driver whose verbs wait while the store is away. Every verb can be repeated, so nothing is lost or doubled.
+
+    An error that no outage explains is raised: `OperationRefused`, or what the store says of the content.
+    `driver` is for what must not wait, such as a heartbeat.
+    """
+
+    def __init__(self, driver: Driver, outages: Outages) -> None:
+        self.driver = driver
+        self.outages = outages
+
+    async def repeat(
+        self, ask: Callable[[], Coroutine[Any, Any, T]], complaint: str, fields: dict[str, Any] | None = None
+    ) -> T:
+        """Call `ask` until the store answers. The log has the complaint while the store is away."""
+        return await self.outages.retry_until_available(ask, complaint, fields, raised=(OperationRefused,))
+
+    async def settle(self, transitions: Sequence[Transition]) -> list[SettleResult]:
+        return await self.repeat(lambda: self.driver.settle(transitions), "the store cannot settle")
+
+    async def get(self, ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self._read(lambda: self.driver.get(ids))
+
+    async def get_workflows(self, ids: Sequence[str]) -> list[WorkflowRecord | None]:
+        return await self._read(lambda: self.driver.get_workflows(ids))
+
+    async def history(self, job_id: str, limit: int) -> list[AttemptRecord]:
+        return await self._read(lambda: self.driver.history(job_id, limit))
+
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
+        return await self._read(lambda: self.driver.steps(job_id))
+
+    async def results(self, ids: Sequence[str], *, bytes_limit: int) -> list[list[MemberResult]]:
+        return await self._read(lambda: self.driver.results(ids, bytes_limit=bytes_limit))
+
+    async def _read(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self.repeat(read, "the store cannot be read")
+
+    async def keep_step(self, note: StepNote, fields: dict[str, Any]) -> SettleAnswer:
+        """Store a step: a step that was done must not be forgotten because of an outage."""
+        [answer] = await self.repeat(lambda: self.driver.note([note]), "the store cannot keep a step", fields)
+        return answer
+
+    async def outlive(self, token: str, jobs: list[tuple[str, int]]) -> None:
+        """Tell the store that this worker is alive: what it lost was lost to an outage, not to a crash.
+
+        One try is enough: without it the loss counts against the jobs.
+        """
+        try:
+            await self.driver.outlive(token, jobs)
+        except StoreError as error:
+            log_line(
+                logger,
+                logging.WARNING,
+                "the store could not be told that this worker is alive: {error}",
+                {"error": str(error)},
+            )
+        except Exception as error:  # noqa: BLE001 - then the loss counts against the jobs
+            log_bug(logger, "an outage could not be told of", error)
