@@ -169,7 +169,7 @@ def deleted_goes_on() -> Any:
     by_the_schedule = rearming.Recurring.by_the_schedule_now
 
     async def by_its_own(self: Any, execution: Any, bare: Any) -> Any:
-        record = await self._get(execution.claimed.id)
+        [record] = await self._store.get([execution.claimed.id])
         if record is None or record.options.recurrence is not None:
             return await by_the_schedule(self, execution, bare)
         return await self._armed(execution, bare, execution.options, record.version)
