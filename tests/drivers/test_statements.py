@@ -33,7 +33,7 @@ SANCTIONED = {
     ("drivers/postgres/connections.py", """f"SET {key} = '{value}';\""""),  # constants beside it
     # On a caller's connection: around one of the statements of the files.
     (
-        "drivers/postgres/callers/session.py",
+        "drivers/postgres/caller_session.py",
         """f"WITH answer AS ({statement}) SELECT coalesce(json_agg(answer), '[]')::text FROM answer\"""",
     ),
     # Printed for an operator, never executed: a checked schema, quoted roles, constants.

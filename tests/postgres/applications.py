@@ -88,7 +88,7 @@ class Application(ABC):
 
 
 @asynccontextmanager
-async def _entered(context: AbstractContextManager[Any]) -> AsyncIterator[None]:
+async def entered(context: AbstractContextManager[Any]) -> AsyncIterator[None]:
     """A synchronous block, entered and left without suspending."""
     with context:
         yield
@@ -147,7 +147,7 @@ class Psycopg(Application):
             yield
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return _entered(self.connection.transaction())
+        return entered(self.connection.transaction())
 
     savepoint = transaction
 
@@ -205,19 +205,22 @@ class SQLAlchemyConnection(Application):
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        engine = sqlalchemy.create_engine(address(self.dsn, "psycopg"), connect_args=self.settings)
+        engine = self.engine()
         with self.opened(engine) as self.connection:
             yield
         engine.dispose()
+
+    def engine(self) -> sqlalchemy.Engine:
+        return sqlalchemy.create_engine(address(self.dsn, "psycopg"), connect_args=self.settings)
 
     def opened(self, engine: sqlalchemy.Engine) -> AbstractContextManager[Any]:
         return engine.connect()
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return _entered(self.connection.begin())
+        return entered(self.connection.begin())
 
     def savepoint(self) -> AbstractAsyncContextManager[Any]:
-        return _entered(self.connection.begin_nested())
+        return entered(self.connection.begin_nested())
 
     async def execute(self, statement: str) -> None:
         self.connection.execute(sqlalchemy.text(statement))
@@ -242,10 +245,13 @@ class AsyncSQLAlchemyConnection(Application):
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        engine = create_async_engine(address(self.dsn, self.driver), connect_args=self.settings)
+        engine = self.engine()
         async with self.opened(engine) as self.connection:
             yield
         await engine.dispose()
+
+    def engine(self) -> Any:
+        return create_async_engine(address(self.dsn, self.driver), connect_args=self.settings)
 
     def opened(self, engine: Any) -> AbstractAsyncContextManager[Any]:
         return engine.connect()  # type: ignore[no-any-return]
@@ -286,7 +292,7 @@ class Django(Application):
         django.db.connection.close()
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return _entered(django.db.transaction.atomic())
+        return entered(django.db.transaction.atomic())
 
     savepoint = transaction
 

@@ -19,8 +19,9 @@ from taskharbor.drivers.base import (
     SettleAnswer,
     Transition,
 )
+from taskharbor.drivers.callers.asyncpg import AsyncpgCaller
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.callers import CallersSession, caller_of
+from taskharbor.drivers.postgres.caller_session import CallerSession
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.records import AttemptStatus, JobRecord, NewJob, State
 from tests.postgres import store
@@ -65,11 +66,11 @@ class PausingSession(Session):
         await super().do(name, *arguments)
 
 
-class PausingCallersSession(CallersSession):
+class PausingCallerSession(CallerSession):
     """The same on the connection of a caller: stops before it holds the jobs that exist, or looks where they are."""
 
     def __init__(self, connection: asyncpg.Connection, driver: PostgresDriver) -> None:
-        super().__init__(caller_of(connection), driver._sql, driver.schema, notify=False)
+        super().__init__(AsyncpgCaller(connection), driver._sql, driver.schema, notify=False)
         self.stopped = asyncio.Event()
         self.go_on = asyncio.Event()
 

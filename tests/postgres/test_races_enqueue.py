@@ -24,7 +24,7 @@ from taskharbor.errors import StoreUnavailable
 from taskharbor.records import AttemptStatus, NewJob, Options, Reason, State
 from tests.postgres.races import (
     NOW,
-    PausingCallersSession,
+    PausingCallerSession,
     Race,
     begun,
     race,
@@ -215,7 +215,7 @@ def test_key_that_is_pruned_during_a_callers_transaction_is_free(dependant: bool
             jobs.append(race.new(depends_on=(jobs[0].id,)))
         connection = await asyncpg.connect(race.driver.dsn)
         async with connection.transaction():
-            session = PausingCallersSession(connection, race.driver)
+            session = PausingCallerSession(connection, race.driver)
             identity = await race.driver._own_identity()
             enqueueing = asyncio.ensure_future(session.enqueue(jobs, identity, NOW))
             await session.stopped.wait()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from taskharbor.client.options import FIRST_INSTANT, LAST_INSTANT
 from taskharbor.clock import from_micros
-from taskharbor.drivers.postgres.callers.texts import encoded, instant, rewritten
+from taskharbor.drivers.postgres.caller_texts import encoded, instant, rewritten
 from tests.postgres import store
 
 EDGES = [FIRST_INSTANT, FIRST_INSTANT + 1, -1, 0, 1, 1_767_225_600_123_457, LAST_INSTANT, LAST_INSTANT + 7]

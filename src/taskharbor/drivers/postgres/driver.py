@@ -39,6 +39,7 @@ from taskharbor.drivers.base import (
     pieces,
     transition_size,
 )
+from taskharbor.drivers.callers import PostgresCaller, caller_of
 from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.postgres import (
@@ -54,7 +55,7 @@ from taskharbor.drivers.postgres import (
     workflows,
 )
 from taskharbor.drivers.postgres.address import CONNECTIONS, address_of, checked_connections, read_url
-from taskharbor.drivers.postgres.callers import CallersSession, caller_of
+from taskharbor.drivers.postgres.caller_session import CallerSession
 from taskharbor.drivers.postgres.changes import Changes
 from taskharbor.drivers.postgres.claim_hints import ClaimHints
 from taskharbor.drivers.postgres.connections import (
@@ -124,7 +125,7 @@ class PostgresDriver(Driver, Records):
         self._trails = ClaimHints(self.clock)
         self._listen = listen
         self._identity: str | None = None
-        self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
+        self._caller_session: contextvars.ContextVar[CallerSession | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
         self._counted = reads.Counted()
@@ -201,10 +202,10 @@ class PostgresDriver(Driver, Records):
     async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
         if not jobs:
             return []
-        callers = self._callers.get()
-        if callers is not None:
-            callers.refuse_synchronous()
-            return await callers.enqueue(jobs, await self._own_identity(), self._time(now))
+        session = self._caller_session.get()
+        if session is not None:
+            session.caller.refuse_synchronous()
+            return await session.enqueue(jobs, await self._own_identity(), self._time(now))
         try:
             if all(job.is_plain for job in jobs):
                 answers = await self._gathering.store(jobs, now)
@@ -227,11 +228,11 @@ class PostgresDriver(Driver, Records):
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
     ) -> WorkflowEnqueued:
-        callers = self._callers.get()
-        if callers is not None:
-            callers.refuse_synchronous()
+        session = self._caller_session.get()
+        if session is not None:
+            session.caller.refuse_synchronous()
             identity = await self._own_identity()
-            return await callers.enqueue_workflow(workflow, jobs, identity, self._time(now))
+            return await session.enqueue_workflow(workflow, jobs, identity, self._time(now))
         try:
             answer = await self._transact(
                 Lane.REST, lambda s: workflows.enqueue_workflow(s, workflow, jobs), now
@@ -349,9 +350,9 @@ class PostgresDriver(Driver, Records):
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
-        callers = self._callers.get()
-        if callers is not None and callers.reaches_here():
-            return await callers.get(ids, self._time(now))
+        session = self._caller_session.get()
+        if session is not None and session.caller.reaches_here():
+            return await session.get(ids, self._time(now))
         return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
@@ -369,9 +370,9 @@ class PostgresDriver(Driver, Records):
         return await self._run(Lane.REST, lambda s: workflows.results(s, ids, bytes_limit))
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
-        callers = self._callers.get()
-        if callers is not None and callers.reaches_here():
-            return await callers.get_workflows(ids)
+        session = self._caller_session.get()
+        if session is not None and session.caller.reaches_here():
+            return await session.get_workflows(ids)
         return await self._run(Lane.REST, lambda s: workflows.get(s, ids))
 
     async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
@@ -465,21 +466,22 @@ class PostgresDriver(Driver, Records):
     # -- the caller's own transaction --
 
     def in_transaction(self) -> bool:
-        callers = self._callers.get()
-        return callers is not None and callers.in_transaction()
+        session = self._caller_session.get()
+        return session is not None and session.caller.in_transaction()
 
     def uses_callers_thread(self) -> bool:
-        callers = self._callers.get()
-        return callers is not None and not callers.asynchronous
+        session = self._caller_session.get()
+        return session is not None and not session.caller.asynchronous
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        callers = CallersSession(caller_of(connection), self._sql, self.schema, notify=self._listen)
-        reset = self._callers.set(callers)
+        caller = caller_of(connection, PostgresCaller)  # type: ignore[type-abstract]
+        session = CallerSession(caller, self._sql, self.schema, notify=self._listen)
+        reset = self._caller_session.set(session)
         try:
             yield
         finally:
-            self._callers.reset(reset)
+            self._caller_session.reset(reset)
 
     async def _own_identity(self) -> str:
         """Which database the harbor is on: a caller's connection must be to the same one. Asked once."""

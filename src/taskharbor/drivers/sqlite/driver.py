@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextvars
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -45,7 +44,7 @@ from taskharbor.drivers.sqlite import (
     settle,
     workflows,
 )
-from taskharbor.drivers.sqlite.callers import CallersSession
+from taskharbor.drivers.sqlite.caller_session import CallerSession
 from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import ConfigurationError, StoreUnavailable
@@ -81,7 +80,7 @@ class SQLiteDriver(Driver, Records):
         self.clock = clock or SystemClock()
         self._engine = Engine(path, synchronous=synchronous.upper(), clock=self.clock)
         self._watch = changes.Watch(self._engine)
-        self._callers: contextvars.ContextVar[CallersSession | None] = contextvars.ContextVar(
+        self._caller_session: contextvars.ContextVar[CallerSession | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
 
@@ -106,24 +105,18 @@ class SQLiteDriver(Driver, Records):
     # -- the hot path --
 
     async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
-        callers = self._callers.get()
-        if callers is not None:
-            callers.now = self.clock.now() if now is None else now
-            return callers.all_or_nothing(lambda s: enqueue.enqueue(s, jobs))
+        writer = self._caller_session.get() or self._engine
         try:
-            return await self._engine.write(lambda s: enqueue.enqueue(s, jobs), now)
+            return await writer.write(lambda s: enqueue.enqueue(s, jobs), now)
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
 
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
     ) -> WorkflowEnqueued:
-        callers = self._callers.get()
-        if callers is not None:
-            callers.now = self.clock.now() if now is None else now
-            return callers.all_or_nothing(lambda s: workflows.enqueue_workflow(s, workflow, jobs))
+        writer = self._caller_session.get() or self._engine
         try:
-            return await self._engine.write(lambda s: workflows.enqueue_workflow(s, workflow, jobs), now)
+            return await writer.write(lambda s: workflows.enqueue_workflow(s, workflow, jobs), now)
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
 
@@ -162,11 +155,7 @@ class SQLiteDriver(Driver, Records):
     # -- reads --
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
-        callers = self._callers.get()
-        if callers is not None:  # what its transaction has written, nobody else sees yet
-            callers.now = self.clock.now() if now is None else now
-            return [places.record(callers, job_id) for job_id in ids]
-        return await self._engine.read(lambda s: [places.record(s, job_id) for job_id in ids], now)
+        return await self._reader().read(lambda s: [places.record(s, job_id) for job_id in ids], now)
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
         return await self._engine.read(lambda s: reads.counts(s, queue), now)
@@ -183,10 +172,7 @@ class SQLiteDriver(Driver, Records):
         return await self._engine.read(lambda s: workflows.results(s, ids, bytes_limit))
 
     async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
-        callers = self._callers.get()
-        if callers is not None:
-            return [workflows.get(callers, workflow_id) for workflow_id in ids]
-        return await self._engine.read(lambda s: [workflows.get(s, workflow_id) for workflow_id in ids])
+        return await self._reader().read(lambda s: [workflows.get(s, workflow_id) for workflow_id in ids])
 
     async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
         return await self._engine.read(lambda s: workflows.page(s, cursor, limit))
@@ -234,21 +220,21 @@ class SQLiteDriver(Driver, Records):
     # -- the caller's own transaction --
 
     def in_transaction(self) -> bool:
-        callers = self._callers.get()
-        return callers is not None and callers.connection.in_transaction
+        session = self._caller_session.get()
+        return session is not None and session.caller.in_transaction()
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:
-        if not isinstance(connection, sqlite3.Connection):
-            raise ConfigurationError(
-                f"transaction() takes the sqlite3.Connection of a database that holds TaskHarbor's tables, "
-                f"not {type(connection).__name__}"
-            )
-        reset = self._callers.set(CallersSession(connection, self.path))
+        reset = self._caller_session.set(CallerSession(connection, self.path, self.clock))
         try:
             yield
         finally:
-            self._callers.reset(reset)
+            self._caller_session.reset(reset)
+
+    def _reader(self) -> CallerSession | Engine:
+        """What a caller's open transaction has written, only its own connection sees."""
+        session = self._caller_session.get()
+        return session if session is not None and session.can_read() else self._engine
 
     # The last one, because from here on `list` in this class means the verb.
 

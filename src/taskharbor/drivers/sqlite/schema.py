@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Check
+from taskharbor.drivers.callers import SQLiteConnection
 from taskharbor.drivers.sqlite import files, sql
 from taskharbor.drivers.stored import unreadable_check
 from taskharbor.errors import SchemaError, StoreError
@@ -58,7 +59,7 @@ def version_of(connection: sqlite3.Connection) -> Version | None:
     return None if tables else Version(0, 0)
 
 
-def applied_version(cursor: sqlite3.Cursor) -> Version:
+def applied_version(cursor: sqlite3.Cursor | SQLiteConnection) -> Version:
     """What the table of versions says."""
     (number,) = cursor.execute("SELECT coalesce(max(version), 0) FROM taskharbor_schema").fetchone()
     if is_unreleased(number):

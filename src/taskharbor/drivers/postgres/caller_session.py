@@ -1,4 +1,4 @@
-"""A session on a connection that is not ours: its transaction, its settings and its errors are its own."""
+"""Enqueue and read inside a caller's own transaction: its settings stay, and its errors are its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import msgspec
 from msgspec import Struct
 
 from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, job_size
+from taskharbor.drivers.callers import PostgresCaller
 from taskharbor.drivers.postgres import enqueue, places, reads, workflows
-from taskharbor.drivers.postgres.callers.caller import Caller
-from taskharbor.drivers.postgres.callers.texts import decoded, encoded, instant, rewritten
+from taskharbor.drivers.postgres.caller_texts import decoded, encoded, instant, rewritten
 from taskharbor.drivers.postgres.connections import ALONE_BYTES, Session
 from taskharbor.drivers.postgres.explain import state_of
 from taskharbor.errors import ConfigurationError, SchemaError, StoreError
 from taskharbor.records import JobRecord, NewJob, NewWorkflow, WorkflowRecord, encode_options
-from taskharbor.sync import in_sync_call, on_loop_thread
 
 # An unknown table, schema or function.
 _MISSING = ("42P01", "3F000", "42883")
@@ -39,42 +38,23 @@ def _are_large(jobs: Sequence[NewJob]) -> bool:
     return len(jobs) > 1 and sum(map(job_size, jobs)) > ALONE_BYTES
 
 
-class CallersSession(Session):
+class CallerSession(Session):
     """What the driver's own sessions offer, as far as enqueueing takes it."""
 
-    __slots__ = ("_caller", "_notify", "_schema")
+    __slots__ = ("_notify", "_schema", "caller")
 
-    def __init__(self, caller: Caller, sql: dict[str, str], schema: str, *, notify: bool) -> None:
+    def __init__(self, caller: PostgresCaller, sql: dict[str, str], schema: str, *, notify: bool) -> None:
         super().__init__(cast(Any, None), sql, None)
-        self._caller = caller
+        self.caller = caller
         self._schema = schema
         self._notify = notify
 
-    @property
-    def asynchronous(self) -> bool:
-        return self._caller.asynchronous
-
-    def in_transaction(self) -> bool:
-        return self._caller.in_transaction()
-
-    def reaches_here(self) -> bool:
-        """Whether the connection can be used by the code that runs now: a loop's by its loop, any other at once,
-        but never on the loop that the synchronous surface keeps for itself."""
-        return not on_loop_thread() and not (self.asynchronous and in_sync_call())
-
     # -- enqueueing --
 
-    def refuse_synchronous(self) -> None:
-        if not self.reaches_here():
-            raise ConfigurationError(
-                "the connection given to transaction() is asynchronous, and a synchronous call cannot wait for it; "
-                "use the asynchronous form: await task.aenqueue(…)"
-            )
-
     async def enqueue(self, jobs: Sequence[NewJob], identity: str, now: int | None) -> list[Enqueued]:
-        """Store them in the caller's transaction, if that is in the database with this identity."""
+        """Store the jobs in the caller's transaction, if that is in the database with this identity."""
         self.given_now = now
-        await self._caller.ensure_transaction()
+        await self.caller.ensure_transaction()
         if any(job.depends_on or job.due_at is not None for job in jobs) or _are_large(jobs):
             return await self._enqueue_by_statements(jobs, identity)
         answers: dict[int, Enqueued] = {}
@@ -86,7 +66,7 @@ class CallersSession(Session):
         raise enqueue.outrun()
 
     async def _enqueue_by_statements(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
-        """Rare, and as the driver does it: whom jobs depend on has to be held, and one text holds only so much."""
+        """By the driver's own statements. Rare: jobs that others depend on must be locked, and one text has a limit."""
         async with self._all_or_nothing(identity):
             answers = await enqueue.enqueue(self, jobs)
             await self._announce()
@@ -97,7 +77,7 @@ class CallersSession(Session):
     ) -> WorkflowEnqueued:
         """Store it in the caller's transaction, by the driver's own statements: a few, however many members it has."""
         self.given_now = now
-        await self._caller.ensure_transaction()
+        await self.caller.ensure_transaction()
         async with self._all_or_nothing(identity):
             answer = await workflows.enqueue_workflow(self, workflow, jobs)
             if not answer.existed:
@@ -106,7 +86,7 @@ class CallersSession(Session):
 
     @asynccontextmanager
     async def _all_or_nothing(self, identity: str) -> AsyncIterator[None]:
-        """Several statements. A caller who goes on after an error, or after giving up, has nothing of what they did."""
+        """A caller that goes on after an error, or after giving up, stores nothing of what these statements did."""
         if await self.value("identity") != identity:
             raise _another_database()
         savepoint = self.savepoint()
@@ -148,7 +128,7 @@ class CallersSession(Session):
         return _decode_stored(answer)
 
     async def get(self, ids: Sequence[str], now: int | None) -> list[JobRecord | None]:
-        """What its transaction has written, nobody else sees yet."""
+        """What a caller's open transaction has written, only its own connection sees."""
         self.given_now = now
         return await reads.get(self, ids)
 
@@ -172,13 +152,13 @@ class CallersSession(Session):
     async def do(self, name: str, *arguments: Any) -> None:
         statement, texts = self._prepared(self.sql[name], arguments)
         with self._explaining():
-            await self._caller.do(statement, texts)
+            await self.caller.do(statement, texts)
 
     async def execute(self, statement: str) -> None:
-        await self._caller.do(statement, ())
+        await self.caller.do(statement, ())
 
-    def at(self, now: int) -> CallersSession:
-        session = CallersSession(self._caller, self.sql, self._schema, notify=self._notify)
+    def at(self, now: int) -> CallerSession:
+        session = CallerSession(self.caller, self.sql, self._schema, notify=self._notify)
         session.given_now = now
         return session
 
@@ -193,10 +173,10 @@ class CallersSession(Session):
                 f"WITH answer AS ({statement}) SELECT coalesce(json_agg(answer), '[]')::text FROM answer"
             )
         with self._explaining():
-            return await self._caller.value(statement, texts)
+            return await self.caller.value(statement, texts)
 
     def _prepared(self, statement: str, arguments: Sequence[Any]) -> tuple[str, list[str | None]]:
-        text, kinds = rewritten(statement, self._caller.placeholder)
+        text, kinds = rewritten(statement, self.caller.placeholder)
         return text, [encoded(value, kinds[number]) for number, value in enumerate(arguments, 1)]
 
     @contextmanager
@@ -222,7 +202,7 @@ class CallersSession(Session):
 class _Savepoint:
     """As asyncpg's transactions."""
 
-    def __init__(self, session: CallersSession) -> None:
+    def __init__(self, session: CallerSession) -> None:
         self._session = session
 
     async def start(self) -> None:

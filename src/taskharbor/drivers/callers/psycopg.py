@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taskharbor.drivers.postgres.callers.caller import Arguments, Caller, named, no_transaction
+from taskharbor.drivers.callers.caller import Arguments, PostgresCaller, named, no_transaction
 
 if TYPE_CHECKING:
     import psycopg
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _BEGIN = "with connection.transaction(): …"
 
 
-class _PsycopgCaller(Caller):
+class _PsycopgCaller(PostgresCaller):
     _connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
     @staticmethod

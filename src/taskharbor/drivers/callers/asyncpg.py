@@ -7,12 +7,10 @@ from typing import Any
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from taskharbor.drivers.postgres.callers.caller import Arguments, Caller, no_transaction
-
-KINDS = (asyncpg.Connection, PoolConnectionProxy)
+from taskharbor.drivers.callers.caller import Arguments, PostgresCaller, no_transaction
 
 
-class AsyncpgCaller(Caller):
+class AsyncpgCaller(PostgresCaller):
     asynchronous = True
 
     def __init__(self, connection: asyncpg.Connection[Any] | PoolConnectionProxy[Any]) -> None:

@@ -15,7 +15,7 @@ from taskharbor.clock import from_micros, to_micros
 
 _ARGUMENT = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")
 _QUOTED = re.compile(r'(["\\])')
-# The calendar repeats itself after so many years, and so many days.
+# The calendar repeats itself after this time.
 _CYCLE_YEARS = 400
 _CYCLE_MICROS = 146_097 * 86_400 * 1_000_000
 
