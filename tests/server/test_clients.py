@@ -147,8 +147,8 @@ async def test_wrong_tokens_are_logged_by_address_without_the_token(harbor: Harb
             await client.get(f"{API}/jobs", headers=WRONG)
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        "a wrong token came from 127.0.0.1",
-        f"{FAILURES_MAX} wrong tokens came from 127.0.0.1 within 60 s; the next ones are answered with 429",
+        "wrong token from 127.0.0.1",
+        f"{FAILURES_MAX} wrong tokens from 127.0.0.1 within 60 s; answering more of them with 429",
     ]
 
 
@@ -166,5 +166,5 @@ def test_the_log_of_wrong_tokens_is_bounded_and_says_what_it_left_out(
     failures.count("client 0")
     assert [record.getMessage() for record in caplog.records[LOG_LINES_MAX:]] == [
         f"{500 - LOG_LINES_MAX} more warnings like the following one were not logged",
-        "a wrong token came from client 0",
+        "wrong token from client 0",
     ]

@@ -159,9 +159,7 @@ async def test_requests_that_are_no_http_are_errors_like_others_and_do_not_fill_
         answer = await peer.rest()
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b'"code":"malformed"' in answer
-    assert (
-        caplog.messages == ["a request from 127.0.0.1 is no HTTP, and was answered with 400"] * LOG_LINES_MAX
-    )
+    assert caplog.messages == ["a request from 127.0.0.1 is not HTTP; answered with 400"] * LOG_LINES_MAX
 
 
 async def test_a_body_that_is_no_http_is_answered_once(serve, caplog):
@@ -174,7 +172,7 @@ async def test_a_body_that_is_no_http_is_answered_once(serve, caplog):
     answer = await peer.rest()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
-    assert caplog.messages == ["a request from 127.0.0.1 is no HTTP, and was answered with 400"]
+    assert caplog.messages == ["a request from 127.0.0.1 is not HTTP; answered with 400"]
 
 
 async def test_a_request_for_a_websocket_is_answered_as_any_other_and_logs_nothing(serve, caplog):

@@ -253,3 +253,11 @@ def test_tokens_are_made_listed_and_revoked(url: str):
     )
     gone = run.invoke(cli, ["token", "revoke", "nobody", "--url", url])
     assert gone.exit_code == 1
+
+
+def test_serving_without_the_extra_says_which_one_is_needed(url: str):
+    blocked = "import sys; sys.modules['starlette'] = None; from taskharbor.cli import cli; cli(sys.argv[1:])"
+    command = [sys.executable, "-P", "-c", blocked, "serve", "--url", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 1
+    assert "pip install 'taskharbor[server]' (starlette" in done.stderr

@@ -83,7 +83,7 @@ def serve(
     try:
         import uvicorn  # noqa: F401
 
-        import taskharbor.server  # noqa: F401
+        import taskharbor.server.app  # noqa: F401
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"serving needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"

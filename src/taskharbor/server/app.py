@@ -1,4 +1,4 @@
-"""The application: operations as routes, and what surrounds every one of them."""
+"""The application: the operations as routes, and what surrounds each of them."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def application(
     authorize: Authorize | None = None,
     trusted_proxies: Iterable[str] | None = None,
 ) -> Starlette:
-    """The REST interface of a harbor, to be served or mounted.
+    """Build the REST interface of a harbor, to be served or mounted.
 
-    `authorize` decides instead of the tokens in the store: it is given the request, and answers with a role or None.
-    `trusted_proxies` are the addresses whose `X-Forwarded-For` says where a request comes from.
+    `authorize` replaces the tokens in the store: it takes the request, and returns a role or None.
+    `trusted_proxies` are the addresses whose `X-Forwarded-For` counts.
     """
     from taskharbor import __version__
 
@@ -82,7 +82,7 @@ def _routes(api: Api, described: Iterable[tuple[str, Operation]]) -> list[Route]
 
 
 class NamedRoute(Route):
-    """A route whose name may hold slashes, which are escaped: `a%2Frun` is a name, and `a/run` asks to run `a`."""
+    """A route whose name may contain escaped slashes: `a%2Frun` is a name, and `a/run` runs `a`."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         last = self.path.rpartition("/")[2]
@@ -102,7 +102,7 @@ class Api:
         self.large_bodies = LargeBodies()
 
     async def respond(self, operation: Operation, request: Request) -> Response:
-        """May it pass, is it well formed, and what comes of it: in this order."""
+        """Authorize the request, then check it, then handle it."""
         caller = await self._allow(operation, request)
         client = caller.key if caller is not None else NO_ADDRESS
         query = parsed_query(request.scope["query_string"], operation.query)
@@ -139,7 +139,7 @@ class Api:
         refuse_other_types(request, has_body=bool(body))
         if not operation.body:
             if body.strip() not in (b"", b"{}", b"null"):
-                raise ApiError(400, "malformed", "nothing but an empty body is expected here")
+                raise ApiError(400, "malformed", "this path takes an empty body")
             return None
         if not body and not operation.body_required:
             return operation.body[0]()
@@ -169,19 +169,19 @@ class Path:
                 raise ApiError(
                     405,
                     "method_not_allowed",
-                    f"{self._allow} can be asked of this path",
+                    f"this path takes {self._allow}",
                     headers={"Allow": self._allow},
                 )
             return await self._api.respond(operation, request)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller hears of it in the one shape
+        except Exception as error:  # noqa: BLE001 - every error gets the one shape
             return api_error(error).response()
 
 
-# -- around them -----------------------------------------------------------------------------------
+# -- around the operations -----------------------------------------------------------------------------------
 
 
 class SecurityHeaders:
-    """On every answer, whatever made it."""
+    """Adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -204,8 +204,8 @@ class SecurityHeaders:
 async def _http_exception(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {
-        404: ("not_found", "nothing is at this path; /docs shows what there is"),
-        405: ("method_not_allowed", "this cannot be asked of this path; /docs shows what can"),
+        404: ("not_found", "nothing is at this path; /docs lists every path"),
+        405: ("method_not_allowed", "this path does not take this method; /docs lists every path"),
     }
     code, message = known.get(error.status_code, ("refused", str(error.detail)))
     return ApiError(error.status_code, code, message, headers=error.headers).response()

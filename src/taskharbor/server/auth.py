@@ -1,4 +1,4 @@
-"""Who asks, and what they may do."""
+"""Authorization: which caller sends a request, and its role."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from taskharbor.server.errors import ApiError
 from taskharbor.server.limits import Failures
 from taskharbor.server.tokens import Role, checked_role, matching
 
-TOKENS_SECONDS = 1.0  # for so long a token that was revoked may still be taken
+TOKENS_SECONDS = 1.0  # how long a revoked token may still pass
 
 Authorize = Callable[[Request], Role | str | None | Awaitable[Role | str | None]]
 
 
 class Caller(NamedTuple):
-    """Who asks: what they may do, and what they are counted by."""
+    """The caller of a request: its role, and the key that its limits are counted by."""
 
     role: Role
-    key: str  # of the token, or of the address where there is none
+    key: str  # the token, or the address if there is no token
 
 
 class Auth:
-    """Decides by the application's own `authorize`, or else by the tokens in the store.
+    """Authorizes requests by the application's own `authorize`, or else by the tokens in the store.
 
-    With `open_on_loopback`, everybody on this machine may do everything, until the store has a token. From then on it
-    stays closed, also when the last one is revoked. A proxy on this machine can reach an open server for anybody, and
-    a browser for any site it shows: `refuse_strangers` tells both by what they send.
+    With `open_on_loopback`, every caller on this machine is an admin until the store has a token. From then on the
+    server stays closed, even if the last token is revoked. A proxy on this machine can pass on requests of strangers,
+    and a browser those of any site that it shows: `refuse_strangers` recognizes both by what they send.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Auth:
         self._read_at: float | None = None
 
     async def require(self, request: Request, needed: Role) -> Caller:
-        """Return who asks, or raise why the request may not pass."""
+        """Return the caller, or raise the error that refuses the request."""
         address = key_of(address_of(request, self._proxies))
         caller = await self._caller_of(request, address)
         role = caller.role
         if not role.allows(needed):
             raise ApiError(
-                403, "forbidden", f"this takes the role {needed}, and yours is {role}", {"role": str(role)}
+                403, "forbidden", f"this needs the role {needed}; yours is {role}", {"role": str(role)}
             )
         return caller
 
@@ -71,7 +71,7 @@ class Auth:
             answer = self._authorize(request)
             role = await answer if inspect.isawaitable(answer) else answer
             if role is None:
-                raise _unauthorized("the application does not let you in")
+                raise _unauthorized("the application refuses this request")
             return Caller(checked_role(role), address)
         tokens = await self._current_tokens()
         if tokens:
@@ -86,11 +86,11 @@ class Auth:
     ) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise _unauthorized("give a token: Authorization: Bearer … (`taskharbor token create` makes one)")
+            raise _unauthorized("send a token: Authorization: Bearer … (`taskharbor token create` makes one)")
         record = matching(token.strip(), tokens, await self._driver.now())
         if record is None:
             self._failures.count(address)
-            raise _unauthorized("the token is not known here: it is mistyped, revoked, or has expired")
+            raise _unauthorized("unknown token: it is mistyped, revoked or expired")
         return Caller(checked_role(record.role), f"token {record.id}")
 
     async def _current_tokens(self) -> dict[str, TokenRecord]:
@@ -105,7 +105,7 @@ def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="taskharbor"'})
 
 
-# What proxies add to the requests that they pass on.
+# Headers that proxies add to the requests that they pass on.
 _OF_PROXIES = frozenset(
     {
         "cf-connecting-ip",
@@ -138,23 +138,23 @@ _MAKE_A_TOKEN = "make a token with `taskharbor token create`, and send it"
 
 
 def refuse_strangers(request: Request) -> None:
-    """Let pass, without tokens, only what a program on this machine, or our own pages, sent straight to us."""
+    """Without tokens, accept only requests that come directly from a program on this machine or from our own pages."""
     client = request.client.host if request.client is not None else ""
     if not is_loopback(client):
         raise ApiError(
-            403, "address_refused", f"without tokens, only this machine is served: {_MAKE_A_TOKEN}"
+            403, "address_refused", f"without tokens, the server accepts only this machine: {_MAKE_A_TOKEN}"
         )
     for name in map(str.lower, request.headers):
         if name in _OF_PROXIES or name.startswith(_OF_PROXIES_PREFIXES):
             raise _from_proxy(f"it has the header {name[:50]}")
     if request.scope.get("http_version") == "1.0":
-        raise _from_proxy("it is in HTTP/1.0, which is how some proxies pass requests on")
+        raise _from_proxy("it uses HTTP/1.0, as some proxies do")
     hosts = request.headers.getlist("host")
     if len(hosts) != 1 or not is_loopback_host(hosts[0]):
         raise ApiError(
             403,
             "host_refused",
-            "without tokens, only loopback names are served, such as localhost and 127.0.0.1, with or without a port: "
+            "without tokens, the server accepts only loopback names, such as localhost and 127.0.0.1: "
             f"use one of them, or {_MAKE_A_TOKEN}",
         )
     origins = request.headers.getlist("origin")
@@ -163,7 +163,7 @@ def refuse_strangers(request: Request) -> None:
         site.strip().lower() not in ("same-origin", "none") for site in sites
     ):
         raise ApiError(
-            403, "origin_refused", f"without tokens, pages of other sites are not served: {_MAKE_A_TOKEN}"
+            403, "origin_refused", f"without tokens, the server refuses pages of other sites: {_MAKE_A_TOKEN}"
         )
 
 
@@ -171,13 +171,13 @@ def _from_proxy(sign: str) -> ApiError:
     return ApiError(
         403,
         "proxy_refused",
-        f"without tokens, requests that a proxy passes on are refused, and this one looks like it: {sign}; "
+        f"without tokens, the server refuses requests through a proxy, and this looks like one: {sign}; "
         f"{_MAKE_A_TOKEN}",
     )
 
 
 def is_loopback_host(host: str) -> bool:
-    """Tell whether a `Host` header is a loopback name or address, with or without a port, and nothing else."""
+    """Whether a `Host` header is a loopback name or address, with or without a port, and nothing else."""
     found = _HOST.fullmatch(host)
     return (
         found is not None

@@ -1,4 +1,4 @@
-"""Where a request comes from: the address that connected, or the one that a proxy we trust says it serves."""
+"""Where a request comes from: the address that connected, or the one that a trusted proxy names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 
 TRUSTED_VARIABLE = "TASKHARBOR_TRUSTED_PROXY"
-NO_ADDRESS = "no address"  # one key for whatever is not an address, so that no client can make up many
+NO_ADDRESS = (
+    "no address"  # one key for everything that is not an address, so that a client cannot invent many
+)
 ADDRESS_CHARACTERS_MAX = 100
 HOPS_MAX = 32
 HOPS_CHARACTERS_MAX = 4_096
@@ -26,7 +28,7 @@ _WITH_PORT = re.compile(r"\[(?P<v6>[^\]]+)\](?::[0-9]{1,5})?|(?P<v4>[0-9.]+):[0-
 
 
 def trusted_proxies(entries: Iterable[str] | None = None) -> Proxies:
-    """The proxies that these entries name, and those of $TASKHARBOR_TRUSTED_PROXY (comma-separated)."""
+    """Return the proxies of these entries and of $TASKHARBOR_TRUSTED_PROXY (comma-separated)."""
     if entries is not None and (isinstance(entries, str) or not isinstance(entries, Iterable)):
         raise ConfigurationError(
             f'trusted_proxies must be a list such as ["127.0.0.1", "10.1.0.0/16"], not {shorten(entries)}'
@@ -44,17 +46,17 @@ def _proxy(entry: object) -> Network:
         ) from None
     if network.prefixlen == 0:
         raise ConfigurationError(
-            f"the trusted proxy {shorten(entry)} is every address there is, so that every caller could make up where "
-            "it comes from; name the proxy's own address"
+            f"the trusted proxy {shorten(entry)} includes every address, so every caller could forge where it comes "
+            "from; name the proxy's own address"
         )
     return network
 
 
 def address_of(request: Request, proxies: Proxies) -> Address | None:
-    """The address of the client, None if that is not an address.
+    """Return the client's address, or None if it is not an address.
 
-    `X-Forwarded-For` counts only where a trusted proxy sends it. Each proxy appends the address that it was connected
-    from, so the last one that is not a trusted proxy's is the client's; whatever stands before it, the client wrote.
+    `X-Forwarded-For` counts only if a trusted proxy sends it. Each proxy appends the address that connected to it, so
+    the last address that is not a trusted proxy's is the client's. The client may have written the ones before it.
     """
     client = parsed(request.client.host) if request.client is not None else None
     if not is_trusted(client, proxies):
@@ -67,7 +69,7 @@ def address_of(request: Request, proxies: Proxies) -> Address | None:
 
 
 def key_of(address: Address | None) -> str:
-    """What stands for a client in a table: its address, or its network in IPv6, where one client has all of that."""
+    """Return the key of a client: its address, or its network in IPv6, where one client has a whole network."""
     if address is None:
         return NO_ADDRESS
     if isinstance(address, ipaddress.IPv6Address):
@@ -76,7 +78,7 @@ def key_of(address: Address | None) -> str:
 
 
 def parsed(text: str) -> Address | None:
-    """The address that a text is, also with a port; one of IPv4 in IPv6 form as such."""
+    """Parse an address with or without a port; an IPv4 address in IPv6 form becomes IPv4."""
     text = text[:ADDRESS_CHARACTERS_MAX].strip()
     found = _WITH_PORT.fullmatch(text)
     try:

@@ -1,11 +1,10 @@
-"""What a connection may cost before its request is read: time for the head, and a place among the others.
+"""Limits of connections: the time for a request's head, and the number of connections.
 
-uvicorn waits for the rest of a request's head without an end, and takes every connection there is. The protocol here
-gives a head its time, ends connections whose client reads nothing, and keeps a bounded number of them. Where there are
-too many, the one that has been without a request for the longest time makes room: a client that opens connections and
-says nothing loses them to those who say something.
+uvicorn waits for a request's head without a limit, and accepts every connection. The protocol here gives a head a
+deadline, ends connections whose client reads nothing, and bounds their number. At the limit, it ends the connection
+that has been without a request for the longest time, so idle connections give way to active ones.
 
-It stands on h11, the parser that uvicorn always has, also where httptools is installed: one parser is tested.
+It is based on h11, the parser that uvicorn always has, even if httptools is installed: one parser is tested.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from taskharbor.server.errors import encoded_error
 from taskharbor.server.limits import Throttled
 from taskharbor.server.shares import Shares
 
-HEAD_SECONDS = 10.0  # from the connection, or the end of the answer before, to the end of the head
-STALLED_SECONDS = 30.0  # in which a client reads nothing of what waits for it
+HEAD_SECONDS = 10.0  # from the connection, or the end of the previous response, to the end of the head
+STALLED_SECONDS = 30.0  # how long a client may read nothing of a response
 CONNECTIONS_MAX = 500
-LOG_LINES_MAX = 10  # about requests that are no HTTP, in the time of LOG_SECONDS
+LOG_LINES_MAX = 10  # about requests that are not HTTP, within LOG_SECONDS
 LOG_SECONDS = 60.0
 
 
 class Connections:
-    """The connections of a server. One client has at most half of them, unless it is a proxy that is trusted."""
+    """The connections of a server. One client has at most half of them, unless it is a trusted proxy."""
 
     def __init__(self, total: int = CONNECTIONS_MAX, proxies: Proxies = ()) -> None:
         self._shares = Shares(total, max(1, total // 2))
         self._log = Throttled(LOG_LINES_MAX, LOG_SECONDS)
         self._proxies = proxies
         self._keys: dict[GuardedProtocol, str] = {}
-        self._idle: dict[GuardedProtocol, None] = {}  # without a request under way, the longest first
+        self._idle: dict[GuardedProtocol, None] = {}  # without a current request, the longest first
 
     def admit(self, connection: GuardedProtocol) -> bool:
-        """Give a new connection its place, or say that there is none."""
+        """Give a new connection a place; return False if there is none."""
         address = connection.address
         key = key_of(address)
         if is_trusted(address, self._proxies):
-            key = f"proxy {id(connection)}"  # a client of its own: it serves many
+            key = f"proxy {id(connection)}"  # each counts as a client, because it serves many
         if self._shares.is_full_for(key) and not self._make_room(key):
             return False
         if self._shares.is_full() and not self._make_room(None):
@@ -69,10 +68,10 @@ class Connections:
         elif connection in self._keys:
             self._idle.setdefault(connection)
 
-    def tell_malformed(self, connection: GuardedProtocol) -> None:
+    def log_malformed(self, connection: GuardedProtocol) -> None:
         """Log a request that cannot be read as HTTP. Any client can send as many as it likes."""
         key = key_of(connection.address)
-        self._log.warning("a request from %s is no HTTP, and was answered with 400", key)
+        self._log.warning("a request from %s is not HTTP; answered with 400", key)
 
     def leave(self, connection: GuardedProtocol) -> None:
         key = self._keys.pop(connection, None)
@@ -82,7 +81,7 @@ class Connections:
 
 
 def guarded(connections: Connections) -> type[GuardedProtocol]:
-    """The protocol of a server that has these connections."""
+    """Return the protocol class of a server with these connections."""
     return type("Guarded", (GuardedProtocol,), {"all": connections})
 
 
@@ -102,7 +101,7 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """There is no request under way."""
+        """Whether there is no current request."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -141,7 +140,7 @@ class GuardedProtocol(H11Protocol):
 
     def _head_is_late(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # nor does it read its last answer
+            self.transport.abort()  # it does not read its last response either
             return
         if (
             self.conn.their_state is h11.IDLE
@@ -152,12 +151,12 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        self.all.tell_malformed(self)
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer is under way
+        self.all.log_malformed(self)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # otherwise a response has begun
             self.transport.write(_MALFORMED)
         self.transport.close()
 
-    # -- the answer --
+    # -- the response --
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -181,7 +180,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class _WithoutWarnings(logging.Logger):
-    """uvicorn's logger without its warnings: one for each odd request, so any client could fill the log."""
+    """uvicorn's logger without its warnings: any client could fill the log with malformed requests."""
 
     def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
         pass
@@ -192,7 +191,7 @@ _LOGGER.parent = logging.getLogger("uvicorn.error")
 
 
 def _refusal(status: str, code: str, message: str) -> bytes:
-    """An answer outside of the application, in the shape of its errors."""
+    """Build a response outside of the application, in the shape of its errors."""
     body = encoded_error(code, message, {})
     retry_after = "" if status.startswith("400") else "Retry-After: 5\r\n"
     head = (

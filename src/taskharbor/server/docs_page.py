@@ -1,4 +1,4 @@
-"""The documentation as one page of HTML: no script, nothing from elsewhere."""
+"""The documentation as one page of HTML, without scripts and without anything from other sites."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form
 
 
 def page(document: dict[str, Any]) -> str:
-    """What an OpenAPI document says, to be read."""
+    """Render an OpenAPI document as HTML."""
     by_tag: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -64,7 +64,7 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         f'<details><summary><span class="method">{method.upper()}</span> <code>{escape(path)}</code> '
         f"{escape(operation['summary'])}</summary><p>{escape(operation.get('description', ''))}</p>"
         f"{f'<h4>Parameters</h4><table>{parameters}</table>' if parameters else ''}{body}"
-        f"<h4>Answers</h4><table>{answers}</table></details>"
+        f"<h4>Responses</h4><table>{answers}</table></details>"
     )
 
 

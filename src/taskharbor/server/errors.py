@@ -30,7 +30,7 @@ RETRY_AFTER_SECONDS = "5"
 
 
 class ApiError(Exception):
-    """What is answered instead of what was asked for."""
+    """An error response."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ def encoded_error(code: str, message: str, details: dict[str, Any]) -> bytes:
 
 
 def malformed(message: str) -> ApiError:
-    """What was sent is not what the OpenAPI document describes."""
+    """Return the error of a request that does not match the OpenAPI document."""
     return ApiError(400, "malformed", message)
 
 
@@ -80,7 +80,7 @@ def _as_sent(message: str) -> str:
 
 
 def api_error(error: Exception) -> ApiError:
-    """What a caller is told of whatever was raised."""
+    """Turn any exception into the error that the caller gets."""
     match error:
         case ApiError():
             return error
@@ -96,8 +96,8 @@ def api_error(error: Exception) -> ApiError:
         case PayloadError():
             return ApiError(422, "unprocessable", str(error))
         case StoreError():
-            # Its text names the store, which is the operator's to know.
-            logger.warning("the store failed a request: %s", error)
+            # The error's text names the store, which only the operator may see.
+            logger.warning("the store failed during a request: %s", error)
             ids = list(error.job_ids) if isinstance(error, StoreUnavailable) else []
             return ApiError(
                 503,
@@ -107,7 +107,5 @@ def api_error(error: Exception) -> ApiError:
                 {"Retry-After": RETRY_AFTER_SECONDS},
             )
         case _:
-            logger.error("a request failed", exc_info=error)
-            return ApiError(
-                500, "internal", "something unforeseen happened; the server's log has more about it"
-            )
+            logger.error("request failed", exc_info=error)
+            return ApiError(500, "internal", "unexpected error; see the server's log")

@@ -1,4 +1,4 @@
-"""Server-sent events: what happens to jobs in this process, and how the counts of the store change."""
+"""Server-sent events: what happens to jobs in this process, and changes of the store's counts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 STREAMS_MAX = 100
-CLIENT_STREAMS_MAX = 20  # of one token, or of one address
-BEHIND_MAX = 500  # events that a slow reader may be behind; more are dropped, and it is told how many
+CLIENT_STREAMS_MAX = 20  # for one token, or one address
+BEHIND_MAX = 500  # events that a slow reader may be behind; more are dropped and counted
 HEARTBEAT_SECONDS = 15.0
-COUNTS_SECONDS = 1.0  # at most so often
-ALLOWED_SECONDS = 1.0  # for so long a reader who was let in is told things unasked
+COUNTS_SECONDS = 1.0  # the shortest time between two
+ALLOWED_SECONDS = 1.0  # how long a reader is served before it is authorized again
 
 _END = None
 _HEARTBEAT = b": heartbeat\n\n"
@@ -54,7 +54,7 @@ class Listener:
 
 
 class Feed:
-    """Everybody who listens. It watches the harbor and its store only while somebody does."""
+    """All readers of the stream. The feed watches the harbor and its store only while there are readers."""
 
     def __init__(self, harbor: Harbor) -> None:
         self._harbor = harbor
@@ -65,19 +65,17 @@ class Feed:
         self._stopped = False
 
     def listen(self, key: str) -> Listener:
-        """A place in the feed for this client, to be given to `stream`."""
+        """Add a listener for this client, to be passed to `stream`."""
         if self._stopped:
             raise ApiError(503, "stopping", "the server is stopping", headers={"Retry-After": "5"})
         if self._shares.is_full_for(key):
             raise ApiError(
                 429,
                 "too_many_streams",
-                f"you have {CLIENT_STREAMS_MAX} streams open already; close one of them",
+                f"you have {CLIENT_STREAMS_MAX} open streams; close one of them",
             )
         if self._shares.is_full():
-            raise ApiError(
-                429, "too_many_streams", f"{STREAMS_MAX} streams are open already; try again later"
-            )
+            raise ApiError(429, "too_many_streams", f"{STREAMS_MAX} streams are open; try again later")
         listener = Listener(key)
         self._shares.take(key)
         if not self._listeners:
@@ -88,7 +86,7 @@ class Feed:
     async def stream(
         self, listener: Listener, names: frozenset[str], allowed: Callable[[], Awaitable[object]]
     ) -> AsyncIterator[bytes]:
-        """The events of these names as they come, until the reader goes, may read no more, or the server stops."""
+        """Yield the events of these names until the reader leaves, loses its permission, or the server stops."""
         asked_at = time.monotonic()
         yield b": connected\n\n"
         if "counts" in names:
@@ -110,7 +108,7 @@ class Feed:
                 yield _message("dropped", {"dropped": dropped})
 
     def stop(self) -> None:
-        """End every stream; called from any thread."""
+        """End every stream; any thread may call this."""
         self._stopped = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end_all)
@@ -122,11 +120,11 @@ class Feed:
     def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
         for name in JOB_EVENTS:
-            self._harbor.events.subscribe(name, self._heard)
+            self._harbor.events.subscribe(name, self._forward)
         self._watching = self._loop.create_task(self._watch_store())
 
     def leave(self, listener: Listener) -> None:
-        """Give a place back; it may be given back twice."""
+        """Remove a listener; removing it twice is fine."""
         if listener not in self._listeners:
             return
         self._listeners.discard(listener)
@@ -134,37 +132,37 @@ class Feed:
         if self._listeners:
             return
         for name in JOB_EVENTS:
-            self._harbor.events.unsubscribe(name, self._heard)
+            self._harbor.events.unsubscribe(name, self._forward)
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
 
-    def _heard(self, event: Event) -> None:
-        """Called in the subscribers' thread."""
+    def _forward(self, event: Event) -> None:
+        """Forward an event; this runs in the subscribers' thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._tell, _message(event.name, EventDocument.of(event)))
+            loop.call_soon_threadsafe(self._send, _message(event.name, EventDocument.of(event)))
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         for listener in self._listeners:
             listener.put(message)
 
     async def _watch_store(self) -> None:
-        """Whatever any process does to the store shows in its counts."""
+        """Send the counts whenever any process changes them."""
         driver = self._harbor.driver
-        told: dict[str, int] | None = None
+        sent: dict[str, int] | None = None
         while True:
             try:
                 token = driver.change_token()
                 counts = await self._harbor.jobs.acounts()
-                if counts != told:
-                    if told is not None:
-                        self._tell(_message("counts", counts))
-                    told = counts
+                if counts != sent:
+                    if sent is not None:
+                        self._send(_message("counts", counts))
+                    sent = counts
                 await asyncio.sleep(COUNTS_SECONDS)
                 await driver.wait_for_change(token, HEARTBEAT_SECONDS)
             except StoreError as error:
-                logger.warning("the store cannot be watched for the event stream: %s", error)
+                logger.warning("cannot watch the store for the event stream: %s", error)
                 await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
@@ -172,9 +170,9 @@ async def _still(allowed: Callable[[], Awaitable[object]]) -> bool:
     try:
         await allowed()
     except StoreError:
-        return True  # nobody can tell now; it is asked again with the next message
-    except Exception as error:  # noqa: BLE001 - there is no answer any more that could hold it
-        api_error(error)  # what nobody expected is logged there
+        return True  # unknown for now; the next message asks again
+    except Exception as error:  # noqa: BLE001 - the response has begun, so it cannot carry an error
+        api_error(error)  # logs unexpected errors
         return False
     return True
 

@@ -23,7 +23,7 @@ from taskharbor.server.requests import Expression, Input, Key, Name
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
-RETRIES = 3  # where maxRetryCount is not given
+RETRIES = 3  # if maxRetryCount is left out
 
 
 class NewHttpJob(Input, kw_only=True):
@@ -60,7 +60,7 @@ async def enqueue_http_job(harbor: Harbor, given: NewHttpJob, place: Place) -> J
     if given.is_recurring:
         return await _recurring(harbor, given, payload, options)
     if given.name is not None:
-        raise ConfigurationError("name is a schedule's; give isRecurring as well, or leave it out")
+        raise ConfigurationError("name is for a schedule; set isRecurring as well, or leave it out")
     if given.schedule is not None:
         now = from_micros(await harbor.driver.now())
         options["run_at"] = parse(given.schedule, given.timezone).next_after(now)
@@ -75,7 +75,9 @@ async def _recurring(
     if given.schedule is None:
         raise ConfigurationError("isRecurring needs a schedule, such as */10 * * * * *")
     if given.idempotency_key is not None:
-        raise ConfigurationError("a recurring job is one by its name: give name instead of idempotencyKey")
+        raise ConfigurationError(
+            "a recurring job is identified by its name: give name instead of idempotencyKey"
+        )
     name = given.name or f"{TASK_NAME}-{new_id()}"
     try:
         added = await harbor.schedules.aadd(
@@ -88,14 +90,14 @@ async def _recurring(
             **options,
         )
     except JobConflict as taken:
-        return await harbor.jobs.aget(taken.job_id)  # of which nothing changes; it answers as existed
+        return await harbor.jobs.aget(taken.job_id)  # unchanged: the response is 200
     return Job((await harbor.jobs.aget(added.id)).record, harbor, existed=False)
 
 
 def refuse_closed(harbor: Harbor, task: str, payload: Mapping[str, Any]) -> None:
-    """An address that a worker would refuse, where the URL says it outright; names are looked up by the worker.
+    """Refuse a URL that spells out an address that a worker would refuse. The worker looks names up itself.
 
-    An application's own task of the name is none of our business.
+    An application's own task of this name may take any URL.
     """
     url = payload.get("url")
     if task != TASK_NAME or TASK_NAME in harbor.tasks or not isinstance(url, str):
@@ -107,4 +109,4 @@ def refuse_closed(harbor: Harbor, task: str, payload: Mapping[str, Any]) -> None
         return
     why = refusal(target.host, address, target.port, harbor.http_allow)
     if why is not None:
-        raise ConfigurationError(f"{why}, and not open to HTTP jobs; --http-allow opens it")
+        raise ConfigurationError(f"{why}, and closed to HTTP jobs; --http-allow opens it")

@@ -1,4 +1,4 @@
-"""Large bodies: few at a time, and read as JSON beside the loop, so that others are served meanwhile."""
+"""Large bodies: few at a time, and decoded in a thread, so that the event loop serves others."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ WAIT_SECONDS_MAX = 30.0  # for a place
 
 
 class LargeBodies:
-    """The places for large bodies. A caller who finds none waits, and what it sends waits in the network."""
+    """The places for large bodies. A request without a place waits, and its body waits in the network."""
 
     def __init__(self) -> None:
         self._shares = Shares(LARGE_BODIES_MAX, CLIENT_LARGE_BODIES_MAX)
         self._waiting: list[asyncio.Future[None]] = []
-        self._thread = ThreadPoolExecutor(
-            1, "taskharbor-json"
-        )  # one, so that the loop has its share of the GIL
+        # One thread, so that the event loop has its share of the GIL.
+        self._thread = ThreadPoolExecutor(1, "taskharbor-json")
 
     @contextmanager
     def place(self, key: str) -> Iterator[Place]:
-        """A place for a body of this client, which is taken once the body is large."""
+        """Give a request a place, which it takes once its body is large, and free it afterwards."""
         place = Place(self, key)
         try:
             yield place
@@ -51,7 +50,7 @@ class LargeBodies:
             raise ApiError(
                 503,
                 "busy",
-                f"bodies of more than {LARGE_BYTES:,} bytes are taken a few at a time, and none of them ended; "
+                f"the server takes only a few bodies of more than {LARGE_BYTES:,} bytes at a time, and none ended; "
                 "try again later",
                 headers={"Retry-After": "5", "Connection": "close"},
             ) from None
@@ -70,17 +69,19 @@ class LargeBodies:
 
 
 class Place:
+    """One request's place among the large bodies."""
+
     def __init__(self, bodies: LargeBodies, key: str) -> None:
         self._bodies = bodies
         self._key = key
         self.is_taken = False
 
     async def grow(self, size: int) -> None:
-        """The body has, or will have, this size: wait for a place if that is large."""
+        """Wait for a place if this size of the body is large."""
         if size > LARGE_BYTES and not self.is_taken:
             await self._bodies.take(self._key)
             self.is_taken = True
 
     async def beside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Do what takes the longer the larger the body is: beside the loop if it is large, else here and now."""
+        """Call a function whose time grows with the body: in a thread if the body is large, otherwise directly."""
         return await self._bodies.run(function, *arguments) if self.is_taken else function(*arguments)

@@ -1,4 +1,4 @@
-"""What a request may cost: the size and shape of its body, and how often a caller may be wrong."""
+"""Limits of a request: the size and shape of its body, and how many wrong tokens a client may send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskharbor.codec import reason_of
 from taskharbor.server.errors import ApiError, logger, malformed
 from taskharbor.server.large_bodies import Place
 
-# A payload of the greatest size, in JSON that writes every letter as an escape, with room for the rest.
+# Room for the largest payload, in JSON that writes every letter as an escape, and for the other fields.
 BODY_BYTES_MAX = 4 * 2**20
 BODY_SECONDS_MAX = 60.0
 VALUES_MAX = 600_000  # more than a payload of the greatest size can hold
@@ -27,14 +27,14 @@ QUERY_FIELDS_MAX = 50
 FAILURES_MAX = 10
 FAILURES_SECONDS = 60.0
 CLIENTS_MAX = 10_000  # whose failures are remembered
-LOG_LINES_MAX = 30  # about wrong tokens, in the time of FAILURES_SECONDS
+LOG_LINES_MAX = 30  # about wrong tokens, within FAILURES_SECONDS
 
 
 # -- bodies ----------------------------------------------------------------------------------------
 
 
 async def read_body(request: Request, place: Place) -> bytes:
-    """The body, however it is sent, and no more of it than is allowed."""
+    """Read the body, chunked or not, up to the limit."""
     length = request.headers.get("content-length", "")
     announced = int(length[:20]) if length.isdecimal() else 0
     if announced > BODY_BYTES_MAX:
@@ -57,7 +57,7 @@ async def read_body(request: Request, place: Place) -> bytes:
     return b"".join(chunks)
 
 
-_CLOSE = {"Connection": "close"}  # whatever of the body is still to come is not read
+_CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 def _too_large() -> ApiError:
@@ -65,20 +65,18 @@ def _too_large() -> ApiError:
 
 
 def refuse_other_types(request: Request, *, has_body: bool) -> None:
-    """A form of another site can send what it likes, but not JSON by its name."""
+    """Refuse a body that is not declared as JSON: a form on another site cannot declare that."""
     kind = request.headers.get("content-type")
     if kind is None and not has_body:
         return
     if kind is None or kind.partition(";")[0].strip().lower() != "application/json":
-        raise ApiError(
-            415, "not_json", "the body has to be JSON: send it with Content-Type: application/json"
-        )
+        raise ApiError(415, "not_json", "the body must be JSON: send it with Content-Type: application/json")
 
 
 def parsed_json(body: bytes) -> Any:
-    """JSON as everybody reads it: no NaN, no key twice, no text that is none."""
+    """Decode strict JSON: no NaN, no duplicate keys, no invalid text."""
     if not body.strip():
-        raise malformed("the body is empty, and JSON is expected")
+        raise malformed("the body is empty; send JSON")
     refuse_too_many_values(body)
     try:
         value = msgspec.json.decode(body)
@@ -95,10 +93,10 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
 
 
 def refuse_too_many_values(body: bytes) -> None:
-    """Refuse what would take seconds to read: each object and each array is work for Python's garbage collector."""
+    """Refuse a body that takes seconds to decode: each object and each array costs Python's garbage collector time."""
     if body.count(b"[") + body.count(b"{") <= CONTAINERS_MAX and body.count(b",") <= VALUES_MAX:
         return
-    # What stands in texts does not count: without escapes, every second part between quotes is outside of them.
+    # Texts do not count: once escapes are gone, every second part between quotes is outside of a text.
     structure = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)
     if structure.count(b'"') > 4 * VALUES_MAX:
         raise _too_many(f"{VALUES_MAX:,} values")
@@ -115,11 +113,11 @@ def _too_many(what: str) -> ApiError:
     )
 
 
-_HALF_A_PAIR = "a \\u escape in it is one half of a surrogate pair, which is no character"
+_HALF_A_PAIR = "a \\u escape in it is one half of a surrogate pair, which is not a character"
 
 
 def _is_whole(body: bytes, error: Exception) -> bool:
-    """A text with half a surrogate pair is called truncated, which it is not."""
+    """Whether the body is complete: msgspec calls a text with half a surrogate pair truncated."""
     if "truncated" not in str(error):
         return False
     try:
@@ -142,7 +140,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 
 def converted(value: Any, kind: type[Any]) -> Any:
-    """The document that was sent, or what is wrong with it and where."""
+    """Convert what was sent to its type, or raise what is wrong with it and where."""
     try:
         return msgspec.convert(_whole_numbers(value), kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -153,7 +151,7 @@ _INTEGERS = ("priority", "maxAttempts", "maxRetries", "maxRetryCount")
 
 
 def _whole_numbers(value: Any) -> Any:
-    """In JSON 3.0 is an integer, and some languages write no other."""
+    """Turn 3.0 into 3: in JSON both are integers, and some languages only write the first."""
     if isinstance(value, dict):
         for name in _INTEGERS:
             number = value.get(name)
@@ -164,7 +162,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
-    """The parameters of the query. One that nobody knows is refused: a filter mistyped would mean every job."""
+    """Read the parameters of the query. An unknown one is refused: a mistyped filter would match every job."""
     try:
         pairs = parse_qsl(
             text.decode("ascii"),
@@ -180,7 +178,7 @@ def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
         raise malformed("a parameter of the query is given twice; give it once")
     if kind is None:
         if given:
-            raise malformed(f"no parameters are known here, but {', '.join(sorted(given))[:200]} was given")
+            raise malformed(f"this path takes no parameters, but {', '.join(sorted(given))[:200]} was given")
         return None
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -189,7 +187,7 @@ def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
 
 
 def _choices(error: Exception, kind: type[Any]) -> str:
-    """What could have been said instead, where there are only so many words."""
+    """List the valid words if the field takes only some."""
     problem, _, path = str(error).rpartition(" - at `$.")
     if not problem.startswith("Invalid enum value"):
         return ""
@@ -216,17 +214,17 @@ def _words(kind: Any) -> Iterator[str]:
 
 
 class Failures:
-    """How often each client has shown a wrong token lately. A bounded number is remembered, the latest ones."""
+    """Counts the wrong tokens of each client in the last minute, for a bounded number of clients, the latest."""
 
     def __init__(self) -> None:
         self._counted: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._log = Throttled(LOG_LINES_MAX, FAILURES_SECONDS)
 
     def count(self, key: str) -> None:
-        """Count one more; too many of them are an error of their own.
+        """Count a wrong token, and raise 429 if there are too many.
 
-        A right token is never refused for the wrong ones of others at the same address: 256 bits cannot be guessed, and
-        a caller who shares an address with a careless or hostile one would be locked out.
+        A valid token always passes, even if others at the same address send wrong ones: 256 bits cannot be guessed, and
+        a client must not lock out another that shares its address.
         """
         now = time.monotonic()
         since, failures = self._counted.pop(key, (now, 0))
@@ -236,10 +234,10 @@ class Failures:
         while len(self._counted) > CLIENTS_MAX:
             self._counted.popitem(last=False)
         if failures == 0:
-            self._log.warning("a wrong token came from %s", key)
+            self._log.warning("wrong token from %s", key)
         if failures == FAILURES_MAX:
             self._log.warning(
-                "%d wrong tokens came from %s within %d s; the next ones are answered with 429",
+                "%d wrong tokens from %s within %d s; answering more of them with 429",
                 failures,
                 key,
                 round(FAILURES_SECONDS),
@@ -249,7 +247,7 @@ class Failures:
 
 
 class Throttled:
-    """Warnings, at most some within a time. What is left out is counted, and said with the first one afterwards."""
+    """Warnings at a bounded rate. The first one after a pause says how many were left out."""
 
     def __init__(self, lines: int, seconds: float) -> None:
         self._lines = lines
@@ -273,6 +271,6 @@ def _refuse(seconds: float) -> NoReturn:
     raise ApiError(
         429,
         "too_many_failures",
-        "too many wrong tokens came from this address; try again later",
+        "too many wrong tokens from this address; try again later",
         headers={"Retry-After": str(max(1, round(seconds)))},
     )

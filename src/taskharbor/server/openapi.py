@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the operations and the types that requests are checked against."""
+"""The OpenAPI document, made from the operations and the types that they read and return."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from taskharbor.views.documents import ErrorDocument
 
 _REF = "#/components/schemas/{name}"
 _DESCRIPTION = (
-    "Durable background jobs over HTTP. Every error has one shape. Where a request does not fit this document it is "
-    "refused with 400; where it fits, but says something that cannot be done (a cron expression that is none, say), "
-    "with 422."
+    "Durable background jobs over HTTP. Every error has the same shape. A request that does not match this document "
+    "gets 400. A request that matches it, but cannot be done (with an invalid cron expression, for example), gets 422."
 )
 
 
 def openapi(operations: list[tuple[str, Operation]], version: str, *, servers: str = "/") -> dict[str, Any]:
-    """The document of these (prefix, operation)s."""
+    """Build the document of these pairs of a prefix and an operation."""
     types = _types([operation for _, operation in operations])
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     named = dict(zip(types, schemas, strict=True))
@@ -99,7 +98,7 @@ def _query_parameters(operation: Operation, components: dict[str, Any]) -> list[
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null: it leaves the parameter out."""
+    """Remove null from a schema: a query leaves the parameter out instead."""
     choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     rest = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     if "anyOf" not in schema:

@@ -1,4 +1,4 @@
-"""From documents to the options that a harbor takes."""
+"""Turns what callers send into the options that a harbor takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTANTS = frozenset({"run_at", "expires_at"})
 
 
 def given(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What was sent, by the names that the harbor knows; instants and policies as such."""
+    """Return the fields that were sent, with instants and policies as the harbor takes them."""
     options: dict[str, Any] = {}
     for name in document.__struct_fields__:
         value = getattr(document, name)
@@ -33,13 +33,13 @@ def given(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def given_anew(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The same for what does not exist yet: null where a policy could be is as if nothing had been sent."""
+    """Do the same for a new job or schedule, where a retry of null means that the field was left out."""
     options = given(document, without=without)
     return {name: value for name, value in options.items() if value is not UNSET}
 
 
 def retry_policy(document: RetryDocument | str | None) -> RetryPolicy | None | UnsetType:
-    """As the harbor says it: null is "not given", and None is "no retries"."""
+    """Return the policy as the harbor takes it: null becomes UNSET, and "none" becomes None."""
     if document is None:
         return UNSET
     if isinstance(document, str):
@@ -58,7 +58,7 @@ def instant(value: str | None, name: str) -> datetime | None:
         raise ConfigurationError(f"{expected}, not {shorten(value)}: {reason_of(error)}") from None
     if found.utcoffset() is None:
         raise ConfigurationError(
-            f"{expected}, and {shorten(value)} does not say its offset from UTC; add Z if it is in UTC"
+            f"{expected}, and {shorten(value)} has no offset from UTC; add Z if it is in UTC"
         )
     try:
         checked_instant(found, name)

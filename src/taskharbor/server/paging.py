@@ -1,4 +1,4 @@
-"""Pages of jobs that are bounded in their size, too: a thousand large ones are gigabytes."""
+"""Pages of jobs with a bounded size in bytes: a thousand large jobs are gigabytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from taskharbor.client.handle import Job
 from taskharbor.client.jobs import JobPage
 
-READ_AT_FIRST = 10  # and then twice as many each time, while they turn out to be small
+READ_AT_FIRST = 10  # then twice as many each time, while the jobs are small
 PAGE_BYTES_MAX = 8 * 2**20
 
 
 async def page_of_jobs(read: Callable[..., Awaitable[JobPage]], query: dict[str, Any]) -> JobPage:
-    """What `read` gives for a query, bit by bit, up to its limit; it ends early once there is much of it.
+    """Read a page in growing parts, up to the query's limit or until it is large.
 
-    A bit that is short ends it as well: the store has looked far enough for one request.
+    A short part ends the page as well: the store has searched far enough for one request.
     """
     limit, cursor = query["limit"], query["cursor"]
     found: list[Job[Any]] = []
@@ -32,5 +32,5 @@ async def page_of_jobs(read: Callable[..., Awaitable[JobPage]], query: dict[str,
 
 
 def _size_of(job: Job[Any]) -> int:
-    """About so many bytes: what is not payload or result is small."""
+    """Estimate the bytes of a job: everything but payload and result is small."""
     return len(job.record.payload) + len(job.record.result or "")

@@ -1,4 +1,4 @@
-"""Places that clients share, so that one of them cannot take all."""
+"""Places that clients share, so that one client cannot take them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shares:
         return self._taken.total() >= self.total
 
     def is_full_for(self, key: str) -> bool:
-        """Tell whether this client has its share already."""
+        """Whether this client already has its share."""
         return self._taken[key] >= self.each
 
     def has_room_for(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tokens of the REST interface: who may do what. The store keeps a digest; the token itself is kept by nobody."""
+"""Tokens of the REST interface and their roles. The store keeps a digest, never the token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import TokenRecord
 
-PREFIX = "thb"  # so that a token which got into a log or a repository can be searched for
+PREFIX = "thb"  # lets scanners find a token that leaked into a log or a repository
 TOKENS_MAX = 1_000
 
 
 class Role(StrEnum):
-    """What a caller may do; each may do what those before it may."""
+    """What a caller may do. Each role includes those before it."""
 
     READ = "read"  # look at everything but secrets
     WRITE = "write"  # enqueue jobs, and change single jobs and schedules
@@ -41,17 +41,17 @@ def checked_role(value: object) -> Role:
 async def create_token(
     driver: Driver, name: str, role: str, expires_in: float | timedelta | None = None
 ) -> tuple[str, TokenRecord]:
-    """A new token, to be shown once, and what the store keeps of it."""
+    """Create a token; return it, to be shown once, with the record that the store keeps."""
     kept = await TOKENS.all(driver)
     if len(kept) >= TOKENS_MAX:
-        raise ConfigurationError(f"there are {TOKENS_MAX} tokens already; revoke those that are not used")
+        raise ConfigurationError(f"the store has {TOKENS_MAX} tokens already; revoke unused ones")
     token_id = secrets.token_hex(6)
     token = f"{PREFIX}_{token_id}_{secrets.token_urlsafe(32)}"
     now = await driver.now()
     expires_at = None
     if expires_in is not None:
         if check_seconds(expires_in, "expires_in") == 0:
-            raise ConfigurationError("a token has to last for more than 0 seconds")
+            raise ConfigurationError("a token must last for more than 0 seconds")
         expires_at = now + seconds_to_micros(expires_in, "expires_in")
     record = TokenRecord(
         token_id, checked_name("name", name), checked_role(role), digest_of(token), now, expires_at
@@ -61,12 +61,12 @@ async def create_token(
 
 
 def digest_of(token: str) -> str:
-    # 256 random bits need no slow hash: nobody can try them all.
+    # 256 random bits need no slow hash: trying them all is impossible.
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 def matching(token: str, records: dict[str, TokenRecord], now: int) -> TokenRecord | None:
-    """The record that this token proves, if any; how long that takes tells nothing of the digest."""
+    """Return the record of this token, if it is valid, in a time that reveals nothing about the digest."""
     record = records.get(token[len(PREFIX) + 1 :].partition("_")[0])
     if not hmac.compare_digest(digest_of(token), record.digest if record is not None else "0" * 64):
         return None

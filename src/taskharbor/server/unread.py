@@ -1,7 +1,7 @@
-"""What of a request's body nobody has read: it is let in and dropped for a while, so that the answer gets through.
+"""Reads and drops the unread rest of a request's body, so that the client gets its response.
 
-A connection that is closed while its client still sends is reset, and takes an answer with it that the client has not
-read yet. Most clients send all of a body before they look for an answer.
+Closing a connection while its client still sends resets it, and the client loses a response that it has not read yet.
+Most clients send a whole body before they read the response.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ DROPPED_SECONDS_MAX = 10.0
 
 
 class UnreadBodies:
-    """Answers first, then drops what is still sent, up to a bound, then closes the connection.
+    """Sends the response, then drops the rest of the body, up to a limit, then closes the connection.
 
-    A body that is short enough is left to the server, which keeps the connection.
+    A short body is left to the server, which keeps the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -56,17 +56,17 @@ def _may_be_long(headers: Headers) -> bool:
 class _Body:
     def __init__(self, receive: Receive, *, is_asked_for: bool) -> None:
         self._receive = receive
-        self._is_asked_for = is_asked_for  # or else the client waits to be told to send it
+        self._is_asked_for = is_asked_for  # otherwise the client waits for permission to send it
         self.ended = False
 
     async def receive(self) -> Message:
         self._is_asked_for = True
         message = await self._receive()
-        self.ended = not message.get("more_body", False)  # or the client has gone
+        self.ended = not message.get("more_body", False)  # or the client disconnected
         return message
 
     async def drop(self) -> None:
-        """Until all of it has come, or enough."""
+        """Drop the rest of the body, up to a limit of bytes and of time."""
         if not self._is_asked_for:
             return
         dropped = 0

@@ -28,9 +28,7 @@ async def readyz(call: Call) -> Ready:
     try:
         async with asyncio.timeout(READY_SECONDS_MAX):
             await driver.open()
-            await driver.get(
-                [NO_JOB]
-            )  # reads the store's tables: its clock alone does not show that they are gone
+            await driver.get([NO_JOB])  # a read of the tables: the clock alone does not show that they exist
     except TimeoutError:
         raise _not_ready(f"the store did not answer within {READY_SECONDS_MAX:g} s") from None
     except SchemaError as error:
