@@ -21,7 +21,7 @@ from taskharbor.rules.lifecycle import REQUEUEABLE
 
 
 class DeadLetters(Operator):
-    """`harbor.dlq`: the jobs in state dead, with everything about why."""
+    """`harbor.dlq`: the jobs in state dead."""
 
     async def alist(
         self,
@@ -33,7 +33,7 @@ class DeadLetters(Operator):
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
-        """Dead jobs that match, newest first."""
+        """List matching dead jobs, newest first."""
         return await self._harbor.jobs.alist(
             state=State.DEAD, queue=queue, task=task, tag=tag, workflow=workflow, cursor=cursor, limit=limit
         )
@@ -77,7 +77,7 @@ class DeadLetters(Operator):
         reset_attempts: bool = True,
         **where: Unpack[DeadWhere],
     ) -> int:
-        """Requeue every dead job that matches; how many. Jobs that are at_most_once are left alone."""
+        """Requeue every matching dead job except at_most_once ones; return how many."""
         dead = _dead_filter(filter, where)
         operation = requeue_operation(run_at, reset_attempts)
         refuse_inside_transaction(self._harbor, "dlq.requeue_all()")
@@ -91,7 +91,7 @@ class DeadLetters(Operator):
     requeue_all = sync_method(arequeue_all)
 
     async def adiscard(self, id: object) -> Job[Any]:
-        """Take a dead job out of the queue for good: it becomes cancelled, reason discarded."""
+        """Take a dead job out of the dead-letter queue: it becomes cancelled, reason discarded."""
         await self._operate(Discard(), id, "dlq.discard()")
         job = await self._harbor.jobs.aget(id)
         self._harbor._tell_cancelled(job.record)
@@ -100,7 +100,7 @@ class DeadLetters(Operator):
     discard = sync_method(adiscard)
 
     async def adiscard_all(self, /, filter: JobFilter | None = None, **where: Unpack[DeadWhere]) -> int:
-        """Discard every dead job that matches; how many."""
+        """Discard every matching dead job; return how many."""
         dead = _dead_filter(filter, where)
         refuse_inside_transaction(self._harbor, "dlq.discard_all()")
         await self._harbor._collect_all_expired()

@@ -1,4 +1,4 @@
-"""The payload of a job as it may be shown: in lists, documents, dashboards and reprs."""
+"""Payloads for display: in lists, documents, dashboards and reprs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def shown_payload(task: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The payload with the secrets of an HTTP job replaced by `***`.
+    """Return the payload with the secrets of an HTTP job replaced by `***`.
 
-    It goes by the task's name, so that it holds where neither the handler nor the extra is installed.
+    It looks only at the task's name, so it works where neither the handler nor the extra is installed.
     """
     if task != "http":
         return dict(payload)

@@ -1,4 +1,4 @@
-"""Which jobs a list or a bulk operation means, checked: never more of them than was written."""
+"""Filters of lists and bulk operations. A misspelt filter is an error, so that none matches more than intended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE_MAX = 1_000
 
 
 class DeadWhere(TypedDict, total=False):
-    """Which dead jobs an operation on all of them means; what is left out stands for any."""
+    """Selects dead jobs for a bulk operation; a field left out matches any."""
 
     queue: str | None
     task: str | None
@@ -23,7 +23,7 @@ class DeadWhere(TypedDict, total=False):
 
 
 class JobWhere(DeadWhere, total=False):
-    """Which jobs an operation on many of them means; what is left out stands for any."""
+    """Selects jobs for a bulk operation; a field left out matches any."""
 
     state: State | StateName | None
 
@@ -36,7 +36,7 @@ def job_filter(
     tag: str | None = None,
     workflow: object = None,
 ) -> JobFilter:
-    """A filter from what a caller gave, each part checked."""
+    """Build a filter from the caller's values, each checked."""
     return JobFilter(
         None if state is None else _checked_state(state),
         None if queue is None else checked_name("queue", queue),
@@ -47,7 +47,7 @@ def job_filter(
 
 
 def asked_filter(filter: JobFilter | None, where: JobWhere | DeadWhere) -> JobFilter:
-    """What a bulk operation means: one filter, or its parts as keywords."""
+    """Return the filter of a bulk operation, given as one object or as keywords."""
     if filter is None:
         refuse_unknown(where, FILTERS, "filter")
         return job_filter(**where)

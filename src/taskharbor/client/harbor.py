@@ -1,4 +1,4 @@
-"""`Harbor`: a store, the tasks declared for it, and everything a program asks of them."""
+"""`Harbor`: a store, the tasks declared for it, and the operations on both."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-ATTEMPTS_MAX = 2**31 - 1  # no job has more
+ATTEMPTS_MAX = 2**31 - 1  # more than any job has
 DEFAULT_URL = "sqlite:///taskharbor.db"
 Middleware = Callable[[Context, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 
@@ -112,7 +112,7 @@ class Harbor:
         self.workflows = Workflows(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
-        # Whoever made it: what importing that does, a handler's process has to do first, too.
+        # The module that created this harbor; handler processes import it first.
         self.made_in: list[str] = [sys._getframe(1).f_globals.get("__name__", "")]
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
@@ -130,7 +130,7 @@ class Harbor:
 
     @cached_property
     def schedules(self) -> Schedules:
-        """What recurs: `harbor.schedules.add(name, task, payload, schedule=…)` and so on."""
+        """Recurring jobs: `harbor.schedules.add(name, task, payload, schedule=…)` and so on."""
         from taskharbor.client.schedules import Schedules  # most programs have none
 
         return Schedules(self)
@@ -206,21 +206,21 @@ class Harbor:
                 raise _not_imported(name, error) from error
 
     def _known(self, name: str) -> Task[Any, Any, Any, Any] | None:
-        """The task of this name, declared here or known everywhere."""
+        """Return the task of this name, declared or built in."""
         return self.tasks.get(name) or builtin_tasks.task_of(self, name)
 
     def on(self, name: EventName) -> Callable[[F], F]:
-        """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost or cancelled."""
+        """Subscribe to an event: enqueued, started, succeeded, failed, retried, dead, lost, cancelled or stuck."""
         self.events.check_name(name)
         return lambda subscriber: self.events.subscribe(name, subscriber)
 
     def on_worker_start(self, hook: F) -> F:
-        """Called once in each worker process, before its first job: open what handlers share."""
+        """Register a hook that each worker process calls once before its first job, to open what handlers share."""
         self.start_hooks.append(hook)
         return hook
 
     def on_worker_stop(self, hook: F) -> F:
-        """Called once in each worker process, after its last job."""
+        """Register a hook that each worker process calls once after its last job."""
         self.stop_hooks.append(hook)
         return hook
 
@@ -241,7 +241,7 @@ class Harbor:
     enqueue = sync_method(aenqueue)
 
     async def aenqueue_many(self, signatures: Iterable[Signature[Any]]) -> list[Job[Any]]:
-        """Store a job for each signature, of whatever tasks: one round trip, all or nothing."""
+        """Store a job for each signature, of any tasks: one round trip, all or nothing."""
         return await self._store([_checked_signature(signature).new_job() for signature in signatures])
 
     enqueue_many = sync_method(aenqueue_many)
@@ -254,11 +254,11 @@ class Harbor:
         if task is None:
             return new_job(name, text, checked)
         refuse_none_of_declared(options, task._options)
-        task.validate(text)  # against the declaration, since it is here
+        task.validate(text)  # the declaration is known here, so check against it
         return new_job(task.name, text, merged(task._options, checked))
 
     async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
-        """Hand jobs to the store; handles of what now stands for each."""
+        """Store jobs; return a handle for each, of the existing job where there was one."""
         forbid_during_import("a job was enqueued")
         block = block_of(self)
         if block is not None:
@@ -282,14 +282,14 @@ class Harbor:
                 self.events.emit(Event.about(job, job.options, "enqueued", answer.enqueued_at))
 
     def _tell_cancelled(self, record: JobRecord) -> None:
-        """An operator ended a job that was not running."""
+        """Report a job that an operator cancelled while it was not running."""
         report_cancelled(self.events, record)
 
     def transaction(self, connection: Any) -> Transaction:
         """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
 
         `with harbor.transaction(connection):` or `async with …`, which do the same. Only enqueueing takes part in it.
-        No `enqueued` event is emitted for these jobs, because only the caller knows whether they came to be.
+        No `enqueued` event is emitted for these jobs, because only the caller knows whether they were committed.
         """
         return Transaction(self, connection)
 
@@ -298,7 +298,7 @@ class Harbor:
     def asgi(
         self, *, authorize: Authorize | None = None, trusted_proxies: Iterable[str] | None = None
     ) -> Starlette:
-        """The REST interface as an ASGI application, to be served by itself or mounted into another one.
+        """Return the REST interface as an ASGI application, to be served by itself or mounted into another one.
 
             app.mount("/jobs", harbor.asgi())
 
@@ -318,45 +318,45 @@ class Harbor:
     # -- upkeep --
 
     async def amigrate(self) -> list[str]:
-        """Bring the store's schema up to date; the names of what was applied."""
+        """Bring the store's schema up to date; return the names of the applied migrations."""
         return await self.driver.migrate()
 
     migrate = sync_method(amigrate)
 
     async def aprune(self, limit: int | None = None) -> int:
-        """Delete finished jobs that are older than the retention allows, at most `limit`; how many."""
+        """Delete finished jobs that are older than the retention allows, at most `limit`; return how many."""
         refuse_inside_transaction(self, "prune()")
         return await self.retention.prune(self.driver, limit)
 
     prune = sync_method(aprune)
 
     async def _prune_schedules(self) -> int:
-        """Delete what is old in the history of recurring jobs, which never finish; how many attempts."""
+        """Delete old attempts of recurring jobs, which never finish; return how many."""
         keep, seconds = self.retention.history_count, self.retention.history
         before = FIRST_INSTANT if seconds is None else await self.driver.now() - seconds_to_micros(seconds)
         return await self.schedules._prune_history(ATTEMPTS_MAX if keep is None else keep, before)
 
     async def _collect_expired(self, job_id: str) -> bool:
-        """If the job only looks like running, because its lease has expired: settle that first."""
+        """Settle the loss of a job that only looks running because its lease has expired."""
         collected = False
         while True:
             [record] = await self.driver.get([job_id])
             if record is None or not record.lease_expired:
                 return collected
-            # Those that expired earlier come first, and only so many at a time.
+            # Leases that expired earlier come first, in batches of limited size.
             if not await self._collect_all_expired():
                 return collected
             collected = True
 
     async def _collect_all_expired(self) -> bool:
-        """Settle what expired leases hold, and tell of it as a worker would."""
+        """Settle the jobs of expired leases, and report them as a worker would."""
         from taskharbor.rescue import rescue_expired_leases
         from taskharbor.telemetry.losses import Losses  # a producer never does
 
         return bool(await rescue_expired_leases(self.driver, report=Losses(self.events, logger).tell))
 
     def _decode_result(self, record: JobRecord) -> Any:
-        """What the job's handler returned, in the type its task declares where the task is known."""
+        """Decode what the job's handler returned, in the type that its task declares if the task is known."""
         task = self.tasks.get(record.task)
         if task is not None:
             return task.decode_result(record.result)

@@ -1,4 +1,4 @@
-"""`harbor.jobs`: looking at jobs, and changing their fate."""
+"""`harbor.jobs`: read and operate on jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from taskharbor.telemetry.cancellations import READ_AT_ONCE
 
 
 class JobChanges(TypedDict, total=False):
-    """What can be changed of a job that is neither running nor finished."""
+    """The fields of a job that can change while it is neither running nor finished."""
 
     priority: int
     run_at: datetime
@@ -68,7 +68,7 @@ class Jobs(Operator):
     """`harbor.jobs`"""
 
     async def aget(self, id: object) -> Job[Any]:
-        """The job with this id, or JobNotFound."""
+        """Return the job with this id, or raise JobNotFound."""
         job_id = checked_id(id)
         [record] = await self._driver.get([job_id])
         if record is None:
@@ -88,7 +88,7 @@ class Jobs(Operator):
         cursor: str | None = None,
         limit: int = 100,
     ) -> JobPage:
-        """Jobs that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
+        """List matching jobs, newest first. A page may be shorter than `limit`; on the last, `next_cursor` is None."""
         where = job_filter(state=state, queue=queue, task=task, tag=tag, workflow=workflow)
         page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
         return JobPage([Job(record, self._harbor) for record in page.jobs], page.next_cursor)
@@ -108,7 +108,7 @@ class Jobs(Operator):
     update = sync_method(aupdate)
 
     async def acancel(self, id: object) -> Job[Any]:
-        """End a job that has not begun; ask a running one to end. Of a recurring one, that ends the occurrence."""
+        """Cancel a job that has not begun, or ask a running one to stop. A schedule loses only this occurrence."""
         refuse_inside_transaction(self._harbor, "jobs.cancel()")
         await self._harbor._collect_expired(checked_id(id))
         job = await self.aget(id)
@@ -124,7 +124,7 @@ class Jobs(Operator):
         job = await self.aget(id)
         if (
             answer.verdict is OperationVerdict.DONE
-        ):  # a running one ends in its worker, which tells of it then
+        ):  # the worker of a running job emits the event when it ends
             self._harbor._tell_cancelled(job.record)
             await self._tell_cancelled(answer.cancelled)
         return job
@@ -144,7 +144,7 @@ class Jobs(Operator):
     retry = sync_method(aretry)
 
     async def arun_now(self, id: object) -> Job[Any]:
-        """Make a scheduled job ready. Of a recurring one, that is an extra run."""
+        """Make a scheduled job ready. For a schedule's job, this is an extra run."""
         job = await self.aget(id)
         recurrence = job.record.options.recurrence
         if recurrence is not None:
@@ -156,7 +156,7 @@ class Jobs(Operator):
     run_now = sync_method(arun_now)
 
     async def acancel_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
-        """Cancel every job that matches and is not finished; how many."""
+        """Cancel every matching job that is not finished; return how many."""
         return await self._operate_all(
             Cancel(), asked_filter(filter, where), CANCELLABLE, "jobs.cancel_all()"
         )
@@ -164,20 +164,20 @@ class Jobs(Operator):
     cancel_all = sync_method(acancel_all)
 
     async def adelete_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
-        """Delete every job that matches and is not running; how many. Schedules stay."""
+        """Delete every matching job that is not running, but no schedule; return how many."""
         return await self._operate_all(Delete(), asked_filter(filter, where), DELETABLE, "jobs.delete_all()")
 
     delete_all = sync_method(adelete_all)
 
     async def acounts(self, queue: str | None = None) -> dict[str, int]:
-        """How many jobs stand in each of the seven states."""
+        """Count the jobs in each of the seven states."""
         counts = await self._driver.counts(None if queue is None else checked_name("queue", queue))
         return {str(state): count for state, count in counts.items()}
 
     counts = sync_method(acounts)
 
     async def ahistory(self, id: object, limit: int = 10) -> builtins.list[Attempt]:
-        """The job's attempts, newest first."""
+        """Return the job's attempts, newest first."""
         job_id = checked_id(id)
         attempts = await self._driver.history(job_id, checked_limit(limit))
         if not attempts:
@@ -187,7 +187,7 @@ class Jobs(Operator):
     history = sync_method(ahistory)
 
     async def asteps(self, id: object) -> builtins.list[Step]:
-        """The job's durable steps, in the order in which attempts stored them."""
+        """Return the job's durable steps, in the order in which attempts stored them."""
         job_id = checked_id(id)
         steps = await self._driver.steps(job_id)
         if not steps:
@@ -198,7 +198,7 @@ class Jobs(Operator):
     steps = sync_method(asteps)
 
     async def _refuse_unfit_payload(self, id: object, payload: str) -> None:
-        """A payload that the task, if it is declared here, could not be called with."""
+        """Refuse a payload that does not fit the task, if this harbor declares it."""
         job = await self.aget(id)
         task = self._harbor._known(job.task)
         if task is not None:
@@ -207,7 +207,7 @@ class Jobs(Operator):
     async def _operate_all(
         self, operation: Operation, where: JobFilter, allowed: frozenset[State], verb: str
     ) -> int:
-        """Do it to every job that matches and allows it; how many that were."""
+        """Apply an operation to every matching job that allows it; return how many."""
         refuse_inside_transaction(self._harbor, verb)
         await self._harbor._collect_all_expired()
         done = 0
@@ -225,7 +225,7 @@ class Jobs(Operator):
         return done
 
     async def _cancel_occurrences(self, jobs: builtins.list[JobRecord]) -> int:
-        """Recurring ones go on: only the occurrence that is next or under way is ended."""
+        """Cancel only the next or running occurrence of each schedule; the schedules go on."""
         answers = [await self._harbor.schedules._cancel_occurrence(job) for job in jobs]
         return sum(
             answer.verdict in (OperationVerdict.DONE, OperationVerdict.REQUESTED) for answer in answers
@@ -241,7 +241,7 @@ class Jobs(Operator):
             )
 
     async def _tell_ended(self, answers: Sequence[OperationResult]) -> None:
-        """Of those that were cancelled, and of those that ended with them."""
+        """Report the cancelled jobs, and the dependants that were cancelled with them."""
         await self._tell_cancelled([a.job_id for a in answers if a.verdict is OperationVerdict.DONE])
         await self._tell_cancelled([job_id for a in answers for job_id in a.cancelled])
 
@@ -255,7 +255,7 @@ class Jobs(Operator):
 
 
 def _recurs(job: JobRecord) -> bool:
-    """Also one that a newer version lets recur, by options that cannot be read here."""
+    """Whether it belongs to a schedule, even if a newer version wrote options that cannot be read here."""
     return job.options.recurrence is not None or (
         job.due_at is not None and job.unreadable_options is not None
     )

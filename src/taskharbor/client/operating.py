@@ -1,4 +1,4 @@
-"""What `harbor.jobs` and `harbor.dlq` have in common: doing one thing to one job, or to all that match."""
+"""Operations of `harbor.jobs` and `harbor.dlq`: on one job, or on all that match."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DONE: dict[type[Operation], str] = {
     Update: "changed",
 }
 
-# What to do instead, by what was asked for and the state that stands against it.
+# What to do instead, by the operation and the state that forbids it.
 _INSTEAD: dict[type[Operation], dict[State, str]] = {
     Cancel: {State.DEAD: "discard it instead"},
     Delete: {State.RUNNING: "cancel it first"},
@@ -73,10 +73,10 @@ class Operator:
         return self._harbor.driver
 
     async def _operate(self, operation: Operation, id: object, verb: str) -> OperationResult:
-        """Do it to one job, or raise what stands against it."""
+        """Apply an operation to one job, or raise why the store refused it."""
         job_id = checked_id(id)
         refuse_inside_transaction(self._harbor, verb)
-        # A job whose lease has expired only looks like running: the policy puts it where it belongs first.
+        # A job whose lease has expired only looks running: settle the loss first.
         await self._harbor._collect_expired(job_id)
         [answer] = await self._driver.operate(operation, [job_id])
         if answer.verdict is OperationVerdict.NOT_FOUND:
@@ -101,7 +101,7 @@ def requeue_operation(run_at: datetime | None, reset_attempts: bool = True) -> R
 
 
 def conflict(job_id: str, state: State | None, operation: type[Operation]) -> JobConflict:
-    """What stands against the operation, and what to do about it."""
+    """Build the error: why the operation was refused, and what to do about it."""
     if operation is Delete and state in DELETABLE:
         return JobConflict(
             job_id,

@@ -1,4 +1,4 @@
-"""What an enqueue may be given, checked once and turned into what the store keeps."""
+"""The options of an enqueue: checked once, and turned into the fields that the store keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAST_INSTANT = to_micros(datetime.max.replace(tzinfo=UTC))
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """The options of one enqueue; a task's declaration gives the same ones as defaults."""
+    """The options of one enqueue; a task's declaration takes them as defaults."""
 
     queue: str
     run_at: datetime | None
@@ -49,9 +49,9 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 OPTION_NAMES = frozenset(EnqueueOptions.__annotations__)
-# They belong to one job, so that no declaration has them.
+# Options of a single job: a declaration cannot have them.
 OWN_OPTIONS = frozenset({"run_at", "delay", "expires_at", "idempotency_key", "correlation_id", "id"})
-# They belong to a task, so that no single job has them.
+# Options of a task: a single job cannot have them.
 DECLARED_ONLY = frozenset(
     {
         "name",
@@ -67,7 +67,7 @@ DECLARED_ONLY = frozenset(
 )
 TASK_OPTIONS = OPTION_NAMES - OWN_OPTIONS | DECLARED_ONLY
 
-# What an option is called elsewhere, by its name here.
+# Names that other libraries use, by our name.
 _HABITS = {
     "schedule": "cron crontab cron_string every interval periodic repeat run_every",
     "delay": "countdown defer defer_by delay_seconds enqueue_in schedule_in wait",
@@ -100,7 +100,7 @@ def new_id() -> str:
 
 
 def checked_id(value: object) -> str:
-    """A job's id as lower-case UUID text, from a string or a UUID."""
+    """Return a job's id as lower-case UUID text, from a string or a UUID."""
     if isinstance(value, uuid.UUID | uuid_utils.UUID):
         return str(value)
     try:
@@ -116,7 +116,7 @@ def checked_id(value: object) -> str:
 def refuse_unknown(
     given: Iterable[str], allowed: frozenset[str] = OPTION_NAMES, what: str = "option"
 ) -> None:
-    """Refuse a name that has no place here, and say which one is meant: people mistype, and know other libraries."""
+    """Refuse an unknown option, and suggest the one that was probably meant."""
     unknown = sorted(set(given) - allowed)
     if not unknown:
         return
@@ -142,7 +142,7 @@ def _closest(name: str, allowed: frozenset[str]) -> str | None:
 
 
 def _elsewhere(name: str, allowed: frozenset[str]) -> str | None:
-    """Where an option belongs that has no place here."""
+    """Say where an option that is unknown here belongs."""
     if allowed is OPTION_NAMES and name in DECLARED_ONLY:
         return f"{name} belongs to a task, not to one job; declare it: @harbor.task({name}=…)"
     if allowed is TASK_OPTIONS and name in OWN_OPTIONS:
@@ -151,16 +151,16 @@ def _elsewhere(name: str, allowed: frozenset[str]) -> str | None:
 
 
 def refuse_huge(options: Mapping[str, Any]) -> None:
-    """An integer that no option takes, and that Python would refuse even to print in an error."""
+    """Refuse an integer that is too large for any option, and that Python may even refuse to print in an error."""
     for name, value in options.items():
         if isinstance(value, int) and value.bit_length() > 64:
             raise ConfigurationError(f"{name} cannot be an integer of {value.bit_length():,} bits")
 
 
 def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[str, Any]:
-    """The same options in the store's terms (`NewJob` and `Options` fields), or one clear error.
+    """Turn options into `NewJob` and `Options` fields, or raise one clear error.
 
-    A task's declaration may hold a policy that follows the code; it is not among what its jobs store.
+    A task's declaration may have a policy with functions; its jobs do not store that.
     """
     refuse_unknown(options)
     refuse_huge(options)
@@ -170,7 +170,7 @@ def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[
     inner: dict[str, Any] = {}
     for name, value in options.items():
         if value is None and name != "retry":
-            if name in OWN_OPTIONS:  # kept, because it takes back what was given before
+            if name in OWN_OPTIONS:  # kept, because None takes back an earlier value
                 (inner if name == "correlation_id" else checked)[name] = None
             continue
         match name:
@@ -206,7 +206,7 @@ def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[
 
 
 def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What was given goes before what was declared."""
+    """Merge: given options replace declared ones."""
     both = {**declared, **given}
     both["options"] = {**declared.get("options", {}), **given.get("options", {})}
     if given.get("delay") is not None:
@@ -217,7 +217,7 @@ def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_none_of_declared(options: dict[str, Any], declared: dict[str, Any]) -> None:
-    """None for what is declared could mean "none at all", which a job cannot say, or "as declared"."""
+    """Refuse None for a declared option: it could mean "none", which a job cannot store, or "as declared"."""
     inner = declared.get("options", {})
     for name, value in options.items():
         if value is not None or name in OWN_OPTIONS or name == "retry":
@@ -231,12 +231,12 @@ def refuse_none_of_declared(options: dict[str, Any], declared: dict[str, Any]) -
 
 
 def new_job(task: str, payload: str, checked: dict[str, Any]) -> NewJob:
-    """A job to store, from options that `checked_options` has passed."""
+    """Build a job from options that `checked_options` returned."""
     return job_maker(task, checked)(payload)
 
 
 def job_maker(task: str, checked: dict[str, Any]) -> Callable[[str], NewJob]:
-    """Makes jobs that differ in their payloads; what they share is worked out once."""
+    """Return a function that makes jobs which differ only in their payloads."""
     fields = dict(checked)
     inner = fields.pop("options", None)
     given_id = fields.pop("id", None)
@@ -251,7 +251,7 @@ def job_maker(task: str, checked: dict[str, Any]) -> Callable[[str], NewJob]:
 
 def checked_instant(value: datetime, name: str) -> int:
     micros = to_micros(value, name)
-    # The first and the last day are instants in some zones that have no date in UTC, and could not be shown.
+    # Without the first and last day: in some zones their instants have no date in UTC, and could not be shown.
     if not FIRST_INSTANT <= micros <= LAST_INSTANT:
         raise ConfigurationError(f"{name} must be between the years 1 and 9999 in UTC, not {shorten(value)}")
     return micros
@@ -306,7 +306,7 @@ def checked_retry(value: object) -> dict[str, Any] | None | UnsetType:
 
 
 def checked_worker_retry(value: object, name: str = "retry") -> RetryPolicy | None:
-    """The policy of a worker, which may follow the code."""
+    """Check the retry policy of a worker, which may contain functions."""
     if value is None or isinstance(value, RetryPolicy):
         return value
     raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""`harbor.queues`: how the queues stand, and stopping and starting them."""
+"""`harbor.queues`: list, pause and resume queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskharbor.codec import checked_name
 
 
 class Queue(Struct, frozen=True):
-    """A queue as it stands."""
+    """A queue as it was when it was read."""
 
     name: str
     paused: bool
@@ -34,7 +34,7 @@ class Queues(Operator):
     """`harbor.queues`"""
 
     async def alist(self) -> list[Queue]:
-        """Every queue that holds runnable or running jobs, or is paused."""
+        """List every queue that has runnable or running jobs, or is paused."""
         now = await self._driver.now()
         return [
             Queue(
@@ -52,13 +52,13 @@ class Queues(Operator):
     list = sync_method(alist)
 
     async def apause(self, name: str) -> None:
-        """Stop this queue's jobs from being claimed; those claimed but not begun are handed back."""
+        """Pause a queue: workers claim no more of its jobs, and release those that have not begun."""
         await self._set_paused(name, True)
 
     pause = sync_method(apause)
 
     async def aresume(self, name: str) -> None:
-        """Let this queue's jobs be claimed again."""
+        """Let workers claim this queue's jobs again."""
         await self._set_paused(name, False)
 
     resume = sync_method(aresume)

@@ -15,14 +15,14 @@ from taskharbor.records import State
 from taskharbor.rules.lifecycle import TERMINAL
 
 DAY_SECONDS = 86_400.0
-BATCH = 500  # jobs deleted in one transaction, so that pruning never holds others up
+BATCH = 500  # jobs deleted in one transaction, so that pruning never blocks others for long
 
 
 class Retention(Struct, frozen=True):
-    """Seconds to keep jobs in each terminal state, and the history of recurring ones; None for ever."""
+    """Seconds to keep jobs in each terminal state, and the history of recurring ones; None keeps them."""
 
     succeeded: float | None = 7 * DAY_SECONDS
-    dead: float | None = None  # until somebody requeues or discards it
+    dead: float | None = None  # kept until an operator requeues or discards it
     cancelled: float | None = 7 * DAY_SECONDS
     history: float | None = 90 * DAY_SECONDS  # of recurring jobs, which never finish …
     history_count: int | None = 100  # … and no more attempts of each than this
@@ -53,7 +53,7 @@ class Retention(Struct, frozen=True):
         return cls(**fields)
 
     async def prune(self, driver: Driver, limit: int | None = None) -> int:
-        """Delete what is older, in small transactions; how many jobs."""
+        """Delete older jobs in small transactions; return how many."""
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise ConfigurationError(
                 f"limit must be a whole number from 0, or None for all, not {shorten(limit)}"

@@ -1,4 +1,4 @@
-"""`Schedule`: what a caller sees of a schedule, and what it takes to make one."""
+"""`Schedule`: a schedule as a caller sees it, and how its job is built."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from taskharbor.schedule import Schedule as Recurring
 from taskharbor.schedule import parse
 
 
-# What a schedule's jobs may be given. What belongs to one job, a recurring one cannot have: each of its runs has its
-# own time, and the schedule's name is its identity.
+# The options of a schedule's jobs, without those of a single job (run_at, id, idempotency_key …): the schedule sets
+# the time of each run, and its name is its identity.
 class RunOptions(TypedDict, total=False):
     """The options of a schedule's runs."""
 
@@ -50,7 +50,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class ScheduleOptions(RunOptions, total=False):
-    """What `harbor.schedules.add` takes beside the schedule itself."""
+    """The options of `harbor.schedules.add`."""
 
     timezone: str
     misfire: Misfire | MisfireName
@@ -59,7 +59,7 @@ class ScheduleOptions(RunOptions, total=False):
 
 
 class ScheduleChanges(ScheduleOptions, total=False):
-    """What `harbor.schedules.update` takes."""
+    """The options of `harbor.schedules.update`."""
 
     schedule: str | Recurring
     task: str
@@ -71,11 +71,11 @@ RECURRENCE_OPTIONS = frozenset({"schedule", "timezone", "misfire", "misfire_grac
 
 
 class Schedule(Struct, frozen=True):
-    """A schedule as it stood when this was read."""
+    """A schedule as it was when it was read."""
 
     name: str
     application: str
-    id: str  # of its job, which `harbor.jobs` knows
+    id: str  # of its job, for `harbor.jobs`
     task: str
     payload: dict[str, Any]
     queue: str
@@ -87,11 +87,13 @@ class Schedule(Struct, frozen=True):
     dead_letter: bool
     paused: bool
     declared: bool  # in its application's code
-    orphaned: bool | None  # declared once, and no longer; None where the declarations are not known
+    orphaned: bool | None  # no longer declared; None where the declarations are not known
     state: State
-    due_at: datetime | None  # of the occurrence that is next, or under way
-    next_run_at: datetime | None  # when its job runs next: a retry, say; None while it runs or is paused
-    attempts: int  # failures of the occurrence under way
+    due_at: datetime | None  # of the next occurrence, or of the running one
+    next_run_at: (
+        datetime | None
+    )  # when its job runs next, perhaps for a retry; None while it runs or is paused
+    attempts: int  # failures of the current occurrence
     last_status: AttemptStatus | None  # how its latest attempt ended
     last_finished_at: datetime | None
     last_error: str | None
@@ -144,7 +146,7 @@ class Schedule(Struct, frozen=True):
 
 
 def schedule_id(application: str, name: str) -> str:
-    """The id of a schedule's job: always the same, so that nobody can make a second one.
+    """Return the id of a schedule's job. It follows from the name, so there is never a second job.
 
     It begins with zeros, so that lists of jobs, newest first, show schedules last.
     """
@@ -152,7 +154,7 @@ def schedule_id(application: str, name: str) -> str:
 
     digest = hashlib.sha256(f"{len(application)}:{application}:{name}".encode()).digest()
     raw = bytearray(6) + digest[:10]
-    raw[6] = 0x80 | raw[6] & 0x0F  # version 8: an id of one's own making
+    raw[6] = 0x80 | raw[6] & 0x0F  # version 8: a custom UUID
     raw[8] = 0x80 | raw[8] & 0x3F
     return str(uuid.UUID(bytes=bytes(raw)))
 
@@ -160,7 +162,7 @@ def schedule_id(application: str, name: str) -> str:
 def checked_recurrence(
     name: str, application: str, given: Mapping[str, Any], *, declared: bool
 ) -> Recurrence:
-    """What makes a job recur, from what a caller gave."""
+    """Build the recurrence from the caller's options."""
     schedule = parse(given["schedule"], given.get("timezone", "UTC"))
     return Recurrence(
         schedule=schedule.expression,
@@ -177,7 +179,7 @@ def checked_recurrence(
 def recurring_job(
     task: str, payload: str, options: dict[str, Any], recurrence: Recurrence, now: int
 ) -> NewJob:
-    """The job of a schedule: due for the first time at its first occurrence from now on."""
+    """Build the job of a schedule, due at the first occurrence from now on."""
     job = new_job(task, payload, {**options, "id": schedule_id(recurrence.application, recurrence.name)})
     tags = (SCHEDULE_TAG, *job.options.tags)
     due_at = recurring(recurrence).next_micros(now)
@@ -194,7 +196,7 @@ def recurring(recurrence: Recurrence) -> Recurring:
 
 
 def checked_job_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a schedule's runs, in the store's terms."""
+    """Return the options of a schedule's runs as the store keeps them."""
     own = OWN_OPTIONS & options.keys() - JOB_OPTIONS
     if own:
         raise ConfigurationError(

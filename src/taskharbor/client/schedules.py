@@ -1,4 +1,4 @@
-"""`harbor.schedules`: jobs that recur, by name."""
+"""`harbor.schedules`: recurring jobs, by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskharbor")
 
-ROUNDS_MAX = 100  # how often others may be quicker before something must be wrong
+ROUNDS_MAX = 100  # attempts at a change that others keep overtaking, before it is an error
 CHANGEABLE = JOB_OPTIONS | RECURRENCE_OPTIONS | {"task", "payload"}
 HISTORY_BATCH = 200  # schedules whose history is pruned in one transaction
 
@@ -48,12 +48,12 @@ Change = Callable[[JobRecord, int], Update | None]
 
 
 class Schedules(Operator):
-    """`harbor.schedules`: what recurs. A name belongs to an application, this harbor's unless another is given."""
+    """`harbor.schedules`: recurring jobs. A name belongs to an application, by default this harbor's."""
 
-    # -- looking --
+    # -- reading --
 
     async def alist(self, application: str | None = None) -> builtins.list[Schedule]:
-        """Every schedule of the store, or of one application, by name."""
+        """List every schedule of the store, or of one application, by name."""
         wanted = None if application is None else checked_name("application", application)
         found = [
             self._told(record, recurrence)
@@ -65,7 +65,7 @@ class Schedules(Operator):
     list = sync_method(alist)
 
     async def aget(self, name: str, *, application: str | None = None) -> Schedule:
-        """The schedule of this name, or JobNotFound."""
+        """Return the schedule of this name, or raise JobNotFound."""
         record, recurrence = await self._record(self._id(name, application), name)
         return self._told(record, recurrence)
 
@@ -85,8 +85,8 @@ class Schedules(Operator):
         replace: bool = True,
         **options: Unpack[ScheduleOptions],
     ) -> Schedule:
-        """Let a job of this task recur. A schedule of the same name is changed, or, with `replace=False`, left
-        alone and refused by JobConflict; there never are two.
+        """Create a schedule for this task, or change the one of the same name. With `replace=False` a schedule that
+        exists is an error instead: JobConflict.
 
         Further options: timezone, misfire, misfire_grace, dead_letter, and those of the jobs: queue, priority,
         max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags.
@@ -111,7 +111,7 @@ class Schedules(Operator):
     async def aupdate(
         self, /, name: str, *, application: str | None = None, **changes: Unpack[ScheduleChanges]
     ) -> Schedule:
-        """Change a schedule, also one that runs: its schedule, its task, its payload or its options."""
+        """Change a schedule's times, task, payload or options, even while it runs."""
         if not changes:
             raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE))}")
         checked = checked_job_options({k: v for k, v in changes.items() if k not in ("task", "payload")})
@@ -135,7 +135,7 @@ class Schedules(Operator):
     update = sync_method(aupdate)
 
     async def apause(self, name: str, *, application: str | None = None) -> Schedule:
-        """Let it run no more, until it is resumed. A run that is under way goes on."""
+        """Begin no further run until it is resumed. A running occurrence goes on."""
 
         def pause(record: JobRecord, now: int) -> Update | None:
             options = _with(record.options, paused=True)
@@ -147,7 +147,7 @@ class Schedules(Operator):
     pause = sync_method(apause)
 
     async def aresume(self, name: str, *, application: str | None = None) -> Schedule:
-        """Let it run again. What came due meanwhile was missed: `misfire` says what becomes of it."""
+        """Let it run again. `misfire` decides about the occurrences that came due while it was paused."""
 
         def resume(record: JobRecord, now: int) -> Update | None:
             options = _with(record.options, paused=False)
@@ -159,14 +159,14 @@ class Schedules(Operator):
     resume = sync_method(aresume)
 
     async def arun_now(self, name: str, *, application: str | None = None) -> Schedule:
-        """An extra run that consumes no occurrence: at once, or right after the run that is under way."""
+        """Run once in addition to the occurrences: at once, or right after a running occurrence."""
         await self._run_now(self._id(name, application), name, "schedules.run_now()")
         return await self.aget(name, application=application)
 
     run_now = sync_method(arun_now)
 
     async def adelete(self, name: str, *, application: str | None = None) -> None:
-        """Remove a schedule with its history. A run that is under way goes on, and is the last one."""
+        """Remove a schedule with its history. A running occurrence goes on, and is the last one."""
         refuse_inside_transaction(self._harbor, "schedules.delete()")
         job_id = self._id(name, application)
         for _ in range(ROUNDS_MAX):
@@ -176,7 +176,7 @@ class Schedules(Operator):
                 [answer] = await self._driver.operate(Delete(), [job_id])
                 if answer.verdict is OperationVerdict.DONE:
                     return
-                continue  # it has begun meanwhile
+                continue  # it has just begun
             tags = tuple(tag for tag in record.options.tags if tag != SCHEDULE_TAG)
             ordinary = replace(record.options, recurrence=None, tags=tags)
             answer = await self._update(record, Update(options=ordinary))
@@ -186,10 +186,10 @@ class Schedules(Operator):
 
     delete = sync_method(adelete)
 
-    # -- what the code declares --
+    # -- declared schedules --
 
     async def _reconcile(self) -> None:
-        """What the code declares is so, and what it no longer declares is reported. Any number may do it at once."""
+        """Store what the code declares, and report what it no longer declares. Many processes may do this at once."""
         now = await self._driver.now()
         declared = self._declared()
         if declared:
@@ -208,13 +208,13 @@ class Schedules(Operator):
         return {task.name: task for task in self._harbor.tasks.values() if task.recurrence is not None}
 
     async def _ensure(self, jobs: builtins.list[NewJob], *, replace: bool = True) -> None:
-        """Each of these schedules is there as it is given: new, or changed where it differs."""
+        """Create each of these schedules, or change it where it differs."""
         settled = self._adapt if replace else self._refuse
         for _ in range(ROUNDS_MAX):
             answers = await self._driver.enqueue(jobs)
             existing = [job for job, answer in zip(jobs, answers, strict=True) if answer.existed]
             ended = [job for job in existing if not await settled(job)]
-            for job in ended:  # what a deleted schedule left behind: the last run, which has ended
+            for job in ended:  # the last run of a deleted schedule, which has ended
                 await self._driver.operate(Delete(), [job.id])
             if not ended:
                 return
@@ -222,7 +222,7 @@ class Schedules(Operator):
         raise _too_quick(", ".join(job.task for job in jobs))
 
     async def _adapt(self, job: NewJob) -> bool:
-        """Change the schedule that is there already to what is given; False if it is not there after all."""
+        """Change the existing schedule to what is given; return False if it no longer exists."""
         for _ in range(ROUNDS_MAX):
             [record] = await self._driver.get([job.id])
             if record is None or record.state in TERMINAL:
@@ -242,7 +242,7 @@ class Schedules(Operator):
         raise _too_quick(_name_of(job))
 
     async def _refuse(self, job: NewJob) -> bool:
-        """Raise for the schedule that is there already; False if it is not there after all."""
+        """Raise for the schedule that exists; return False if it no longer does."""
         [record] = await self._driver.get([job.id])
         if record is None or record.state in TERMINAL:
             return False
@@ -250,7 +250,7 @@ class Schedules(Operator):
             job.id, f"a schedule called {_name_of(job)!r} exists already; change that one instead"
         )
 
-    # -- what harbor.jobs hands over --
+    # -- called by harbor.jobs --
 
     async def _run_now(self, job_id: str, name: str, verb: str) -> None:
         refuse_inside_transaction(self._harbor, verb)
@@ -269,7 +269,7 @@ class Schedules(Operator):
                     f"the schedule {name!r} is due already, so it cannot be run now; "
                     "it runs as soon as a worker is free",
                 )
-            else:  # before it is due: that makes it an extra run
+            else:  # it is not due yet, so this is an extra run
                 update = Update(run_at=await self._driver.now())
             answer = await self._update(record, update)
             if answer.verdict is OperationVerdict.DONE:
@@ -277,7 +277,7 @@ class Schedules(Operator):
         raise _too_quick(name)
 
     async def _cancel_occurrence(self, record: JobRecord) -> OperationResult:
-        """End the occurrence that is next or under way; the one after it is set."""
+        """Cancel the next or the running occurrence; the one after it follows."""
         for _ in range(ROUNDS_MAX):
             occurrence = after_cancelling(record, await self._driver.now())
             [answer] = await self._driver.operate(Cancel(occurrence, _seen(record)), [record.id])
@@ -295,7 +295,7 @@ class Schedules(Operator):
             pruned += await self._driver.prune_history(ids[start : start + HISTORY_BATCH], keep, before)
         return pruned
 
-    # -- the parts --
+    # -- helpers --
 
     def _id(self, name: str, application: str | None) -> str:
         of = self._harbor.application if application is None else checked_name("application", application)
@@ -319,7 +319,9 @@ class Schedules(Operator):
 
     def _told(self, record: JobRecord, recurrence: Recurrence) -> Schedule:
         orphaned: bool | None = None
-        known = self._harbor.tasks.keys() - set(BUILT_IN)  # a worker with nothing else has no application
+        known = self._harbor.tasks.keys() - set(
+            BUILT_IN
+        )  # a worker with only built-in tasks has no application
         if known and recurrence.application == self._harbor.application:
             orphaned = recurrence.declared and recurrence.name not in self._declared()
         return Schedule.of(record, orphaned=orphaned)
@@ -339,19 +341,19 @@ class Schedules(Operator):
         raise _too_quick(name)
 
     async def _update(self, record: JobRecord, update: Update) -> OperationResult:
-        """If nobody has changed it since it was read, and it stands where it stood then, be it running or not."""
+        """Apply an update only if the job is unchanged since it was read, and in the same place, running or not."""
         update = replace(update, version=record.version, seen=_seen(record), while_running=True)
         [answer] = await self._driver.operate(update, [record.id])
         return answer
 
 
-# -- what differs --------------------------------------------------------------------------------
+# -- comparing -----------------------------------------------------------------------------------
 
 
 def _desired(
     record: JobRecord, checked: dict[str, Any], recurrence: Recurrence, task: str | None, payload: str | None
 ) -> NewJob:
-    """The schedule that is there, with what was given instead."""
+    """Return the existing schedule with the given changes."""
     options = replace(record.options, **checked.get("options", {}), recurrence=recurrence)
     if SCHEDULE_TAG not in options.tags:
         options = replace(options, tags=(SCHEDULE_TAG, *options.tags))
@@ -367,7 +369,7 @@ def _desired(
 
 
 def _difference(record: JobRecord, desired: NewJob, now: int) -> Update | None:
-    """What has to be changed for the schedule to be as desired; who paused it is not asked."""
+    """Return what has to change for the schedule to be as desired; a pause stays as it is."""
     old, new = record.options.recurrence, desired.options.recurrence
     assert new is not None, "what is desired recurs"
     if old is not None:
@@ -384,14 +386,14 @@ def _difference(record: JobRecord, desired: NewJob, now: int) -> Update | None:
     if old is not None and (old.schedule, old.timezone) == (new.schedule, new.timezone):
         return update
     if _has_come(record, now):
-        return update  # the next occurrence is computed when this one's run has ended
+        return update  # the end of this run computes the next occurrence
     update = replace(update, due_at=recurring(new).next_micros(now))
     has_extra_run = record.due_at is not None and record.run_at < record.due_at
     return update if new.paused or has_extra_run else replace(update, at_due=True)
 
 
 def _has_come(record: JobRecord, now: int) -> bool:
-    """Whether its occurrence is due already, or a run is under way that is to be tried again or asleep."""
+    """Whether its occurrence is due already, or its run waits for a retry or sleeps."""
     if record.attempts or record.due_at is None:
         return record.attempts > 0
     return record.due_at <= now or record.due_at < record.run_at < PARKED_AT

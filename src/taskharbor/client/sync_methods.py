@@ -1,4 +1,4 @@
-"""The synchronous surface over the asynchronous one: every method has both forms and one implementation."""
+"""Synchronous forms of asynchronous methods: both forms share one implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class OnDriver(Protocol):
-    """Whatever has methods in both forms knows the driver that they are for."""
+    """An object with methods in both forms, and the driver that they use."""
 
     @property
     def _driver(self) -> Driver: ...
@@ -24,14 +24,14 @@ class OnDriver(Protocol):
 
 S = TypeVar("S", bound=OnDriver)
 
-# What may act on a caller's own connection, inside `harbor.transaction(…)`.
+# Methods that may use the caller's connection inside `harbor.transaction(…)`.
 _TAKE_PART = frozenset({"aenqueue", "aenqueue_many", "aget", "arefresh"})
 
 
 def sync_method(
     method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], R]:
-    """The synchronous form of an `async` method whose name begins with `a`."""
+    """Make the synchronous form of an `async` method whose name begins with `a`."""
     name = method.__name__
     assert name.startswith("a"), f"{name} is not named as an asynchronous form"
 
@@ -44,7 +44,7 @@ def sync_method(
         here = driver.inline or (takes_part and driver.uses_callers_thread())
         try:
             call = method(self, *args, **kwargs)
-        except TypeError as error:  # only binding the arguments can raise here: the coroutine has not begun
+        except TypeError as error:  # from binding the arguments: the coroutine has not begun
             raise _named_rightly(error, method) from None
         return (run_inline if here else run_on_loop_thread)(call)
 
@@ -55,7 +55,7 @@ def sync_method(
 
 
 def _named_rightly(error: TypeError, method: Callable[..., Any]) -> TypeError:
-    """Python's own error with the name that was called, and the arguments that there are."""
+    """Rewrite Python's error: the name that was called, and the arguments it takes."""
     import inspect
 
     name = method.__name__
@@ -65,8 +65,8 @@ def _named_rightly(error: TypeError, method: Callable[..., Any]) -> TypeError:
 
 
 def _warn_inside_a_loop(asynchronous: str) -> None:
-    """It works, but the loop stands still meanwhile: say so, once."""
-    asyncio = sys.modules.get("asyncio")  # not loaded yet: then no loop can be running
+    """Warn once that a synchronous call blocks the running loop."""
+    asyncio = sys.modules.get("asyncio")  # if it is not loaded, no loop can be running
     if asyncio is not None and asyncio._get_running_loop() is not None and not _warned:
         _warned.append(asynchronous)
         warnings.warn(

@@ -1,4 +1,4 @@
-"""`Task`: a function that can be called, and enqueued; `Signature`: a call that waits to be enqueued."""
+"""`Task`: a function that can be called and enqueued. `Signature`: a task with arguments, not enqueued yet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 C = ParamSpec("C")  # how the function itself is called
-V = TypeVar("V")  # what that gives: a coroutine, for an async function
+V = TypeVar("V")  # what that call returns: a coroutine, for an async function
 P = ParamSpec("P")  # how it is enqueued: the same without the context
 R = TypeVar("R")  # what a job of it results in
 
@@ -57,12 +57,12 @@ class Signature(Generic[R]):
         self.arguments = arguments
         self.payload = task.plan.encoded(
             arguments, partial=takes_result
-        )  # what is given is validated here, and once
+        )  # validates the given arguments, once
         self.options = options
-        self.takes_result = takes_result  # of what comes before it in a workflow
+        self.takes_result = takes_result  # of the job before it in a workflow
 
     def new_job(self) -> NewJob:
-        """The job that this stands for; one whose required arguments are not all given is refused."""
+        """Build the job; refuse it if required arguments are missing."""
         self.task.plan.refuse_missing(self.arguments)
         return self.task.new_job_of(self.payload, self.options)
 
@@ -73,7 +73,7 @@ class Signature(Generic[R]):
 
 
 class Enqueueable(Generic[P, R]):
-    """What can be enqueued: a task, or a task with the options of one enqueue."""
+    """Something to enqueue: a task, or a task with the options of one enqueue."""
 
     _task: Task[Any, Any, P, R]
     _options: dict[str, Any]
@@ -101,13 +101,13 @@ class Enqueueable(Generic[P, R]):
     enqueue_many = sync_method(aenqueue_many)
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
-        """A signature of this task; arguments may be left out, to be filled by what comes before it. Those that are
-        given are checked at once.
+        """Make a signature of this task. Given arguments are checked at once; the result of the job before it may
+        fill those that are left out.
         """
         return Signature(self._task, self._task.plan.bind(args, kwargs, partial=True), self._options)
 
     def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """A signature with all of its arguments: in a workflow it takes nothing of what comes before it."""
+        """Make a signature with all of its arguments: in a workflow it ignores the result of the job before it."""
         return Signature(self._task, self._task.plan.bind(args, kwargs), self._options, takes_result=False)
 
 
@@ -136,7 +136,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
         )
         self.isolation = _checked_isolation(isolation, self.is_async)
-        # Of a handler in a process of its own: a wrong one is told where it was declared.
+        # For a handler in its own process; a function that cannot be imported is an error where it is declared.
         self.address = address_of(function, f"the handler of task {name!r}") if self.is_isolated else None
         self._check_arguments = check_arguments
         self._task = self
@@ -158,9 +158,9 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         return f"<task {self.name}>"
 
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
-        """The same task with options for what is enqueued through it.
+        """Return the same task with options for the jobs enqueued through it.
 
-        What is left out is as the task declares it. None takes back what an earlier `using` gave of one job's
+        Options left out are as the task declares them. None takes back what an earlier `using` gave of one job's
         own options (`run_at`, `delay`, `expires_at`, `idempotency_key`, `correlation_id`, `id`), and `retry=None`
         means no retries; for the others None is refused where the task declares one.
         """
@@ -169,10 +169,10 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
 
     @property
     def origin(self) -> str:
-        """Where its function was written; the same when the module is loaded again."""
+        """Where its function is defined; the same after the module is reloaded."""
         return f"{self.__module__}.{getattr(self.function, '__qualname__', None) or self.__name__}"
 
-    # -- what the worker asks --
+    # -- for the worker --
 
     @property
     def is_isolated(self) -> bool:
@@ -181,7 +181,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
 
     @property
     def only_asked_to_end(self) -> bool:
-        """Whether a cancelled handler has to look at its context by itself: nothing can stop a thread."""
+        """Whether a cancelled handler has to check its context: nothing can stop a thread."""
         return not self.is_async and not self.is_isolated
 
     @property
@@ -198,24 +198,24 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     def declared_delivery(self) -> Delivery | None:
         return self._options.get("delivery")
 
-    # -- what the client asks --
+    # -- for the client --
 
     def new_job(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> NewJob:
-        """A job of this task, its arguments validated, ready to be stored."""
+        """Build a job of this task, with validated arguments."""
         return new_job(self.name, self.plan.encode(args, kwargs), options)
 
     def validate(self, payload: str) -> None:
-        """Refuse a payload that the function could not be called with, by a `PayloadError`."""
+        """Raise `PayloadError` for a payload that does not fit the function."""
         arguments = self.plan.decode(payload)
         if self._check_arguments is not None:
             self._check_arguments(arguments)
 
     def new_job_of(self, payload: str, options: dict[str, Any]) -> NewJob:
-        """A job with a payload that has been encoded already."""
+        """Build a job with an encoded payload."""
         return new_job(self.name, payload, options)
 
     def decode_result(self, text: str | None) -> Any:
-        """A stored result in the type that the function's annotation names, where JSON can carry it."""
+        """Decode a stored result into the type of the function's annotation, where JSON can represent it."""
         return None if text is None else self._decode_result(text)
 
 
@@ -227,7 +227,7 @@ class UsingOptions(Enqueueable[P, R]):
         self._options = options
 
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
-        """The same with further options; what is given last holds."""
+        """Return the same with further options; later ones replace earlier ones."""
         refuse_none_of_declared(dict(options), self._options)
         return UsingOptions(self._task, merged(self._options, checked_options(dict(options))))
 
@@ -236,7 +236,7 @@ class UsingOptions(Enqueueable[P, R]):
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """`module.function`, the same whether the module is imported or run as a script."""
+    """Return `module.function`, the same whether the module is imported or run as a script."""
     name = getattr(function, "__qualname__", "<")
     if name.endswith("<lambda>") or name == "<":
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The caller's own transaction, as the client sees it: which block a call stands in, and what may not be done there."""
+"""`harbor.transaction(…)`: which block a call is in, and what it may not do there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Block:
         self.over = False
 
     def refuse_when_over(self) -> None:
-        """A task that was started inside the block still sees it afterwards: what it enqueued on that connection
-        would be committed by nobody."""
+        """Refuse after the end of the block. An asyncio task that was started inside still sees the block, but no
+        commit would follow."""
         if self.over:
             raise ConfigurationError(
                 "this was started inside a transaction() block that has ended since; "
@@ -38,7 +38,7 @@ _blocks: ContextVar[Block | None] = ContextVar("taskharbor_blocks", default=None
 
 
 def block_of(harbor: Harbor) -> Block | None:
-    """The innermost block of this harbor that the call stands in."""
+    """Return the innermost block of this harbor that the call is in."""
     block = _blocks.get()
     while block is not None and block.harbor is not harbor:
         block = block.outer
@@ -46,9 +46,9 @@ def block_of(harbor: Harbor) -> Block | None:
 
 
 class Transaction:
-    """What `harbor.transaction(connection)` gives: one block, entered by `with` or by `async with`.
+    """A block for enqueueing in the caller's transaction, entered by `with` or by `async with`.
 
-    Both do the same: the caller's transaction is begun and committed by the caller, so that nothing here waits.
+    Both do the same: the caller begins and commits the transaction, so nothing here waits.
     """
 
     def __init__(self, harbor: Harbor, connection: object) -> None:
@@ -95,7 +95,7 @@ def _block(harbor: Harbor) -> Iterator[None]:
 
 
 def refuse_inside_transaction(harbor: Harbor, verb: str) -> None:
-    """Other writes use a connection of our own, which would wait for the caller's to commit: for ever."""
+    """Refuse other writes: they use another connection, which would wait for the caller's commit without end."""
     block = block_of(harbor)
     if block is not None and not block.over and harbor.driver.in_transaction():
         raise ConfigurationError(

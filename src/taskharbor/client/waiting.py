@@ -1,4 +1,4 @@
-"""Waiting for the end of a job or a workflow: looking again whenever there are news."""
+"""Wait for the end of a job or a workflow: look again whenever the store changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from taskharbor.drivers.base import Driver
 
 T = TypeVar("T")
 
-POLL_SECONDS = 1.0  # the safety net under the store's news
+POLL_SECONDS = 1.0  # in case a notification of the store is lost
 
 
 class Pending(Struct, frozen=True):
-    """It has not ended; in words, for whoever can wait no longer."""
+    """It has not ended; `still` is the text of the TimeoutError."""
 
     still: str  # "job … is still running"
     more: str = ""
@@ -25,7 +25,7 @@ class Pending(Struct, frozen=True):
 async def until_ended(
     driver: Driver, timeout: float | None, look: Callable[[], Coroutine[Any, Any, T | Pending]]
 ) -> T:
-    """What `look` finds at the end, or TimeoutError when `timeout` seconds have passed."""
+    """Call `look` after every change until it returns a value; raise TimeoutError after `timeout` seconds."""
     if timeout is not None:
         timeout = check_seconds(timeout, "timeout")
     give_up_at = None if timeout is None else driver.clock.monotonic() + timeout

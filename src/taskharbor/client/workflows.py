@@ -1,4 +1,4 @@
-"""`harbor.workflows`: looking at workflows, and changing their fate."""
+"""`harbor.workflows`: read, cancel and retry workflows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from taskharbor.workflow.handle import WorkflowState, WorkflowStateName
 
 CANCEL_PAGE = 5_000
-LOOK_PAGE = 50  # at least so many are looked at in one go for those of a state
-LOOK_MAX = 500  # and no more than about so many in one call: each of them has its jobs counted
+LOOK_PAGE = 50  # workflows read at a time, at least, to find those in a state
+LOOK_MAX = 500  # read in one call, at most: the store counts the jobs of each
 
 
 class WorkflowList(list["Workflow"]):
@@ -36,7 +36,7 @@ class Workflows(Operator):
     """`harbor.workflows`"""
 
     async def aenqueue(self, composition: Composition) -> Workflow:
-        """Store a workflow, also one that is made of nothing and so does not know its harbor."""
+        """Store a workflow. An empty one does not know its harbor; this one is used."""
         from taskharbor.workflow.parts import Composition
         from taskharbor.workflow.storing import store_workflow
 
@@ -49,7 +49,7 @@ class Workflows(Operator):
     enqueue = sync_method(aenqueue)
 
     async def aget(self, id: object) -> Workflow:
-        """The workflow with this id, or WorkflowNotFound."""
+        """Return the workflow with this id, or raise WorkflowNotFound."""
         from taskharbor.workflow.handle import Workflow, not_found
 
         workflow_id = checked_id(id)
@@ -67,7 +67,7 @@ class Workflows(Operator):
         cursor: str | None = None,
         limit: int = 100,
     ) -> WorkflowList:
-        """Workflows that match, newest first. A page may be shorter than `limit`; the end is `next_cursor` None."""
+        """List matching workflows, newest first. A page may be shorter than `limit`; the last has no `next_cursor`."""
         from taskharbor.workflow.handle import checked_state
 
         wanted = None if state is None else checked_state(state)
@@ -84,7 +84,7 @@ class Workflows(Operator):
         return WorkflowList(found, page.next_cursor)
 
     async def _search(self, state: WorkflowState, cursor: str | None, limit: int) -> WorkflowList:
-        """Those in a state. A store does not know it: it follows from where the jobs are, and from `on_failure`."""
+        """List those in a state. The store does not keep it: it follows from the jobs' states and `on_failure`."""
         found: builtins.list[Workflow] = []
         for _ in range(0, LOOK_MAX, LOOK_PAGE):
             page = await self._page(cursor, max(limit, LOOK_PAGE))
@@ -100,7 +100,7 @@ class Workflows(Operator):
         return WorkflowList(found, cursor)
 
     async def acancel(self, id: object) -> Workflow:
-        """End all that has not begun, and ask what is running to end."""
+        """Cancel the members that have not begun, and ask running ones to stop."""
         workflow = await self.aget(id)
         refuse_inside_transaction(self._harbor, "workflows.cancel()")
         await self._harbor._collect_all_expired()
@@ -116,9 +116,9 @@ class Workflows(Operator):
     cancel = sync_method(acancel)
 
     async def aretry(self, id: object, *, force: bool = False) -> Workflow:
-        """Begin a new run of every member that is dead or cancelled, so that the workflow goes on.
+        """Begin a new run of every member that is dead or cancelled, so that the workflow continues.
 
-        Those that wait for others wait again. Members that are at_most_once and may have been executed
+        Members that depend on others wait again. Members that are at_most_once and may have been executed
         are only run again with `force=True`.
         """
         workflow = await self.aget(id)
@@ -136,7 +136,7 @@ class Workflows(Operator):
                 f"at_most_once and may have been executed, such as {once[0]}; "
                 f"give force=True to run {agreeing(len(once), 'it', 'them')} again",
             )
-        # The first of them first: those that wait for it wait again with it.
+        # By id, so in the order of the graph: a requeued member makes its dependants wait again.
         await self._driver.operate(Requeue(), sorted(job.id for job in ended))
         return await self.aget(id)
 

@@ -1,4 +1,4 @@
-"""Telling of jobs that ended without being executed: log lines and events, after the store has committed it."""
+"""Report jobs that ended without being executed: log lines and events, after the store has committed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ JOB_CANCELLED = "Job {job} was cancelled, reason {reason}"
 
 
 class Subscribers(Protocol):
-    """Whoever wants to hear of it, here or in another process."""
+    """The subscribers to events, in this process or in another one."""
 
     def wanted(self, name: EventName) -> bool: ...
     def emit(self, event: Event) -> None: ...
 
 
 def report_cancelled(events: Subscribers, record: JobRecord, logger: logging.Logger | None = None) -> None:
-    """A job was cancelled while it was not running: by somebody, by its age, or with one that it depends on."""
+    """Report a job that was cancelled while not running: by an operator, by its expiry, or with a dependency."""
     _tell(events, record, record.finished_at or record.enqueued_at, str(record.reason), logger)
 
 
@@ -33,7 +33,7 @@ async def report_dependants(
     logger: logging.Logger,
     read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]],
 ) -> None:
-    """Each job that ended with one that it depends on, by the settle that did it."""
+    """Report each job that a settle cancelled together with its dependency."""
     ended = [(job_id, each.at) for each in settled for job_id in each.cancelled]
     if not ended or not (events.wanted("cancelled") or logger.isEnabledFor(logging.INFO)):
         return

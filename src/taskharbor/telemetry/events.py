@@ -1,4 +1,4 @@
-"""Events: telling subscribers what became of jobs and of workers, without ever delaying or failing one.
+"""Events: call subscribers when something happens to a job or a worker, without ever delaying or failing it.
 
 Subscribers run apart from the jobs: asynchronous ones as tasks of the loop that emitted the event,
 others in one thread of their own, fed by a bounded queue. What they raise is logged.
@@ -34,13 +34,15 @@ JobEventName = Literal["enqueued", "started", "succeeded", "failed", "retried", 
 EventName = Literal[JobEventName, "stuck"]
 JOB_EVENTS: tuple[JobEventName, ...] = get_args(JobEventName)
 EVENT_NAMES: tuple[EventName, ...] = get_args(EventName)
-WAITING_MAX = 10_000  # events a slow subscriber may be behind; more are dropped, and counted in the log
+WAITING_MAX = (
+    10_000  # events that wait for slow subscribers; further ones are dropped, and counted in the log
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Identified(Protocol):
-    """A job in whatever form: new, claimed, or as the store tells it."""
+    """A job in any form: new, claimed, or as the store returns it."""
 
     @property
     def id(self) -> str: ...
@@ -51,9 +53,9 @@ class Identified(Protocol):
 
 
 class Event(Struct, frozen=True):
-    """Something that happened to a job. All but `started` are told after the store has committed it.
+    """Something that happened to a job. All events but `started` are emitted after the store has committed.
 
-    `stuck` is about a worker process: its `job_id`, `task` and `queue` are empty, and `jobs` are those that it had.
+    `stuck` is about a worker process: `job_id`, `task` and `queue` are empty, and `jobs` lists its running jobs.
     """
 
     name: EventName
@@ -68,11 +70,11 @@ class Event(Struct, frozen=True):
     reason: ReasonName | None = None  # of dead and cancelled
     retry_at: datetime | None = None
     delay_seconds: float | None = None
-    jobs: tuple[str, ...] = ()  # of stuck: what was being executed there, at most twenty
+    jobs: tuple[str, ...] = ()  # of stuck: the running jobs of the process, at most twenty
 
     @classmethod
     def about(cls, job: Identified, options: Options, name: EventName, at: int, **more: Any) -> Event:
-        """An event of this job, at the store's time `at`; `more` are further fields."""
+        """Build an event of this job, at the store's time `at`; `more` are further fields."""
         return cls(
             name,
             job.id,
@@ -98,7 +100,7 @@ class Events:
         return subscriber
 
     def unsubscribe(self, name: EventName, subscriber: Callable[[Event], Any]) -> None:
-        """Tell this subscriber no more; nothing happens if it is none."""
+        """Unsubscribe; a no-op if it is not subscribed."""
         left = [each for each in self._subscribers.get(name, ()) if each != subscriber]
         if left:
             self._subscribers[name] = left
@@ -127,7 +129,7 @@ class Events:
                 logger.warning("an event was dropped: its subscribers are too far behind")
 
     async def drain(self, seconds: float) -> None:
-        """Let subscribers on this loop finish, for a while."""
+        """Wait a while for subscribers on this loop to finish."""
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -137,7 +139,7 @@ class Events:
             await asyncio.wait(mine, timeout=seconds)
 
     async def aclose(self, seconds: float = 5.0) -> None:
-        """Let all subscribers finish what they have, for a while, without holding up the loop."""
+        """Wait a while for all subscribers to finish, without blocking the loop."""
         if in_sync_call():
             self.close(seconds)
             return
@@ -148,12 +150,12 @@ class Events:
             await asyncio.to_thread(self.close, seconds)
 
     def close(self, seconds: float = 5.0) -> None:
-        """Let the subscribers' thread finish what it has, for a while."""
+        """Wait a while for the subscribers' thread to finish."""
         self._thread.close(seconds)
 
 
 class _SubscriberThread:
-    """Started with the first event; a child of a fork starts its own."""
+    """Start the thread with the first event; a forked process starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -233,6 +235,6 @@ def _tell_failed(event: Event, error: Exception) -> None:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    loaded = sys.modules.get("asyncio")  # not loaded yet: then no loop can be running
+    loaded = sys.modules.get("asyncio")  # if it is not loaded, no loop can be running
     loop: asyncio.AbstractEventLoop | None = None if loaded is None else loaded._get_running_loop()
     return loop

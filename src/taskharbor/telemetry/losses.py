@@ -1,4 +1,4 @@
-"""Telling of jobs that were lost with their worker: log lines and events, after the store has settled them."""
+"""Report jobs that were lost with their worker: log lines and events, after the store has settled them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from taskharbor.telemetry.cancellations import Subscribers, report_dependants
 from taskharbor.telemetry.events import Event, EventName
 from taskharbor.telemetry.logs import log_line
 
-# Sentences that several tellers share.
+# Log lines that several reporters share.
 JOB_DEAD = "Job {job} is dead, reason {reason}"
 NEXT_OCCURRENCE = ", rescheduled for next occurrence: {next_run}"
 
 
 class Losses:
-    """The same whoever collected the lease: a worker, its supervisor, or an operator's verb that came first."""
+    """Reports losses in the same way for a worker, a supervisor and an operator's call."""
 
     def __init__(self, events: Subscribers, logger: logging.Logger) -> None:
         self._events = events
         self._logger = logger
 
     async def tell(self, driver: Driver, done: Sequence[tuple[Transition, SettleResult]]) -> None:
-        """What became of jobs that others had begun, and of those that ended with them."""
+        """Report what became of lost jobs, and of the dependants that were cancelled with them."""
         told = [pair for pair in done if pair[0].status is AttemptStatus.LOST or _has_ended(*pair)]
         records = await driver.get([transition.job_id for transition, _ in told]) if told else []
         for (transition, settled), record in zip(told, records, strict=True):
@@ -36,7 +36,7 @@ class Losses:
 
 
 def _has_ended(transition: Transition, settled: SettleResult) -> bool:
-    """A job that is handed back ends where a shutdown interrupted it and it runs at most once, or on request."""
+    """Report a released job that ended: an at_most_once job that a shutdown interrupted, or a cancelled one."""
     return settled.state in (State.DEAD, State.CANCELLED) or was_rearmed(transition, settled)
 
 
