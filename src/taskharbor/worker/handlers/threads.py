@@ -70,8 +70,10 @@ class Call:
                 with self._lock:
                     if not self._finished:
                         self._finished = True
-                        # An interruption that was asked for but has not arrived must not hit the next call.
-                        _raise_in_thread(threading.get_ident(), None)
+                        # An interruption that was asked for but has not arrived must not hit the next call. Only then:
+                        # Python 3.11 does not forget that it was asked to raise nothing, and hangs under a tracer.
+                        if self._interrupted:
+                            _raise_in_thread(threading.get_ident(), None)
                 return
             except Interruption as error:  # it arrived just now
                 self.value, self.error = None, error
