@@ -130,8 +130,8 @@ class AsyncContestant(Contestant):
 
     def serve(self, started: Started) -> None:
         self.started = started
-        self.run(self.work_for_ever())
+        self.run(self.work_without_end())
 
-    async def work_for_ever(self) -> None:
+    async def work_without_end(self) -> None:
         async with self.working():
             await asyncio.Event().wait()

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start_postgres(servers: ExitStack, options: argparse.Namespace, scratch: Path) -> str:
-    """Have a server until the run ends: its version and what it was told."""
+    """Have a server until the run ends: its version and its settings."""
     from benchmarks import postgres  # its contestants could be imported, so this can
 
     servers.enter_context(postgres.serving(options.postgres_url, scratch))
@@ -158,10 +158,10 @@ def parser() -> argparse.ArgumentParser:
         "--processes",
         type=positives,
         metavar="N,N",
-        help="drain one store by so many worker processes: 1,2,4",
+        help="drain one store with this many worker processes: 1,2,4",
     )
     parser.add_argument(
-        "--snapshot-seconds", type=float, metavar="S", help="load while a snapshot is held open so long"
+        "--snapshot-seconds", type=float, metavar="S", help="load while a snapshot is held open for S seconds"
     )
     parser.add_argument(
         "--postgres-url",

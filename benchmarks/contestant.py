@@ -124,7 +124,7 @@ class Contestant(ABC):
         return
 
     def queries_counted(self) -> int | None:
-        """How often it was asked so far, or None where nobody can tell."""
+        """How often it was asked so far, or None where that cannot be known."""
         return None
 
     def store_url(self) -> str | None:

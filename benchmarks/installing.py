@@ -1,7 +1,7 @@
 """`python -m benchmarks.installing`: what the extra `bench` names and the queues in `foreign/`, as much as can be had.
 
 `pip install '.[bench]'` installs all or nothing. A peer that cannot be installed, on this platform or at this time, is
-no reason not to measure the others: what failed is told, and the report lists its contestants as not installed.
+no reason not to measure the others: the output says what failed, and the report lists its contestants as not installed.
 """
 
 from __future__ import annotations

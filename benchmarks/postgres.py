@@ -1,7 +1,7 @@
 """The PostgreSQL server of a run, and the databases on it: a fresh one for each measurement.
 
 Children find the server by an environment variable and not by an argument: a password in an argument is there
-for everybody to read who may list the processes.
+where every account that may list processes can read it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Samples:
 def run_rounds(
     entries: Sequence[Entry], measures: Iterable[str], settings: Settings, scratch: Path
 ) -> Samples:
-    """A B C, A B C: a machine that slows down for a minute slows down everybody."""
+    """A B C, A B C: a machine that slows down for a minute slows down every contestant."""
     samples = Samples()
     for measure in measures:
         for number in range(1, settings.rounds + 1):

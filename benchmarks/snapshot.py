@@ -1,4 +1,4 @@
-"""A snapshot held open under load: somebody's long transaction keeps the server from removing what is dead.
+"""A snapshot held open under load: another client's long transaction keeps the server from removing what is dead.
 
 Jobs are enqueued and drained all the time by one process, a few thousand of them in the store at any moment. Slice by
 slice: before, while an idle transaction holds its snapshot, and after it has let go.
@@ -25,7 +25,7 @@ WARM_UP_SECONDS = 2.0
 
 
 class SnapshotContestant(AsyncContestant):
-    """A contestant whose store lets somebody hold a snapshot of it."""
+    """A contestant whose store lets a client hold a snapshot of it."""
 
     @abstractmethod
     def snapshot(self) -> AbstractAsyncContextManager[None]:
@@ -73,7 +73,7 @@ async def churn(contestant: SnapshotContestant, held_seconds: float) -> dict[str
 
 @asynccontextmanager
 async def producing(contestant: SnapshotContestant) -> AsyncIterator[None]:
-    """Enqueue whenever fewer than so many are outstanding."""
+    """Enqueue whenever fewer than `outstanding` jobs are outstanding."""
 
     async def produce() -> None:
         put = 0

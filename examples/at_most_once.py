@@ -43,7 +43,7 @@ def main(url: str) -> None:
         print(f"{killed.state}: {killed.reason}; {killed.error}")
         assert (killed.state, killed.reason, payments) == (State.DEAD, "lost", [10])
 
-        # Only somebody who knows that it was not paid may run it again.
+        # Only a person who knows that it was not paid may run it again.
         assert harbor.dlq.requeue_all() == 0
         try:
             harbor.dlq.requeue(killed.id)

@@ -32,7 +32,7 @@ def main(harbor: Harbor, folder: Path) -> None:
     def report(total: dict[str, int], to: str) -> str:
         return f"{to}: {total['rows']} rows, {total['sum']} in all"
 
-    # The key makes it one import, however often somebody presses the button.
+    # The key makes it one import, however often a user presses the button.
     chunks = [import_chunk.using(max_attempts=1).s(str(file), first) for first in range(0, 10, CHUNK)]
     importing = chain(chord(chunks, add_up.s()), report.s(to="sales@example.com"))
     workflow = importing.using(idempotency_key="orders-2026-01").enqueue()

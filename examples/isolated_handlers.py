@@ -1,4 +1,4 @@
-"""Handlers in processes of their own: they use every core, a timeout kills them, and a crash hurts nobody else."""
+"""Handlers in processes of their own: they use every core, a timeout kills them, and a crash hurts no other job."""
 
 from __future__ import annotations
 

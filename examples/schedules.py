@@ -10,7 +10,7 @@ from taskharbor.schedule import every, parse
 
 
 def main() -> None:
-    # A clock that is told what time it is, so that a day passes at once.
+    # A clock that the program sets, so that a day passes at once.
     clock = ManualClock(datetime(2026, 3, 7, 12, tzinfo=UTC))
     with Harbor("memory://", clock=clock) as harbor:
         ran: list[str] = []
@@ -31,7 +31,7 @@ def main() -> None:
         # That night clocks go from 2:00 to 3:00, so 2:30 is at the end of the gap.
         assert harbor.schedules.get("nightly").due_at == datetime(2026, 3, 8, 7, tzinfo=UTC)
 
-        clock.advance(24 * 3600)  # nobody works for a day
+        clock.advance(24 * 3600)  # no worker runs for a day
         worker.drain_sync()
         print(ran)
         assert ran == ["nightly"]  # made up for by one run; 1440 polls were dropped, not run

@@ -108,7 +108,7 @@ def running(
     parent: Path | None = None,
     port: int | None = None,
 ) -> Iterator[Server]:
-    """A server that lets everybody on this machine in, unless `method` is another one of pg_hba.conf's."""
+    """A server that lets every user of this machine in, unless `method` is another one of pg_hba.conf's."""
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-", dir=parent))
     server = Server(folder, port or free_port(), settings, method)
     try:
@@ -158,7 +158,7 @@ def _embedded() -> list[Path]:
 
 
 def unprivileged() -> pwd.struct_passwd | None:
-    """PostgreSQL refuses to run as root: somebody else, if we are root."""
+    """PostgreSQL refuses to run as root: the account to use instead, if we are root."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tools.postgres_server",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=(
-            "A PostgreSQL server of its own, in a temporary folder and on a loopback port, that lets everybody on\n"
+            "A PostgreSQL server of its own, in a temporary folder and on a loopback port, that lets every user of\n"
             "this machine in. It prints its URL and runs until it is interrupted; then nothing of it is left.\n"
             "With a COMMAND, it runs for as long as that takes; $DATABASE_URL is its address there."
         ),

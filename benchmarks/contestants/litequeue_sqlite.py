@@ -23,7 +23,7 @@ class LiteQueue(Contestant):
     durability = Durability.NORMAL
     durability_note = (
         "WAL, synchronous=NORMAL (its own setting); bare loop; "
-        "a kill -9 leaves the running job locked until somebody calls retry, finished jobs are kept"
+        "a kill -9 leaves the running job locked until a caller calls retry, finished jobs are kept"
     )
     distribution = "litequeue"
     own_worker = False

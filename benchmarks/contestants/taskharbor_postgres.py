@@ -74,7 +74,7 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
         return TaskHarbor.drain(self, count)  # until the last one is settled, not only run
 
     def rest(self) -> None:
-        postgres.execute(self.database_url, "VACUUM (ANALYZE)")  # as autovacuum does after so many changes
+        postgres.execute(self.database_url, "VACUUM (ANALYZE)")  # as autovacuum does after enough changes
 
     def serve(self, started: Started) -> None:
         TaskHarbor.serve(self, started)

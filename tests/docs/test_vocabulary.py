@@ -32,6 +32,7 @@ REFUSED = {
     ): instead
     for word, instead in ((rf"(?:{word})", instead) for word, instead in INSTEAD.items())
 }
+OWN_NAMES = {"tools/postgres_server.py": {"nobody"}}  # the Unix account
 FILES = sorted(
     file
     for pattern in (
@@ -68,7 +69,11 @@ STILL_TO_CLEAN = frozenset((Path(__file__).parent / "still_to_clean.txt").read_t
 def test_words_that_cost_a_second_reading_are_not_used(file: Path) -> None:
     name = str(file.relative_to(ROOT))
     if name not in STILL_TO_CLEAN:
-        found = refused_words(file.read_text())
+        found = [
+            line
+            for line in refused_words(file.read_text())
+            if not any(repr(own) in line for own in OWN_NAMES.get(name, ()))
+        ]
         assert not found, "\n".join(f"{name}:{line}" for line in found)
 
 
