@@ -16,6 +16,7 @@ from taskharbor.client.waiting import Pending, until_ended
 from taskharbor.clock import from_micros
 from taskharbor.codec import agreeing, counted, shorten
 from taskharbor.drivers.base import member_id
+from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import (
     ConfigurationError,
     JobNotFound,
@@ -270,7 +271,7 @@ class Workflow(Composition):
     result = sync_method(aresult)
 
     async def _result(self) -> Any:
-        [record] = await self._driver.get_workflows([self.id])
+        [record] = await Workflows.of(self._driver).get_workflows([self.id])
         if record is None:
             raise not_found(self.id)
         state = state_of(record, self._about.on_failure)

@@ -11,6 +11,7 @@ import uuid_utils
 from taskharbor.client.options import job_maker
 from taskharbor.client.transaction import block_of
 from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, State, Takes, WorkflowRecord
 from taskharbor.workflow.failure import failure_template
@@ -39,9 +40,10 @@ async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -
     block = block_of(harbor)
     if block is not None:
         block.refuse_when_over()
-    answer = await harbor.driver.enqueue_workflow(new, jobs)
+    workflows = Workflows.of(harbor.driver)
+    answer = await workflows.enqueue_workflow(new, jobs)
     if answer.existed:
-        [known] = await harbor.driver.get_workflows([answer.id])
+        [known] = await workflows.get_workflows([answer.id])
         if known is not None:
             return Workflow._stored(known, harbor, existed=True)
     elif block is None and harbor.events.wanted("enqueued"):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import HOUR, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Cancel, Delete, OperationVerdict, Requeue, SettleAnswer
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import AttemptStatus, State
 
 
 class Dependants(Chapter):
+    needs = capabilities.Workflows
+
     def test_dependant_waits_until_all_have_succeeded(self, store: Store) -> None:
         """A job that depends on others is waiting, and ready with the last of their successes."""
         first, second = store.running(), store.running()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import HOUR, MINUTE, SECOND, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Requeue, Update
 from taskharbor.records import AttemptStatus, Reason, State
 
 
 class Expiry(Chapter):
+    needs = capabilities.Upkeep
+
     @pytest.mark.parametrize("state", [State.READY, State.SCHEDULED, State.WAITING])
     def test_unbegun_job_is_cancelled_when_it_expires(self, store: Store, state: State) -> None:
         """Ready, scheduled or waiting: what was not begun by its expires_at is cancelled, reason expired."""

@@ -347,7 +347,7 @@ class Fencing(Chapter):
     def test_empty_batches_do_nothing(self, store: Store) -> None:
         """No transitions, notes, extensions or ids: no answers."""
         assert store.settle_all() == []
-        assert store.run(store.driver.note([], now=store.now)) == []
+        assert store.run(store.stepping.note([], now=store.now)) == []
         assert store.beat().leases == []
         assert store.operate(Cancel()) == []
         assert store.run(store.driver.get([], now=store.now)) == []

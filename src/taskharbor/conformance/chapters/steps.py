@@ -6,11 +6,14 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, StepNote
 from taskharbor.records import Delivery, Options, Progress, State
 
 
 class Steps(Chapter):
+    needs = capabilities.Steps
+
     # -- steps --
 
     def test_step_is_stored_once(self, store: Store) -> None:
@@ -89,7 +92,7 @@ class Steps(Chapter):
             StepNote(first.token, first.id, 1, "a", "2"),
             StepNote(first.token, store.new_id(), 1, "a", "1"),
         ]
-        answers = store.run(store.driver.note(notes, now=store.now))
+        answers = store.run(store.stepping.note(notes, now=store.now))
         assert answers == [
             SettleAnswer.DONE,
             SettleAnswer.LEASE_MISMATCH,

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store, large_text
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import (
     Cancel,
     Delete,
@@ -27,6 +28,8 @@ ALL_OVER = {State.SUCCEEDED: 0, State.DEAD: 0, State.CANCELLED: 0}
 
 
 class Workflows(Chapter):
+    needs = capabilities.Workflows
+
     # -- storing --
 
     def test_workflow_is_stored_with_its_jobs(self, store: Store) -> None:
@@ -65,7 +68,7 @@ class Workflows(Chapter):
             (200, [second]),
             (199, [first, second]),
         ):
-            answers = store.run(store.driver.results(jobs, bytes_limit=limit))
+            answers = store.run(store.workflows.results(jobs, bytes_limit=limit))
             assert [[each.job_id for each in members] for members in answers] == [[a, b], [b], []]
             for job_id, members in zip(jobs, answers, strict=True):
                 assert all(each.succeeded for each in members)

@@ -28,7 +28,7 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import Records, Steps, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
 from taskharbor.drivers.memory.changes import Changes
@@ -48,7 +48,7 @@ from taskharbor.records import (
 from taskharbor.sync import in_sync_call
 
 
-class MemoryDriver(Driver, Records):
+class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
     """A store in this process's memory, and the reference of what a store does.
 
     It may be used from any number of threads and event loops. Every instance is a store of its own; it

@@ -26,6 +26,7 @@ from taskharbor.drivers.base import (
     pieces,
     text_size,
 )
+from taskharbor.drivers.capabilities import Steps
 from taskharbor.records import AttemptRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
 from taskharbor.rules.outcome import Crashed, Disturbed, Failed, Outcome, Succeeded, Unrunnable
@@ -83,6 +84,7 @@ class Committer:
     ) -> None:
         self._store = store
         self._failure_tasks = FailureTasks(store)
+        self._step_reader = None if Steps.offered_by(store.driver) is None else store
         self._policy = worker_policy
         self._unrunnable_grace_seconds = unrunnable_grace_seconds
         self._max_losses = max_losses
@@ -336,7 +338,7 @@ class Committer:
             return await self._failure_tasks.added(unrunnable, claimed, execution.options), None
         if isinstance(outcome, Crashed | Disturbed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
-            history, last_step = await loss_history(self._store, claimed)
+            history, last_step = await loss_history(self._store, self._step_reader, claimed)
             weighed: dict[str, Any] = {
                 "started_at": execution.started_at,
                 "last_step": last_step,
@@ -365,7 +367,7 @@ class Committer:
             for e, progress in notes.items()
         ]
         try:
-            await self._store.driver.note(batch)
+            await Steps.of(self._store.driver).note(batch)
         except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import Driver, WorkerRecord
+from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
@@ -35,6 +36,8 @@ class Presence:
         self._changed.set()
 
     async def run(self) -> None:
+        if Records.offered_by(self._driver) is None:
+            return
         await self._clock.sleep(FIRST_SECONDS)
         while True:
             self._changed.clear()
