@@ -98,7 +98,8 @@ SECTIONS: dict[str, list[Any]] = {
     "Events": [taskharbor.Event],
     "Words": [taskharbor.State, taskharbor.AttemptStatus, taskharbor.Delivery, taskharbor.Reason],
     "Errors": [
-        taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.MissingCapability, taskharbor.PayloadError, taskharbor.PayloadTooLarge,
+        taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.MissingCapability,
+        taskharbor.PayloadError, taskharbor.PayloadTooLarge,
         taskharbor.JobNotFound, taskharbor.JobConflict, taskharbor.JobFailed, taskharbor.JobCancelled,
         taskharbor.LeaseLost, taskharbor.WorkflowError, taskharbor.WorkflowNotFound, taskharbor.WorkflowStuck,
         taskharbor.WorkflowCancelled,

@@ -19,7 +19,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import MissingCapability
-from taskharbor.server import application
+from taskharbor.server.app import application
 from taskharbor.server.tokens import create_token
 from taskharbor.views.workers import workers_of
 from tests.drivers.core_only import offering
