@@ -278,7 +278,7 @@ async def _send(outgoing: Outgoing, allow: AllowList, network: Network) -> Answe
 
 
 def _content(outgoing: Outgoing) -> bytes | None:
-    """Servers want to be told that nothing follows, by methods that usually bring something."""
+    """Say that no body follows, for methods that usually have one: servers want that."""
     if outgoing.body is None and outgoing.method in ("POST", "PUT", "PATCH"):
         return b""
     return outgoing.body
