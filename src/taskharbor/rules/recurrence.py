@@ -77,7 +77,7 @@ def next_due(recurrence: Recurrence, run: Run, now: int) -> int:
     try:
         schedule = parse(recurrence.schedule, recurrence.timezone)
         if run.is_extra and (run.due_at > now or recurrence.misfire is Misfire.SKIP):
-            # As if it had not been: one that has come due is dropped by the worker that claims it, if it is too late by then.
+            # As if it had not been: the worker that claims a due occurrence drops it if it is too late by then.
             return run.due_at
         if recurrence.misfire is Misfire.RUN_ONCE:
             # What was due before this run began, it has made up for; what came due since was missed.
