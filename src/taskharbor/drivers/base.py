@@ -87,7 +87,7 @@ from taskharbor.records import (
     State,
 )
 
-# Whoever writes or uses a driver finds all of the contract here.
+# Authors and callers of a driver find all of the contract here.
 __all__ = [
     "Driver",
     "Leasing",
@@ -197,14 +197,14 @@ class Leasing(ABC):
 
         In the same transaction a success releases those for whom it was the last one to wait for, and any other
         end of a job cancels those that end with it, and those that end with them. (So it is when an operator
-        or its age ends a job.) One that would have ended with several of a batch is told of the first of them.
+        or its age ends a job.) A dependant cancelled by several jobs of the batch is reported with the first.
         """
 
     @abstractmethod
     async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
         """A worker that was refused for expiry is alive: mark these (job, number) as outlived.
 
-        The lease, if nobody has collected it yet, and the `lost` rows, if somebody has.
+        The lease, if it is not collected yet, and otherwise the `lost` rows.
         """
 
 
@@ -252,7 +252,7 @@ class Driver(Leasing):
 
         A job whose id, or whose (queue, idempotency key), is already kept, or comes twice in the batch,
         is answered with the one that exists; nothing of that one changes. A job that depends on others
-        waits for them; a dependency that nobody knows is refused with `ConfigurationError`.
+        waits for them; an unknown dependency is refused with `ConfigurationError`.
         """
 
     @abstractmethod
@@ -295,7 +295,7 @@ class Driver(Leasing):
     ) -> list[OperationResult]:
         """Do one thing to each of these jobs whose state allows it; see `taskharbor.rules.lifecycle`.
 
-        A dependant that ended with several of them is told of the first one, by id.
+        A dependant that ended with several of them is reported with the first one, by id.
         """
 
     @abstractmethod

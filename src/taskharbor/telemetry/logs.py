@@ -29,7 +29,7 @@ _CONTINUED = "    | "  # begins each line of a traceback, so that none can pass 
 
 # -- secrets -------------------------------------------------------------------------------------
 
-# Greedy up to the last @ of the word: a password may hold an @ or a / that nobody escaped. It is only looked for
+# Greedy up to the last @ of the word: a password may hold an @ or a / that is not escaped. It is only looked for
 # in what ends with an @, and from a :// on, so that the time it takes grows with the text and no faster.
 _WORD = re.compile(r"\S+")
 _USERINFO = re.compile(r"(?P<before>(?<=[A-Za-z0-9+.-])://(?!/)[^:/@]*:).*@")

@@ -75,8 +75,8 @@ def _wake_from_any_thread(sleeper: asyncio.Future[None]) -> None:
 class _Fork:
     """A child of fork has a copy of every store, as of every other object.
 
-    Every lock is taken before the fork: one that another thread held would be held in the child for
-    ever, by nobody, over a store half changed.
+    Every lock is taken before the fork: one that another thread held would stay held in the
+    child, without an owner, over a store half changed.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
 
     async def close(self) -> None:
         with self._changes.lock:
-            self._changes.post()  # nobody is left waiting
+            self._changes.post()  # no waiter is left
 
     async def migrate(self) -> list[str]:
         return []
@@ -82,7 +82,7 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
     async def check(self) -> list[Check]:
         return [
             Check("reachable", True, "in this process"),
-            # Whoever names memory:// knows that.
+            # A caller that names memory:// knows that.
             Check("durability", False, "jobs are kept in memory and end with this process", severe=False),
             Check("schema", True, "memory has none"),
         ]

@@ -96,7 +96,7 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
     The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
-    pooler that lends connections for one transaction at a time: no session state, and news by polling alone.
+    pooler that lends connections for one transaction at a time: no session state, and changes by polling alone.
     """
 
     inline = False
