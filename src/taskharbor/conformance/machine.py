@@ -59,7 +59,7 @@ OFFERED: dict[str, type[Capability]] = {}  # the verbs that not every store has
 def verb(
     weight: int, needs: set[str] | None = None, offered: type[Capability] | None = None
 ) -> Callable[[Verb], Verb]:
-    """Something that may happen in a story, so many times as often as what has the weight 1."""
+    """Register something that may happen in a story, `weight` times as often as what has the weight 1."""
 
     def register(function: Verb) -> Verb:
         VERBS[function.__name__] = function
@@ -271,12 +271,12 @@ class DriverMachine(RuleBasedStateMachine):
     @verb(1, NEEDS_A_CLAIM)
     def extend_whatever(self, data: Draw) -> None:
         lease = data.draw(stories.lease_times, label="lease")
-        extensions = [Extension("nobody/1", lease), Extension(self._claim(data).token, lease)]
+        extensions = [Extension("stranger/1", lease), Extension(self._claim(data).token, lease)]
         self.both(lambda store: store.beat(*extensions))
 
     @verb(1, NEEDS_A_CLAIM)
     def look(self, data: Draw) -> None:
-        tokens = sorted({"nobody/1", self._claim(data).token, self._claim(data).token})
+        tokens = sorted({"stranger/1", self._claim(data).token, self._claim(data).token})
         self.both(lambda store: store.look(*tokens).jobs)
 
     @verb(3, NEEDS_A_LEASE)
@@ -315,7 +315,7 @@ class DriverMachine(RuleBasedStateMachine):
         claimed = self._claim(data)
         proofs: list[dict[str, Any]] = [
             {},
-            {"token": "nobody/1"},
+            {"token": "stranger/1"},
             {"number": claimed.number - 1},
             {"number": claimed.number + 1},
         ]

@@ -59,7 +59,7 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 LEASE = 30 * SECOND
-STILL_SECONDS = 0.2  # of real time without news
+STILL_SECONDS = 0.2  # of real time without a change
 # An instant with all six digits after the second, so that a store which rounds is found out by every test.
 START = 1_767_225_600 * SECOND + 123_457
 
@@ -121,7 +121,7 @@ class Store:
         self.clock.advance(micros / SECOND)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        # The runner's own `run` sets a signal handler each time, and formats the whole answer in doing so, for nobody.
+        # The runner's own `run` sets a signal handler each time, and formats the whole answer which no test reads.
         return self.runner.get_loop().run_until_complete(coroutine)
 
     # -- enqueue --
@@ -498,9 +498,9 @@ class Chapter:
 
 
 async def waiting_for_change(driver: Driver) -> asyncio.Future[None]:
-    """Somebody who waits, and whom the driver's own affairs do not wake: that it has begun to listen, say.
+    """Start a wait that the driver's own affairs do not end, such as that it has begun to listen.
 
-    A driver may have more news than there are; then it has some now and then, and that is as still as it gets.
+    A driver may report more changes than there are. The wait then ends now and then, and that is as still as it gets.
     """
     for _ in range(10):
         waiting = asyncio.ensure_future(driver.wait_for_change(driver.change_token(), 3600))

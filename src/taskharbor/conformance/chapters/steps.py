@@ -87,7 +87,7 @@ class Steps(Chapter):
         first, second = store.running(), store.running()
         notes: list[Note] = [
             StepNote(first.token, first.id, 1, "a", "1"),
-            ProgressNote("nobody/1", second.id, 1, Progress(0.9)),
+            ProgressNote("stranger/1", second.id, 1, Progress(0.9)),
             ProgressNote(second.token, second.id, 1, Progress(0.2)),
             StepNote(first.token, first.id, 1, "a", "2"),
             StepNote(first.token, store.new_id(), 1, "a", "1"),
@@ -103,7 +103,7 @@ class Steps(Chapter):
         assert (store.steps(first.id), store.job(second.id).progress) == ({"a": "1"}, Progress(0.2))
 
     def test_collector_holds_the_right_to_note(self, store: Store) -> None:
-        """Whoever holds the lease may write under it, a collector too."""
+        """The holder of a lease may write under it, a collector too."""
         store.running()
         store.let_expire()
         held = store.collect_one()
@@ -131,7 +131,7 @@ class Children(Chapter):
         """Stale, mismatched or expired: what comes with a refused transition does not exist."""
         held, child = store.running(), store.new(idempotency_key="k")
         store.succeed(held, number=7, inserts=(child,))
-        store.succeed(held, token="nobody/1", inserts=(child,))
+        store.succeed(held, token="stranger/1", inserts=(child,))
         store.let_expire()
         store.succeed(held, inserts=(child,))
         assert store.find(child.id) is None

@@ -155,7 +155,7 @@ class Workflows(Chapter):
         assert store.numbers(workflow_id) == (1, 1, 1, 0, 3)
 
     def test_results_come_in_the_order_of_the_dependencies(self, store: Store) -> None:
-        """Whoever depends on jobs can read what they resulted in; one that has not succeeded has none."""
+        """A dependant can read the results of the jobs it depends on; one that has not succeeded has none."""
         a, b, c = store.running(), store.running(), store.enqueue(delay=HOUR)
         waiting = store.enqueue(depends_on=(b.id, c, a.id))
         store.succeed(a, result='"a"')
@@ -178,7 +178,7 @@ class Workflows(Chapter):
 
     @pytest.mark.parametrize("ending", ["dead", "cancelled", "asked to end"])
     def test_settle_tells_who_ended_with_the_job(self, store: Store, ending: str) -> None:
-        """Each dependant, by id, and only the settle that took effect: whoever tells others tells them once."""
+        """Each dependant, by id, and only the settle that took effect: each is reported once."""
         _, _a, b, last = store.workflow(*CHAIN, ends_with_members=True)
         store.workflow(*CHAIN)
         held = store.claim_one(limit=1)
@@ -209,7 +209,7 @@ class Workflows(Chapter):
         return [store.transition(each, *DEATH, reason=Reason.EXHAUSTED) for each in held]
 
     def test_expiry_cancels_those_that_end_with_it(self, store: Store) -> None:
-        """Not begun in time: whoever waits for it waits no longer."""
+        """Not begun in time: what waits for it waits no longer."""
         workflow, [a, b] = store.new_workflow((), (0,), ends_with_members=True)
         store.enqueue_workflow(workflow, [replace(a, expires_at=store.now + SECOND), b])
         store.pass_time(SECOND)
@@ -236,7 +236,7 @@ class Workflows(Chapter):
         assert [store.state(job_id) for job_id in (b, last)] == [State.WAITING] * 2
 
     def test_explicitly_cancelled_jobs_are_so_for_their_own_sake(self, store: Store) -> None:
-        """Whoever is named in the same call has been cancelled, not drawn along."""
+        """A job that the same call names has been cancelled, not drawn along."""
         _, *members = store.workflow(*CHORD, ends_with_members=True)
         assert store.operate(Cancel(), *members) == [OperationVerdict.DONE] * 3
         assert {store.job(job_id).reason for job_id in members} == {Reason.CANCELLED}
@@ -294,7 +294,7 @@ class Workflows(Chapter):
     # -- running twice --
 
     def test_member_that_is_run_twice_releases_no_dependant_twice(self, store: Store) -> None:
-        """Its worker died after the side effect: the second run releases the last one, the first one nobody."""
+        """Its worker died after the side effect: the second run releases the last one, the first one none."""
         _, _a, last = store.workflow((), (0,))
         stale = store.claim_one()
         store.let_expire()
@@ -310,7 +310,7 @@ class Workflows(Chapter):
     # -- being kept --
 
     def test_member_of_an_unfinished_workflow_cannot_be_deleted(self, store: Store) -> None:
-        """Not the one that is long over, nor the one that nobody depends on."""
+        """Not the one that is long over, nor the one that no job depends on."""
         workflow_id, a, b, c = store.workflow((), (), ())
         held: list[Held] = store.claim()
         store.succeed(held[0])
@@ -341,7 +341,7 @@ class Workflows(Chapter):
         assert store.listed() == []
 
     def test_large_workflow_is_pruned_bit_by_bit(self, store: Store) -> None:
-        """Once nothing of it has to stay, its jobs go as any others, at most so many at a time."""
+        """Once nothing of it has to stay, its jobs go as any others, at most `limit` at a time."""
         workflow_id, *members = store.workflow((), (), (), idempotency_key="k")
         store.operate(Cancel(), *members)
         store.pass_time(1)
