@@ -1,8 +1,8 @@
 """Which addresses an HTTP job may reach: public ones, and what an allow-list opens.
 
-A worker stands inside a network, and every producer of jobs names a URL. Without this check the worker would be
-their way to what only the inside can reach: a database, an admin page, a cloud's metadata service with its
-credentials. The check is of the address that is connected to, not of its name.
+A worker is inside a network, and every producer of jobs names a URL. Without this check, a producer could use the
+worker to reach what only the inside can reach: a database, an admin page, a cloud's metadata service with its
+credentials. The check is on the address that is connected to, not on its name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _CLOSED: dict[int, tuple[tuple[Network, str], ...]] = {
 
 
 def closed_because(address: Address) -> str | None:
-    """Why an address is closed by default, in a few words; None for one that anybody on the internet can reach."""
+    """Say why an address is closed by default; None for one that is public on the internet."""
     for network, why in _CLOSED[address.version]:
         if address in network:
             return why
