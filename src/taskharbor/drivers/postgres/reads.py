@@ -185,13 +185,13 @@ async def lease_records(session: Session) -> list[LeaseRecord]:
     ]
 
 
-def still_running(told: str, unsettled: Sequence[str]) -> dict[str, int]:
-    """What the last heartbeat told, less what has been settled since."""
-    if told == "{}":
+def still_running(reported: str, unsettled: Sequence[str]) -> dict[str, int]:
+    """What the last heartbeat reported, less what has been settled since."""
+    if reported == "{}":
         return {}
     open_ones = set(unsettled)
     try:
-        running = _decode_running(told)
+        running = _decode_running(reported)
     except (msgspec.DecodeError, UnicodeError):  # written by hand: for onlookers, and for weighing a loss
         return {}
     return {job_id: started for job_id, started in running.items() if job_id in open_ones}
