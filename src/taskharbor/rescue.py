@@ -36,7 +36,7 @@ IDLE_COLLECT_SECONDS = 0.9  # … where there was no lease at all: one of a seco
 COLLECTOR_LEASE = MICROS_PER_SECOND // 2
 COLLECTOR_LEASE_MAX = 30 * MICROS_PER_SECOND
 PUT_OFF_MAX = 300 * MICROS_PER_SECOND  # between two tries to settle what a bug of ours keeps in its lease
-LEASES_MAX = 100  # in one go, so that nobody collects for ever
+LEASES_MAX = 100  # in one go, so that every collection ends
 JOBS_AT_ONCE = 200  # settled together: a collector that loses its lease has got on by this much
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
@@ -114,7 +114,7 @@ class Collector:
         except Exception as error:
             if is_outage(error):
                 raise
-            log_bug(logger, "lost jobs could not be told of", error)
+            log_bug(logger, "lost jobs could not be reported", error)
 
     async def _put_off(self, lease: ExpiredLease) -> None:
         """A bug of ours keeps jobs in the lease: the next try is after as long again as it has expired for."""

@@ -600,14 +600,14 @@ class Collecting(Chapter):
     # -- outlived --
 
     def test_worker_that_outlived_its_lease_is_known_to_the_collector(self, store: Store) -> None:
-        """An outage counts for nobody: a refused worker says that it lives, before anybody collects."""
+        """An outage counts against no job: a refused worker says that it lives, before the collection."""
         held = store.running()
         store.let_expire()
         store.outlive(held.token, (held.id, held.number))
         assert store.collected().outlived
 
     def test_outliving_is_remembered_through_collections(self, store: Store) -> None:
-        """The worker names its lease by the token it claimed with, also after somebody took it over."""
+        """The worker names its lease by the token it claimed with, also after a collector took it over."""
         held = store.running()
         store.let_expire()
         assert not store.collected("collector/1").outlived
@@ -646,7 +646,7 @@ class Collecting(Chapter):
         assert store.history(held.id) == before
 
     def test_outliving_nothing_is_fine(self, store: Store) -> None:
-        """A token, a job or a number that nobody knows is ignored."""
+        """An unknown token, job or number is ignored."""
         before = store.everything()
         store.outlive("stranger/1", (store.new_id(), 1))
         store.outlive("stranger/1")

@@ -235,11 +235,11 @@ class Committer:
                     refused.setdefault(ending.transition.token, []).append(proof)
                     self._reporter.refused(ending.execution, ending.transition, answer)
             except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
-                log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
+                log_bug(logger, "the end of a job could not be reported", error, ending.execution.fields())
         try:
             await self._reporter.ended_with(answers, self._store.get)
         except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
-            log_bug(logger, "the jobs that ended with others could not be told of", error)
+            log_bug(logger, "the jobs that ended with others could not be reported", error)
         for token, jobs in refused.items():
             await self._store.outlive(token, jobs)
         return later
