@@ -1,4 +1,4 @@
-"""The application that the supervised processes of these tests load. Its store and folder come from outside."""
+"""The application that the supervised processes load; the environment names its store and folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FOLDER = Path(os.environ["SHOP_FOLDER"])
 harbor = Harbor()
 
 
-def tell(file: str, text: object) -> None:
-    """One line, whole, in the file when this returns, whatever becomes of this process."""
+def append_line(file: str, text: object) -> None:
+    """Append one whole line, which is in the file when this returns, even if this process then dies."""
     line = os.open(FOLDER / file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(line, f"{text}\n".encode())
@@ -27,7 +27,7 @@ def tell(file: str, text: object) -> None:
 
 
 def begun(n: int) -> None:
-    tell("executions", f"{n} {os.getpid()}")
+    append_line("executions", f"{n} {os.getpid()}")
 
 
 @harbor.task(name="note")
@@ -45,22 +45,22 @@ async def fail() -> None:
 
 @harbor.task(name="until_released")
 async def until_released(ctx: Context) -> int:
-    """Until the file that lets it go on is there."""
+    """Run until the test creates the file `release`."""
     begun(0)
     while not (FOLDER / "release").exists():  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(0.005)
     return os.getpid()
 
 
-@harbor.task(name="beget_when_released")
-async def beget_when_released(ctx: Context) -> None:
+@harbor.task(name="enqueue_child_when_released")
+async def enqueue_child_when_released(ctx: Context) -> None:
     await until_released(ctx)
     ctx.enqueue(note.s(n=7))
 
 
 @harbor.task(name="block_when_released")
 async def block_when_released(ctx: Context) -> None:
-    """It lets the loop go round until then, and never after."""
+    """Leave the loop free until then, and block it afterwards."""
     await until_released(ctx)
     time.sleep(300)  # noqa: ASYNC251 - that is the point
 
@@ -89,7 +89,7 @@ async def block_until_released() -> None:
 @harbor.task(name="die")
 async def die(how: str) -> None:
     begun(0)
-    tell("strikes", os.getpid())
+    append_line("strikes", os.getpid())
     match how:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -111,7 +111,7 @@ def die_with_offspring() -> None:
         while not (FOLDER / "offspring").exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    tell("sizes", (FOLDER / "offspring").stat().st_size)
+    append_line("sizes", (FOLDER / "offspring").stat().st_size)
 
 
 @harbor.task(name="heed_nothing", timeout=0.2, max_attempts=1)
@@ -136,7 +136,7 @@ _grown: list[bytearray] = []
 
 @harbor.on("lost")
 def lost(event) -> None:
-    tell("lost", f"{event.job_id} {os.getpid()}")
+    append_line("lost", f"{event.job_id} {os.getpid()}")
 
 
 @harbor.on("stuck")
@@ -146,14 +146,14 @@ def break_down(event) -> None:
 
 @harbor.on("stuck")
 def stuck(event) -> None:
-    tell("stuck", f"{event.worker} {','.join(event.jobs)} {os.getpid()} {event.error}")
+    append_line("stuck", f"{event.worker} {','.join(event.jobs)} {os.getpid()} {event.error}")
 
 
 @harbor.on_worker_start
 def ready() -> None:
-    tell("workers", os.getpid())
+    append_line("workers", os.getpid())
 
 
 @harbor.on_worker_stop
 def over() -> None:
-    tell("stopped", os.getpid())
+    append_line("stopped", os.getpid())

@@ -1,4 +1,4 @@
-"""What systemd and a container's probe are told."""
+"""What systemd and a container's probe see."""
 
 from __future__ import annotations
 

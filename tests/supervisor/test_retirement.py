@@ -112,7 +112,7 @@ def test_a_process_that_stands_still_while_it_retires_is_ended(small: Shop):
 
 
 def test_a_drain_is_over_only_when_what_came_of_those_that_retire_is_done(small: Shop):
-    small.harbor.enqueue("beget_when_released")
+    small.harbor.enqueue("enqueue_child_when_released")
     parent = small.start(processes=1, max_jobs=1, drain=True)
     first = begun_and_retiring(small)
     small.wait(lambda: len(small.lines("stopped")) == 1, "the successor, which finds nothing to do")

@@ -58,7 +58,7 @@ class Dead:
             **more,
         )
 
-    # -- whom it is told to --
+    # -- its subscribers --
 
     def wanted(self, name: str) -> bool:
         return True
