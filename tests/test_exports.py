@@ -33,7 +33,6 @@ PUBLIC = [
     "JobFilter",
     "JobNotFound",
     "LeaseLost",
-    "MissingCapability",
     "PayloadError",
     "PayloadTooLarge",
     "Progress",

@@ -25,7 +25,7 @@ TRIAL_NAMES = ("echo", "sleep", "fail")
 
 
 def task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
-    """Return the task, made on first use. Enqueueing it needs no extra."""
+    """The task, made when it is first asked for. To enqueue a job of it, nothing else has to be installed."""
     if name not in EVERYWHERE:
         return None
     found = harbor.built_in.get(name)
@@ -37,7 +37,7 @@ def task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
 
 
 def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
-    """Return the task, if the packages that it needs to run are installed."""
+    """The task, if what it needs to run is installed here."""
     if name not in EVERYWHERE:
         return None
     from taskharbor.http.task import is_installed
@@ -46,7 +46,7 @@ def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | No
 
 
 def why_unknown(name: str) -> str:
-    """Say why a worker knows no task of this name."""
+    """Why a worker knows no task of this name."""
     if name not in EVERYWHERE:
         return f"no task is called {name!r} here"
     from taskharbor.http.task import MISSING_EXTRA
@@ -55,19 +55,19 @@ def why_unknown(name: str) -> str:
 
 
 def register(harbor: Harbor) -> None:
-    """Register `echo`, `sleep` and `fail` with a harbor."""
+    """Make `echo`, `sleep` and `fail` known to a harbor."""
     harbor.task(name="echo")(echo)
     harbor.task(name="sleep")(sleep)
     harbor.task(name="fail")(fail)
 
 
 async def echo(message: Any = None) -> Any:
-    """Return the message."""
+    """Give back what it was given."""
     return message
 
 
 async def sleep(seconds: float = 1.0) -> float:
-    """Sleep that many seconds, and return the number."""
+    """Take so many seconds, and give back how many."""
     await asyncio.sleep(seconds)
     return seconds
 

@@ -28,13 +28,13 @@ def test_a_worker_paused_past_its_lease_commits_nothing(crew: Crew, handler_ends
     if handler_ends:  # the first thing it does when it wakes up is to succeed
         (crew.folder / f"release-{paused.pid}").touch()
     paused.send_signal(signal.SIGCONT)
-    wait_until(lambda: job.history()[-1].outlived, what="the sign of life")
+    wait_until(lambda: job.history()[-1].worker_survived, what="the sign of life")
     found = job.refresh()
     assert (found.state, found.number, found.worker) == (State.RUNNING, 2, "other")
     (crew.folder / f"release-{other.pid}").touch()
     assert job.result(timeout=10) == other.pid
     second, first = job.history()
-    assert (str(first.status), first.worker, first.outlived) == ("lost", "paused", True)
+    assert (str(first.status), first.worker, first.worker_survived) == ("lost", "paused", True)
     assert (str(second.status), second.worker) == ("succeeded", "other")
     assert job.refresh().attempts == 0
     # and it is well again

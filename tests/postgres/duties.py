@@ -154,7 +154,8 @@ async def work(driver: PostgresDriver) -> None:
         each.answer for each in await driver.settle([ended(token, f, State.SUCCEEDED)], now=now + SECOND)
     ] == [SettleAnswer.DONE]
     await collect(driver, now + HOUR)
-    await driver.outlive(token, [(e.id, e.number)])
+    [late] = await driver.settle([ended(token, e, State.SUCCEEDED)], now=now + HOUR)
+    assert late.answer is SettleAnswer.NOT_RUNNING
     await driver.leases(now=now)
     await driver.put_records(RecordKind.WORKERS, {queue: "{}"}, HOUR, now=now)
     assert queue in [record.key for record in await driver.records(RecordKind.WORKERS, now=now)]

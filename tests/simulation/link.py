@@ -160,9 +160,6 @@ class Link(MemoryDriver):
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> Any:
         return await self._call("note", notes, lambda: MemoryDriver.note(self, notes))
 
-    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        await self._call("outlive", (token, jobs), lambda: MemoryDriver.outlive(self, token, jobs))
-
     async def operate(self, operation: Operation, ids: Sequence[str], *, now: int | None = None) -> Any:
         return await self._call(
             "operate", (operation, ids), lambda: MemoryDriver.operate(self, operation, ids)

@@ -30,6 +30,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.errors import StoreError
 from taskharbor.records import AttemptRecord, AttemptStatus, Reason, State
+from taskharbor.rules.settling import REFUSALS
 from tests.simulation.program import POLICY, RETRY_AFTER_SECONDS, Spec
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Observer:
         self.begins: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)  # (number, run, when)
         self.running: dict[Attempt, str] = {}
         self.children: dict[str, Attempt] = {}
-        self.outlived: set[Attempt] = set()
+        self.survived: set[Attempt] = set()
         self.not_before: dict[str, int] = {}
         self.touched: set[str] = set()  # by an operator: its times and limits may be others
         self.may_be_cancelled: set[str] = set()
@@ -214,6 +215,7 @@ class Observer:
     def _extend(self, process: Process, extensions: Any, heartbeat: Heartbeat, late: bool) -> None:
         for extension, extended in zip(extensions, heartbeat.leases, strict=True):
             if extended.answer is not SettleAnswer.DONE:
+                self._survived(extension.token)
                 continue
             if self.expiry[extension.token] <= self.now:
                 self.wrong(f"the expired lease {extension.token} was extended")
@@ -229,17 +231,20 @@ class Observer:
                 self.wrong(f"the lease {held.token} was collected before it expired")
             held.token = lease.token
 
-    def _outlive(self, process: Process, about: Any, answer: None, late: bool) -> None:
-        token, jobs = about
-        for attempt in map(tuple, jobs):
-            held = self.held.get(attempt)
-            if held is not None and held.claimed_as == token:
-                self.outlived.add(attempt)
+    def _survived(self, token: str) -> None:
+        """A worker was refused, so it is alive: what it lost under a lease that is over counts for no job."""
+        for attempt, held in self.held.items():
+            settled = self.ledger.get(attempt)
+            is_open = held.claimed_as == token and (settled is None or settled.token != token)
+            if is_open and (held.token != token or self.expiry[token] <= self.now):
+                self.survived.add(attempt)
 
     def _settle(self, process: Process, transitions: Any, answers: list[SettleResult], late: bool) -> None:
         for transition, answer in zip(transitions, answers, strict=True):
             if answer.answer is SettleAnswer.DONE and answer.recorded is None:
                 self._settled(transition, answer)
+            elif answer.answer in REFUSALS and transition.worker is None:
+                self._survived(transition.token)
 
     def _settled(self, transition: Transition, answer: SettleResult) -> None:
         attempt = (transition.job_id, transition.number)
@@ -370,7 +375,7 @@ class Observer:
 
     def _judge(self, spec: Spec, job: Any, rows: list[AttemptRecord]) -> None:
         def wrong(what: str) -> None:
-            shown = [(row.number, str(row.status), row.detail, row.outlived) for row in rows]
+            shown = [(row.number, str(row.status), row.detail, row.worker_survived) for row in rows]
             self.wrong(f"{job.id} {spec.task} {spec.script}: {what}; {job.state} {job.at.reason} {shown}")
 
         if [row.number for row in rows] != list(range(1, job.at.number + 1)):
@@ -389,11 +394,11 @@ class Observer:
             if row.status is AttemptStatus.SUCCEEDED and index + 1 < len(rows):
                 wrong("goes on after a success")
             if (
-                (job.id, row.number) in self.outlived
+                (job.id, row.number) in self.survived
                 and row.status is AttemptStatus.LOST
-                and not row.outlived
+                and not row.worker_survived
             ):
-                wrong(f"attempt {row.number} was outlived, and its row does not say so")
+                wrong(f"the worker survived the loss of attempt {row.number}, and its row does not say so")
         if job.at.first_number > job.at.number:  # requeued, and ended before it was claimed again
             failures = 0
         if job.at.attempts != failures:
@@ -431,7 +436,7 @@ class Observer:
             case State.DEAD, Reason.LOST | Reason.INTERRUPTED | Reason.NOT_RETRYABLE if not spec.is_once:
                 wrong("only at_most_once jobs end so")
             case State.DEAD, Reason.POISON:
-                alone = [row for row in rows if row.detail == "alone" and not row.outlived]
+                alone = [row for row in rows if row.detail == "alone" and not row.worker_survived]
                 if not spec.is_poison and self.world.kills < len(alone) and self._nothing_stood_still():
                     wrong("a neighbour was condemned")
                 if len(alone) > self.world.max_losses + self.requeued[job.id] * self.world.max_losses:

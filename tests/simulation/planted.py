@@ -133,14 +133,20 @@ def claim_not_repeatable() -> Any:
     return mock.patch.object(MemoryDriver, "claim", forgetful)
 
 
-@plant("a worker that outlived its lease is known only once the loss is recorded")
-def outlived_forgotten() -> Any:
-    outlive = leases.outlive
+@plant("a worker that survives its lease is known only once the loss is recorded")
+def survival_forgotten() -> Any:
+    mark_survived = leases.mark_survived
 
-    def forgetful(store: Any, token: str, jobs: Any) -> None:
-        outlive(store, "nobody/1", jobs)
+    def forgetful(store: Any, tokens: Any, now: int) -> None:
+        marked = [lease.worker_survived for lease in store.leases.values()]
+        mark_survived(store, tokens, now)
+        for lease, before in zip(store.leases.values(), marked, strict=True):
+            lease.worker_survived = before
 
-    return mock.patch.object(leases, "outlive", forgetful)
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(leases, "mark_survived", forgetful))
+    stack.enter_context(mock.patch.object(settle, "mark_survived", forgetful))
+    return stack
 
 
 # -- in the policy -------------------------------------------------------------------------------

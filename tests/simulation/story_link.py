@@ -18,16 +18,7 @@ TIMED = (
     "enqueue", "enqueue_workflow", "claim", "extend", "take_expired", "settle", "note", "operate", "expire", "prune",
     "prune_history", "get", "counts", "queues", "leases", "put_records", "records", "list",
 )  # fmt: skip
-TIMELESS = (
-    "outlive",
-    "history",
-    "steps",
-    "results",
-    "get_workflows",
-    "list_workflows",
-    "pause",
-    "drop_records",
-)
+TIMELESS = ("history", "steps", "results", "get_workflows", "list_workflows", "pause", "drop_records")
 CHANGES = frozenset(
     {"enqueue", "enqueue_workflow", "settle", "operate", "pause", "expire"}
 )  # as of the memory driver

@@ -142,6 +142,8 @@ class StoryObserver(Observer):
         for note, answer in zip(notes, answers, strict=True):
             if isinstance(note, StepNote) and answer is SettleAnswer.DONE:
                 self._noted(note)
+            elif answer is not SettleAnswer.DONE:
+                self._survived(note.token)
 
     def _noted(self, note: StepNote) -> None:
         """A step's result is stored once, under the lease."""
@@ -199,7 +201,7 @@ class StoryObserver(Observer):
         rows = self.rows_of(job_id)
 
         def wrong(what: str) -> None:
-            shown = [(row.number, str(row.status), row.detail, row.outlived) for row in rows]
+            shown = [(row.number, str(row.status), row.detail, row.worker_survived) for row in rows]
             self.wrong(f"history of {job_id}: {what}; {shown}")
 
         if [row.number for row in rows] != list(range(1, number + 1)):
@@ -240,7 +242,7 @@ class StoryObserver(Observer):
         alone = [
             row
             for row in rows
-            if since <= row.number <= last.number and row.detail == LOST_ALONE and not row.outlived
+            if since <= row.number <= last.number and row.detail == LOST_ALONE and not row.worker_survived
         ]
         if len(alone) < self.world.max_losses:
             wrong(

@@ -23,7 +23,7 @@ from tests.simulation.world import World, simulate
 ROOT = Path(__file__).parents[2]
 FIXED = 120  # seeds
 SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "5"))
-# What they found once: a clock that was set, an outlived lease that was being collected, a dependency deleted.
+# What they found once: a clock that was set, a lease survived while it was collected, a dependency deleted.
 REMEMBERED = (591, 100016, 100502, 100526, 101165, 101283, 101492, 101816)
 
 

@@ -309,7 +309,7 @@ def lease(**more: Any) -> ExpiredLease:
         "worker": "worker-1",
         "alone": False,
         "supervised": False,
-        "outlived": False,
+        "worker_survived": False,
         "jobs": [],
         "running": {},
         "expired_at": NOW - 1,
@@ -341,7 +341,12 @@ class Losing:
         transition = settle_loss(lease(**about), claimed(self.number, **self.more), self.history)
         self.history.insert(
             0,
-            row(self.number, AttemptStatus.LOST, detail=transition.detail, outlived=transition.outlived),
+            row(
+                self.number,
+                AttemptStatus.LOST,
+                detail=transition.detail,
+                worker_survived=transition.worker_survived,
+            ),
         )
         self.suspect = transition.suspect
         return transition
@@ -436,24 +441,24 @@ def test_a_newly_stored_step_resets_the_counts():
 def test_an_outage_counts_against_no_job():
     job = Losing()
     for _ in range(500):
-        transition = job.lose(outlived=True)
+        transition = job.lose(worker_survived=True)
         assert (transition.to, transition.suspect) == (State.READY, False)
-        assert transition.outlived
+        assert transition.worker_survived
 
 
-def test_outlived_rows_do_not_count_against_a_suspect():
-    before = [lost(n, LOST_ALONE, outlived=True) for n in range(30, 0, -1)]
+def test_losses_that_the_worker_survived_do_not_count_against_a_suspect():
+    before = [lost(n, LOST_ALONE, worker_survived=True) for n in range(30, 0, -1)]
     assert settle_loss(lease(alone=True), claimed(31), before).to is State.READY
 
 
-def test_an_outlived_shared_loss_makes_no_suspect_of_the_next_one():
-    before = [lost(1, LOST_TOGETHER, outlived=True)]
+def test_shared_loss_that_the_worker_survived_makes_no_suspect_of_the_next_one():
+    before = [lost(1, LOST_TOGETHER, worker_survived=True)]
     assert not settle_loss(lease(), claimed(2), before).suspect
 
 
-def test_a_suspect_whose_worker_outlived_its_lease_stays_a_suspect():
+def test_suspect_whose_worker_survives_its_lease_stays_a_suspect():
     before = newest_first(lost(1, LOST_TOGETHER), lost(2, LOST_TOGETHER))
-    transition = settle_loss(lease(alone=True, outlived=True), claimed(3), before)
+    transition = settle_loss(lease(alone=True, worker_survived=True), claimed(3), before)
     assert (transition.to, transition.suspect) == (State.READY, True)
 
 
@@ -474,7 +479,7 @@ def test_supervised_losses_count_neither_as_shared_nor_as_alone_ones():
     assert settle_loss(lease(alone=True), claimed(15), before).to is State.READY
 
 
-@pytest.mark.parametrize("about", [{}, {"alone": True}, {"supervised": True}, {"outlived": True}])
+@pytest.mark.parametrize("about", [{}, {"alone": True}, {"supervised": True}, {"worker_survived": True}])
 def test_a_lost_at_most_once_job_is_dead_since_nobody_knows_whether_it_began(about):
     job = claimed(delivery=Delivery.AT_MOST_ONCE)
     transition = settle_loss(lease(**about), job, [])
@@ -497,9 +502,9 @@ def test_a_new_run_begins_with_no_losses():
     max_losses=st.integers(1, 10),
 )
 def test_a_job_that_was_never_alone_nor_supervised_is_never_condemned(kinds, max_losses):
-    before = newest_first(*(lost(n, kind, outlived=o) for n, (kind, o) in enumerate(kinds, 1)))
+    before = newest_first(*(lost(n, kind, worker_survived=o) for n, (kind, o) in enumerate(kinds, 1)))
     number = len(before) + 1
-    for about in ({}, {"outlived": True}, {"alone": True, "outlived": True}):
+    for about in ({}, {"worker_survived": True}, {"alone": True, "worker_survived": True}):
         transition = settle_loss(lease(**about), claimed(number), before, max_losses=max_losses)
         assert transition.to is State.READY
 

@@ -27,7 +27,7 @@ from taskharbor.drivers.base import (
 from taskharbor.records import AttemptStatus, Delivery, NewJob, Options, Reason, State
 from taskharbor.rules.lifecycle import LEGAL, TERMINAL, allows
 from taskharbor.rules.operating import Change, change
-from taskharbor.rules.settling import Move, fence, repeated, settle_move, was_outlived
+from taskharbor.rules.settling import Move, fence, proves_survival, repeated, settle_move, worker_survived
 from taskharbor.rules.standing import Standing, StoredJob, first_run_at, job_record
 
 NOW = 1_000_000
@@ -76,9 +76,17 @@ def test_repeated_settle_is_done_only_under_its_own_token_and_status() -> None:
     assert (other.answer, other.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
 
 
-def test_only_a_loss_is_outlived_by_what_the_lease_says() -> None:
-    assert was_outlived(ending(AttemptStatus.LOST, State.READY), True)
-    assert not was_outlived(ending(AttemptStatus.FAILED, State.READY), True)
+def test_lease_that_its_worker_survived_marks_only_losses() -> None:
+    assert worker_survived(ending(AttemptStatus.LOST, State.READY), True)
+    assert not worker_survived(ending(AttemptStatus.FAILED, State.READY), True)
+
+
+def test_refused_write_proves_that_the_worker_is_alive() -> None:
+    for refusal in (SettleAnswer.NOT_RUNNING, SettleAnswer.LEASE_MISMATCH, SettleAnswer.LEASE_EXPIRED):
+        assert proves_survival(refusal)
+        assert not proves_survival(refusal, "a dead worker, which its supervisor settles for")
+    for answer in (SettleAnswer.DONE, SettleAnswer.CHANGED, SettleAnswer.LATER):
+        assert not proves_survival(answer)
 
 
 # -- where a settle takes a job --------------------------------------------------------------------

@@ -143,7 +143,3 @@ class FaultyDriver(MemoryDriver):
     async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
         await self._gate("take_expired", token)
         return await super().take_expired(token, lease, now=now)
-
-    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        await self._gate("outlive", token)
-        await super().outlive(token, jobs)

@@ -137,7 +137,7 @@ async def test_what_can_not_even_be_released_is_left_to_its_lease_and_ends_as_po
         found = await until_state(job, State.DEAD)
     assert found.reason is Reason.POISON
     assert len(runs) == 5  # the good one; twice with others, then alone as often as is allowed
-    assert not any(row.outlived for row in await attempts_of(job))
+    assert not any(row.worker_survived for row in await attempts_of(job))
     assert await statuses(good) == ["succeeded"]
 
 

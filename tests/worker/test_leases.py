@@ -69,7 +69,7 @@ async def lose_the_lease(store, clock, seconds: float) -> None:
     del store.fail["extend"]
 
 
-async def test_a_lost_lease_cancels_its_handler_commits_nothing_and_is_marked_outlived(faulty, store, clock):
+async def test_a_lost_lease_cancels_its_handler_commits_nothing_and_its_worker_survived(faulty, store, clock):
     begun = asyncio.Event()
     cancelled = []
 
@@ -89,7 +89,7 @@ async def test_a_lost_lease_cancels_its_handler_commits_nothing_and_is_marked_ou
         await clock.jump(1)
         await until(lambda: cancelled)
         first = (await attempts_of(job))[0]
-        assert (str(first.status), first.outlived, first.worker) == ("lost", True, worker.name)
+        assert (str(first.status), first.worker_survived, first.worker) == ("lost", True, worker.name)
         assert (await the_job(faulty, job)).attempts == 0
         # and it is its own rescuer
         await until_state(job, State.RUNNING)
@@ -118,13 +118,13 @@ async def test_expired_lease_cannot_commit(faulty, store, clock):
         store.fail["extend"] = lambda *_: StoreUnavailable("away")
         clock.advance(3.1)  # the loop does not go round meanwhile: as if the process had been paused
         release.set()  # so its success comes after the lease is over
-        await until(lambda: store.calls["outlive"])
+        await until(lambda: store.calls["settle"])
         del store.fail["extend"]
         await clock.jump(1)
         assert await soon(job.aresult()) == 2
     rows = await attempts_of(job)
     assert [str(row.status) for row in rows] == ["lost", "succeeded"]
-    assert rows[0].outlived
+    assert rows[0].worker_survived
 
 
 async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, monkeypatch):
@@ -386,8 +386,8 @@ async def test_what_was_claimed_ahead_and_cannot_begin_is_handed_back_to_others(
         release.set()
 
 
-async def test_jobs_that_had_not_begun_are_outlived_with_the_others(faulty, store, clock, monkeypatch):
-    """An outage counts for nobody, begun or not: none of them becomes a suspect."""
+async def test_worker_survives_the_lease_of_jobs_that_had_not_begun(faulty, store, clock, monkeypatch):
+    """An outage counts for no job, begun or not: none of them becomes a suspect."""
     monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 3600)
     begun, release = asyncio.Event(), asyncio.Event()
 
@@ -406,7 +406,7 @@ async def test_jobs_that_had_not_begun_are_outlived_with_the_others(faulty, stor
         await clock.jump(2)
         for job in jobs:
             lost = [row for row in await attempts_of(job) if str(row.status) == "lost"]
-            assert all(row.outlived for row in lost)
+            assert all(row.worker_survived for row in lost)
         release.set()
 
 

@@ -124,7 +124,7 @@ async def test_a_settle_that_comes_too_late_is_refused_and_the_job_runs_again(fa
         assert await soon(job.aresult()) == 2
     rows = await attempts_of(job)
     assert [str(row.status) for row in rows] == ["lost", "succeeded"]
-    assert rows[0].outlived  # an outage counts for nobody
+    assert rows[0].worker_survived  # an outage counts for no job
     assert (await the_job(faulty, job)).attempts == 0
 
 
@@ -165,7 +165,7 @@ async def test_everything_away_at_once_and_back_again(faulty, store, clock):
     async with working(faulty, concurrency=5, lease_seconds=30):
         for _ in range(5):
             await clock.jump(0.5)
-            for verb in ("claim", "settle", "extend", "take_expired", "history", "outlive", "note"):
+            for verb in ("claim", "settle", "extend", "take_expired", "history", "note"):
                 store.fail[verb] = away
             await clock.jump(100)
             store.fail.clear()

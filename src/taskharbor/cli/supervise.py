@@ -1,4 +1,4 @@
-"""`taskharbor worker --processes N`: runs the supervisor."""
+"""`taskharbor worker --processes N`: the supervisor's face."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from taskharbor.cli.entry import CommandFailed
 from taskharbor.cli.screen import Screen
 from taskharbor.worker.supervisor.channel import WorkerConfig
 from taskharbor.worker.supervisor.parent import STUCK_SECONDS, GaveUp, Settings, Supervisor
@@ -26,9 +25,7 @@ def supervise(
     health_address: tuple[str, int] | None,
 ) -> None:
     if sys.platform == "win32":
-        raise click.UsageError(
-            "--processes needs the sessions and signals of POSIX; leave it out on this system"
-        )
+        raise click.UsageError("--processes needs sessions and signals as POSIX has them; leave it out here")
     stuck = STUCK_SECONDS if stuck_seconds is None else stuck_seconds
     if stuck <= 0:
         raise click.UsageError("--stuck-seconds must be more than 0")
@@ -43,4 +40,7 @@ def supervise(
     try:
         asyncio.run(run())
     except GaveUp as error:
-        raise CommandFailed(str(error), error.code) from None
+        failed: type[click.ClickException] = type(
+            "_Failed", (click.ClickException,), {"exit_code": error.code}
+        )
+        raise failed(str(error)) from None

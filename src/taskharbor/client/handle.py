@@ -311,9 +311,9 @@ class Attempt:
         return self._record.detail
 
     @property
-    def outlived(self) -> bool:
+    def worker_survived(self) -> bool:
         """Whether it was recorded as lost although its worker was alive."""
-        return self._record.outlived
+        return self._record.worker_survived
 
 
 def _error_of(record: JobRecord) -> JobFailed | JobCancelled:

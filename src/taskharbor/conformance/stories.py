@@ -60,7 +60,7 @@ OUTCOME_FEATURES: tuple[Features, ...] = (
     {"error": 'it\'s "bad" 😀', "traceback": "Traceback …"},
     {"detail": "why"},
     {"worker": "another"},
-    {"outlived": True},
+    {"worker_survived": True},
     {"result": '"text"'},
     {"occurrence": (0, 0)},
     {"occurrence": (MINUTE, 0)},

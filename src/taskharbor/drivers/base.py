@@ -15,9 +15,11 @@ Rules for every verb:
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract.enqueueing import (
@@ -78,19 +80,23 @@ from taskharbor.drivers.contract.sizes import (
     text_size,
     transition_size,
 )
+from taskharbor.errors import ConfigurationError
 from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
+    MemberResult,
     NewJob,
+    NewWorkflow,
     QueueRecord,
     State,
+    StepRecord,
+    WorkflowRecord,
 )
 
-# Authors and callers of a driver find all of the contract here.
+# Whoever writes or uses a driver finds all of the contract here.
 __all__ = [
     "Driver",
-    "Leasing",
     # enqueueing
     "Enqueued",
     "WorkflowEnqueued",
@@ -146,77 +152,16 @@ __all__ = [
 ]
 
 
-class Leasing(ABC):
-    """Jobs under a lease, from the claim to the settle: all that a worker needs of a source of jobs."""
+class Driver(ABC):
+    """A store. Every verb is a coroutine; see the module's rules.
 
-    outlook = Outlook()  # what the latest `take_expired` saw; a driver that knows less leaves the default
-
-    @abstractmethod
-    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
-        """Lease the first runnable jobs, by priority, then due time, then id, over all the queues.
-
-        Paused queues give nothing. Each claim raises the job's attempt number by one. Repeated with the
-        same token it gives the same jobs, as far as they are not settled.
-
-        It ends at `limit` jobs, and before the job that would bring it over `bytes_limit`, unless that is the first
-        one; `more` then says that it did. What does not fit stays where it is.
-
-        A driver for which looking everywhere is dear at the moment may do so only now and then: it says when by
-        `next_due`, and that it has not by `searched`. A drain does not end before it has.
-        """
-
-    @abstractmethod
-    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
-        """Push the expiry of live leases out, and hear what has been asked meanwhile."""
-
-    @abstractmethod
-    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
-        """Say which unsettled jobs under these leases were asked to end. Nothing is written or extended.
-
-        `since` is the mark of an earlier look. A driver that has learnt of no request after it answers without a
-        look at the store, so that asking costs nothing. It may miss a request of another process; the next heartbeat
-        does not.
-        """
-
-    @abstractmethod
-    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
-        """Take over the lease that expired first, for the policy to decide; None when none has.
-
-        Repeated with the same token, it gives the same lease again.
-        """
-
-    @abstractmethod
-    async def settle(
-        self, transitions: Sequence[Transition], *, now: int | None = None
-    ) -> list[SettleResult]:
-        """Apply each transition that its lease and attempt number prove; refuse the others.
-
-        Refusals, in this order: `NOT_RUNNING` (no lease covers the job), `LEASE_MISMATCH` (another lease
-        or number does), `LEASE_EXPIRED`. One that already took effect under the same token, number and
-        status answers `DONE` again; under another status `NOT_RUNNING`, with what is recorded.
-
-        In the same transaction a success releases those for whom it was the last one to wait for, and any other
-        end of a job cancels those that end with it, and those that end with them. (So it is when an operator
-        or its age ends a job.) A dependant cancelled by several jobs of the batch is reported with the first.
-        """
-
-    @abstractmethod
-    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        """A worker that was refused for expiry is alive: mark these (job, number) as outlived.
-
-        The lease, if it is not collected yet, and otherwise the `lost` rows.
-        """
-
-
-class Driver(Leasing):
-    """The core that every store has. What a store may offer beyond it is in `taskharbor.drivers.capabilities`.
-
-    A driver whose `inline` is true never suspends while `in_sync_call` is true. The synchronous surface then steps its
-    coroutines in the caller's own thread, without a loop.
+    A driver whose `inline` is true never suspends when `sync_call` is active, so that the synchronous
+    surface can step its coroutines in the caller's own thread, without a loop.
     """
 
     inline: ClassVar[bool] = False
     clock: Clock
+    outlook = Outlook()  # a driver that knows better says so with every `take_expired`
 
     # -- life --
 
@@ -252,8 +197,79 @@ class Driver(Leasing):
 
         A job whose id, or whose (queue, idempotency key), is already kept, or comes twice in the batch,
         is answered with the one that exists; nothing of that one changes. A job that depends on others
-        waits for them; an unknown dependency is refused with `ConfigurationError`.
+        waits for them; a dependency that nobody knows is refused with `ConfigurationError`.
         """
+
+    @abstractmethod
+    async def enqueue_workflow(
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
+    ) -> WorkflowEnqueued:
+        """Store a workflow and all of its jobs, or nothing.
+
+        If a workflow of this id or key is kept already, nothing is stored, whatever the jobs are. The jobs have
+        the ids that follow the workflow's, in their order (see `member_id`), and no keys; an id among
+        them that is taken is refused with `ConfigurationError`.
+        """
+
+    @abstractmethod
+    async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
+        """Lease the first runnable jobs, by priority, then due time, then id, over all the queues.
+
+        Paused queues give nothing. Each claim raises the job's attempt number by one. Repeated with the
+        same token it gives the same jobs, as far as they are not settled.
+
+        It ends at `limit` jobs, and before the job that would bring it over `bytes_limit`, unless that is the first
+        one; `more` then says that it did. What does not fit stays where it is.
+
+        A driver for which looking everywhere is dear at the moment may do so only now and then: it says when by
+        `next_due`, and that it has not by `searched`. A drain does not end before it has.
+        """
+
+    @abstractmethod
+    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
+        """Push the expiry of live leases out, and return what operators have asked for since.
+
+        A refusal marks the lease as one that its worker survived, as in `settle`.
+        """
+
+    @abstractmethod
+    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
+        """Say which unsettled jobs under these leases were asked to end. Nothing is written or extended.
+
+        `since` is the mark of an earlier look. A driver that has learnt of no request after it answers without a
+        look at the store, so that asking costs nothing. It may miss a request of another process; the next heartbeat
+        does not.
+        """
+
+    @abstractmethod
+    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
+        """Take over the lease that expired first, for the policy to decide; None when none has.
+
+        Repeated with the same token, it gives the same lease again.
+        """
+
+    @abstractmethod
+    async def settle(
+        self, transitions: Sequence[Transition], *, now: int | None = None
+    ) -> list[SettleResult]:
+        """Apply each transition that its lease and attempt number prove; refuse the others.
+
+        Refusals, in this order: `NOT_RUNNING` (no lease covers the job), `LEASE_MISMATCH` (another lease
+        or number does), `LEASE_EXPIRED`. One that already took effect under the same token, number and
+        status answers `DONE` again; under another status `NOT_RUNNING`, with what is recorded.
+
+        In the same transaction a success releases those for whom it was the last one to wait for, and any other
+        end of a job cancels those that end with it, and those that end with them. (So it is when an operator
+        or its age ends a job.) One that would have ended with several of a batch is told of the first of them.
+
+        A refused settle, heartbeat or note proves that the worker which claimed under this token is alive. If its lease
+        is over, the store marks it `worker_survived`, under whatever token a collector holds it, and so it does with
+        the `lost` rows that collectors have settled from it. A transition that names a `worker` proves nothing.
+        """
+
+    @abstractmethod
+    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
+        """Store progress and steps, fenced and refused as a settle is."""
 
     @abstractmethod
     def change_token(self) -> int:
@@ -281,6 +297,28 @@ class Driver(Leasing):
         """The job's attempts, newest first."""
 
     @abstractmethod
+    async def steps(self, job_id: str) -> dict[str, StepRecord]:
+        """The job's durable steps, by name."""
+
+    @abstractmethod
+    async def results(
+        self, ids: Sequence[str], *, bytes_limit: int | None = None
+    ) -> builtins.list[builtins.list[MemberResult]]:
+        """For each of these jobs: what those it depends on have come to, in the order it named them.
+
+        From the first job on with which all results together would have more than `bytes_limit` bytes, its members
+        and those of the jobs after it come without their results, marked as `left_out`.
+        """
+
+    @abstractmethod
+    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
+        """The workflows with these ids, each with how many of its jobs stand where."""
+
+    @abstractmethod
+    async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
+        """Workflows by id, newest first."""
+
+    @abstractmethod
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
         """Every queue that holds runnable or running jobs, or is paused, by name."""
 
@@ -295,12 +333,63 @@ class Driver(Leasing):
     ) -> list[OperationResult]:
         """Do one thing to each of these jobs whose state allows it; see `taskharbor.rules.lifecycle`.
 
-        A dependant that ended with several of them is reported with the first one, by id.
+        A dependant that ended with several of them is told of the first one, by id.
         """
 
     @abstractmethod
     async def pause(self, queue: str, paused: bool) -> None:
         """Set or lift the flag that keeps a queue from being claimed."""
+
+    @abstractmethod
+    async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
+        """Cancel at most `limit` jobs that were not begun by their `expires_at`.
+
+        Which, the first to expire first; and then, by id, the dependants that ended with them.
+        """
+
+    async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
+        """Release or cancel the dependants that a member's end missed, since they were being stored at that moment.
+
+        At most `limit` dependencies are looked at. Gives the jobs that it released or cancelled, by id. Only a store
+        in which a producer's transaction stays open beside settles has anything to do here; each worker asks about
+        once a second.
+        """
+        return []
+
+    @abstractmethod
+    async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
+        """Delete at most `limit` jobs that came to one of these terminal states before the instant given.
+
+        A job that an unfinished one depends on stays. So does a member of a workflow for as long as any
+        other member of it has to stay.
+        """
+
+    @abstractmethod
+    async def prune_history(
+        self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
+    ) -> int:
+        """Delete the attempts of these jobs beyond the newest `keep`, and those that ended before the instant given.
+
+        The attempts of a job's present run stay, its latest one stays, and so does what a live lease still names.
+        How many were deleted.
+        """
+
+    # -- the caller's own transaction --
+
+    def in_transaction(self) -> bool:
+        """Whether this context takes part in a caller's transaction that is open."""
+        return False
+
+    def uses_callers_thread(self) -> bool:
+        """Whether an enqueue in this context runs in the thread of whoever calls it, and never has to suspend."""
+        return self.inline
+
+    def transaction(self, connection: Any) -> AbstractContextManager[None]:
+        """While this is active, enqueues of this context run on the caller's connection."""
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot enqueue inside a caller's transaction; "
+            "enqueue after committing it, or use a store that keeps its jobs in the same database"
+        )
 
     # The last one, because from here on `list` in this class means the verb.
 

@@ -64,7 +64,7 @@ class Target(NamedTuple):
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def __str__(self) -> str:
-        """Return the URL for messages, without the query, which may contain secrets."""
+        """For messages: the query may hold what is nobody's business."""
         path, query, _ = self.path.partition("?")
         return shown_url(f"{self.scheme}://{self.authority}{path}") + ("?…" if query else "")
 

@@ -39,7 +39,7 @@ UNSETTLED_MAX = 20  # times that a bug of ours may keep a job from being settled
 UNSETTLED_DELAY_MAX_SECONDS = 300.0
 
 # How an attempt was lost: the `detail` of its row, which later losses are weighed by.
-LOST_TOGETHER = "together"  # with others, so it is unknown whose fault it was
+LOST_TOGETHER = "together"  # with others, so nobody knows whose fault it was
 LOST_ALONE = "alone"  # executed alone: its own doing
 LOST_SUPERVISED = "supervised"  # the whole tree was killed
 DISTURBED = "disturbed"  # not lost, but cut off by other code in its worker: a `released` row
@@ -237,7 +237,7 @@ class Loss(Struct, frozen=True):
     kind: str  # LOST_…
     error: str
     alone: bool = False  # it was executed as a suspect
-    outlived: bool = False
+    worker_survived: bool = False
     started_at: int | None = None
 
 
@@ -252,8 +252,8 @@ def settle_loss(
 ) -> Transition:
     """What becomes of a job whose lease expired. `history` is newest first, without this attempt.
 
-    Under a supervisor a lease expires only when the supervisor is gone as well: a job that was alone then did not
-    cause that.
+    Under a supervisor a lease expires only when the supervisor is gone as well: whoever was alone then did not
+    bring that about.
     """
     kind = LOST_SUPERVISED if lease.supervised else LOST_ALONE if lease.alone else LOST_TOGETHER
     loss = Loss(
@@ -262,7 +262,7 @@ def settle_loss(
         kind,
         f"lost: the lease of worker {lease.worker} expired",
         alone=lease.alone,
-        outlived=lease.outlived,
+        worker_survived=lease.worker_survived,
         started_at=lease.running.get(job.id),
     )
     return weigh_loss(
@@ -294,13 +294,13 @@ def weigh_loss(
     lost = [
         row
         for row in history
-        if row.number >= first_number and row.status is AttemptStatus.LOST and not row.outlived
+        if row.number >= first_number and row.status is AttemptStatus.LOST and not row.worker_survived
     ]
     suspect, reason = loss.alone, None
     if job.delivery is Delivery.AT_MOST_ONCE:
         reason = Reason.LOST
-    elif loss.outlived:
-        pass  # its worker is alive: an outage counts against no job
+    elif loss.worker_survived:
+        pass  # its worker is alive: an outage counts for nobody
     elif loss.kind == LOST_ALONE:
         if 1 + sum(row.detail == LOST_ALONE for row in lost) >= max_losses:
             reason = Reason.POISON
@@ -322,11 +322,11 @@ def weigh_loss(
         error=loss.error,
         detail=loss.kind,
         worker=loss.worker,
-        outlived=loss.outlived,
+        worker_survived=loss.worker_survived,
     )
 
 
-# Hardly the doing of the job. They count against the higher limit, so that no job loops without end.
+# Nobody is condemned for these, but nobody loops for ever either: they count against the higher limit.
 _HARDLY_ITS_DOING = frozenset({LOST_SUPERVISED, LOST_ENDED})
 
 
@@ -339,7 +339,7 @@ def _was_just_cut_off(history: Sequence[AttemptRecord], first_number: int) -> bo
             continue  # handed back: it was not executed
         if row.status is AttemptStatus.RELEASED:
             return row.detail == DISTURBED
-        return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.outlived
+        return row.status is AttemptStatus.LOST and row.detail == LOST_TOGETHER and not row.worker_survived
     return False
 
 

@@ -11,6 +11,8 @@ from taskharbor.rules.standing import Standing, runnable_state
 
 # -- the fence -------------------------------------------------------------------------------------
 
+REFUSALS = frozenset({SettleAnswer.NOT_RUNNING, SettleAnswer.LEASE_MISMATCH, SettleAnswer.LEASE_EXPIRED})
+
 
 def fence(
     number: int,
@@ -41,9 +43,26 @@ def repeated(t: Transition, token: str, status: AttemptStatus, now: int) -> Sett
     return SettleResult(SettleAnswer.DONE if same else SettleAnswer.NOT_RUNNING, recorded=status, at=now)
 
 
-def was_outlived(t: Transition, lease_outlived: bool) -> bool:
-    """A worker may show itself alive while a collector decides about what it lost."""
-    return t.outlived or (t.status is AttemptStatus.LOST and lease_outlived)
+def proves_survival(answer: SettleAnswer, settled_for: str | None = None) -> bool:
+    """Say whether the answer to a fenced write proves that the worker of the lease is alive.
+
+    A refused write does: only the worker knows its token, so the worker has asked, and its lease is over. A supervisor
+    that settles the jobs of a dead worker names that worker in `settled_for`, and proves nothing.
+    """
+    return settled_for is None and answer in REFUSALS
+
+
+def collected_from(t: Transition, token: str, claimed_as: str) -> str | None:
+    """Return the token of the claim for a loss that a collector settles, else None.
+
+    The row of history keeps it: the worker may prove later, under that token, that it survived.
+    """
+    return claimed_as if t.status is AttemptStatus.LOST and token != claimed_as else None
+
+
+def worker_survived(t: Transition, lease_survived: bool) -> bool:
+    """Say whether the row of history is marked: a worker may prove that it survived while a collector still decides."""
+    return t.worker_survived or (t.status is AttemptStatus.LOST and lease_survived)
 
 
 # -- the move --------------------------------------------------------------------------------------

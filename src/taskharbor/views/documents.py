@@ -210,7 +210,7 @@ class AttemptFields(Document):
     finished_at: Time
     traceback: str | None
     detail: str | None
-    outlived: bool
+    worker_survived: bool
 
 
 class AttemptDocument(AttemptFields):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskharbor.worker")
 
 RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
-STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for this long is handed back
+STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
 # How long who retires waits before people hear of it; each next time twice as long.
 RETIRING_TOLD_SECONDS = 60.0
 RETIRING_TOLD_SECONDS_MAX = 3600.0
@@ -66,7 +66,7 @@ class WorkerRun:
         self._clock = driver.clock
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._stop_asked = False  # from outside, to stop
+        self._was_told = False  # from outside, to stop
         self._steering: OwnTask[None] | None = None  # that all this runs in
         self._has_started = False
         self._ending_now = asyncio.Event()
@@ -105,7 +105,7 @@ class WorkerRun:
             clock=self._clock,
             outages=self._outages,
             reporter=reporter,
-            before_collecting=self._heart.outlive_expired,
+            before_collecting=self._heart.extend_expired,
         )
         self._fetcher = self._make_fetcher()
         self._presence = Presence(driver, self._clock, self._who)
@@ -188,9 +188,9 @@ class WorkerRun:
         await self._heart.heard(cancel_requested, paused, refused)
 
     def stop(self) -> None:
-        if self._stop_asked:
+        if self._was_told:
             self._ending_now.set()
-        self._stop_asked = True
+        self._was_told = True
         self._stopping.set()
 
     def leave(self) -> None:
@@ -307,7 +307,7 @@ class WorkerRun:
             self._committer.put(execution, HandedBack())
 
     async def _retire(self) -> None:
-        """Hand back what has not begun, and let the rest end by itself, unless it is stopped."""
+        """Hand back what has not begun, and let the rest end by itself, unless somebody says stop."""
         self._begin_no_more()  # nor what the last claim brought
         patience = RETIRING_TOLD_SECONDS
         while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
@@ -381,7 +381,7 @@ class WorkerRun:
         return self._executor.is_idle
 
     async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
-        """Wait for a step, but not once the worker must end now."""
+        """Wait for a step, but not once somebody wants an end now."""
         await _unless(self._ending_now, step)
 
     def _may_be_unresponsive(self) -> Iterable[Execution]:
@@ -406,7 +406,7 @@ class WorkerRun:
         if self._given_up:
             names = ", ".join(sorted({execution.claimed.task for execution in self._given_up}))
             raise UnresponsiveHandler(
-                f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of the request; "
+                f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of being told to; "
                 "this worker has shut down, and its process should end and be started again"
             )
 
@@ -476,7 +476,7 @@ class WorkerRun:
             )
 
     def _tell_stopping(self) -> None:
-        """Log what a stopping worker waits for, and for how long."""
+        """Who was told to stop says what it waits for, and for how long."""
         if self._worker._on_stop is not None:
             self._worker._on_stop()
         if not self._stopping.is_set():

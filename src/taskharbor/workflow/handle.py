@@ -1,4 +1,4 @@
-"""`Workflow`: a graph that a caller builds step by step, or a stored workflow as it was read."""
+"""`Workflow`: put together step by step, or, once it is stored, what a caller holds of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from taskharbor.client.waiting import Pending, until_ended
 from taskharbor.clock import from_micros
 from taskharbor.codec import agreeing, counted, shorten
 from taskharbor.drivers.base import member_id
-from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import (
     ConfigurationError,
     JobNotFound,
@@ -38,14 +37,12 @@ NAMED_MAX = 5  # members that an error's text names
 
 
 class WorkflowState(StrEnum):
-    """The state of a workflow as a whole."""
+    """Where a workflow as a whole stands."""
 
     RUNNING = "running"
-    STUCK = "stuck"  # members are dead or cancelled: it cannot end until they are retried
+    STUCK = "stuck"  # members are dead or cancelled: it cannot end until somebody retries them
     SUCCEEDED = "succeeded"
-    CANCELLED = (
-        "cancelled"  # by an operator, or because a member failed and the others were cancelled with it
-    )
+    CANCELLED = "cancelled"  # by somebody, or because a member failed and the others end with it
 
 
 WorkflowStateName = Literal["running", "stuck", "succeeded", "cancelled"]
@@ -64,7 +61,7 @@ UNREADABLE_MAX = 200  # characters that are shown of it
 
 
 class About(Struct, frozen=True, omit_defaults=True):
-    """The part of a workflow that the store keeps without reading it."""
+    """What the store keeps of a workflow without looking at it."""
 
     shape: Any
     on_failure: Literal["wait", "cancel"] = "wait"
@@ -75,7 +72,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, text: str) -> About:
-        """Decode it. Text that cannot be read, from a newer version or a manual edit, gives an unknown shape."""
+        """Read it; what cannot be read (a newer version wrote it, or a person by hand) has an unknown shape."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (ValueError, RecursionError):
@@ -83,7 +80,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
 
 class WorkflowProgress(Struct, frozen=True):
-    """How many of its jobs have succeeded."""
+    """So many of its jobs have succeeded."""
 
     done: int
     total: int
@@ -107,7 +104,7 @@ def state_of(record: WorkflowRecord, on_failure: str) -> WorkflowState:
 
 
 class Workflow(Composition):
-    """A graph of jobs: built with `add`, and stored by `enqueue`.
+    """A graph of jobs: first put together with `add`, then, from `enqueue` on, the one that is stored.
 
         workflow = Workflow()
         load = workflow.add(load_orders.s("2026-01"))
@@ -116,7 +113,7 @@ class Workflow(Composition):
         stored = workflow.enqueue()
 
     What comes `after` one step takes its result; what comes after a list of steps takes a list of their results.
-    A stored workflow is as it was when it was read; `refresh()` returns a newer one.
+    A stored one tells how it stood when it was read; `refresh()` gives a newer one.
     """
 
     def __init__(self) -> None:
@@ -143,7 +140,7 @@ class Workflow(Composition):
     def __hash__(self) -> int:
         return hash(self._kept[0].id) if self._kept is not None else id(self)
 
-    # -- building --
+    # -- putting it together --
 
     def add(
         self,
@@ -152,7 +149,7 @@ class Workflow(Composition):
         *,
         name: str | None = None,
     ) -> Node:
-        """Add a step after others; a name may be that of a step added later."""
+        """Add a step, after others; by their names also after those that are added later."""
         return self._woven.add(step, after, name)
 
     @property
@@ -213,7 +210,7 @@ class Workflow(Composition):
 
     @property
     def shape(self) -> Any:
-        """How it was composed, in JSON: chains, groups and chords of the indexes of its jobs."""
+        """How it was put together, in JSON: chains, groups and chords of the indexes of its jobs."""
         return self._about.shape
 
     @property
@@ -238,32 +235,32 @@ class Workflow(Composition):
 
     @property
     def jobs(self) -> WorkflowJobs:
-        """Its jobs, in order; iterating reads them from the store."""
+        """Its jobs, in order; they are read from the store as they are looked at."""
         record, harbor = self._stored_parts
         return WorkflowJobs(record.id, record.total, harbor)
 
-    # -- reading and changing it --
+    # -- what can be asked of it --
 
     async def arefresh(self) -> Workflow:
-        """Read the workflow again."""
+        """The workflow as it stands now."""
         return await self._harbor.workflows.aget(self.id)
 
     refresh = sync_method(arefresh)
 
     async def acancel(self) -> Workflow:
-        """Cancel the members that have not begun, and ask running ones to stop."""
+        """End all that has not begun, and ask what is running to end."""
         return await self._harbor.workflows.acancel(self.id)
 
     cancel = sync_method(acancel)
 
     async def aretry(self, *, force: bool = False) -> Workflow:
-        """Begin a new run of dead and cancelled members; see `harbor.workflows.retry`."""
+        """Begin again what is dead or cancelled; see `harbor.workflows.retry`."""
         return await self._harbor.workflows.aretry(self.id, force=force)
 
     retry = sync_method(aretry)
 
     async def aresult(self, timeout: float | None = None) -> Any:
-        """Wait for it to succeed, and return its result: the last step's, or the list of a group's.
+        """Wait for it to succeed, and give its result: the last step's, or the list of a group's.
 
         Raises WorkflowStuck, which names the members, when it cannot end by itself; WorkflowCancelled,
         WorkflowNotFound, and TimeoutError when `timeout` seconds have passed.
@@ -273,7 +270,7 @@ class Workflow(Composition):
     result = sync_method(aresult)
 
     async def _result(self) -> Any:
-        [record] = await Workflows.of(self._driver).get_workflows([self.id])
+        [record] = await self._driver.get_workflows([self.id])
         if record is None:
             raise not_found(self.id)
         state = state_of(record, self._about.on_failure)
@@ -320,7 +317,7 @@ class Workflow(Composition):
         return WorkflowCancelled(self.id, f"workflow {self.id} {how}: {named}", ids)
 
     async def _failed(self) -> list[JobRecord]:
-        """Return the members that are dead, or cancelled themselves rather than with a dependency; dead ones first."""
+        """Members that are dead, or cancelled for their own sake; the dead ones first."""
         failed: list[JobRecord] = []
         for state in (State.DEAD, State.CANCELLED):
             cursor: str | None = None

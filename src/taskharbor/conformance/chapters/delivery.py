@@ -35,14 +35,16 @@ class Delivering(Chapter):
         assert store.everything() == before
 
     def test_one_run_commits_one_outcome(self, store: Store) -> None:
-        """A worker that lost its job commits nothing once another worker has finished it."""
+        """A worker that lost its job commits nothing once somebody else has finished it."""
         late = store.running()
         store.let_expire()
         store.lose(store.collect_one())
         store.succeed(store.claim_one(), result="1")
+        store.succeed(late, result="2")  # refused: all it leaves is that its worker is alive
         before = store.everything()
         assert store.succeed(late, result="2").answer is SettleAnswer.NOT_RUNNING
         assert store.everything() == before
+        assert (store.state(late.id), store.job(late.id).result) == (State.SUCCEEDED, "1")
 
     @pytest.mark.parametrize("delivery", [None, *Delivery])
     def test_delivery_is_kept_as_it_was_said(self, store: Store, delivery: Delivery | None) -> None:

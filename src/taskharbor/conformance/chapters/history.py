@@ -97,11 +97,11 @@ class History(Chapter):
         assert [row.error for row in store.history(first.id)] == ["one"]
         assert store.history(store.new_id()) == []
 
-    def test_outlived_loss_is_recorded_as_such(self, store: Store) -> None:
-        """A collector that knows that the worker lives writes it into the row."""
+    def test_loss_that_the_worker_survived_is_recorded_as_such(self, store: Store) -> None:
+        """A collector that knows that the worker is alive writes it into the row."""
         held = store.running()
-        store.lose(held, outlived=True)
-        assert store.last_attempt(held.id).outlived
+        store.lose(held, worker_survived=True)
+        assert store.last_attempt(held.id).worker_survived
 
     def test_error_of_the_job_is_that_of_its_latest_attempt(self, store: Store) -> None:
         """When the latest attempt has no error, the job shows none; history keeps the older one."""

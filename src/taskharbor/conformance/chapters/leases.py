@@ -20,6 +20,7 @@ from taskharbor.drivers.base import (
     Requeue,
     SettleAnswer,
     SettleResult,
+    StepNote,
     Transition,
 )
 from taskharbor.records import AttemptStatus, Reason, State
@@ -81,9 +82,9 @@ class Leases(Chapter):
         assert store.everything() == before
 
     def test_unknown_lease_cannot_be_extended(self, store: Store) -> None:
-        """A token that has no lease is refused as such: never claimed, or all of it settled."""
+        """A token that has no lease is told so: never claimed, or all of it settled."""
         held = store.running()
-        assert store.extend("stranger/1").answer is SettleAnswer.NOT_RUNNING
+        assert store.extend("nobody/1").answer is SettleAnswer.NOT_RUNNING
         store.succeed(held)
         assert store.extend(held.token).answer is SettleAnswer.NOT_RUNNING
 
@@ -93,9 +94,9 @@ class Leases(Chapter):
         store.pass_time(LEASE // 2)
         dead = store.running()
         beat = store.beat(
-            *[Extension(held.token, HOUR) for held in (other, live)], Extension("stranger/1", HOUR)
+            *[Extension(held.token, HOUR) for held in (other, live)], Extension("nobody/1", HOUR)
         )
-        assert [extended.token for extended in beat.leases] == [other.token, live.token, "stranger/1"]
+        assert [extended.token for extended in beat.leases] == [other.token, live.token, "nobody/1"]
         assert [extended.answer for extended in beat.leases] == [
             SettleAnswer.DONE,
             SettleAnswer.DONE,
@@ -168,7 +169,7 @@ class Fencing(Chapter):
         """A job is settled by the token that holds it, and by no other."""
         held, other = store.running(), store.running()
         before = store.everything()
-        for token in (other.token, "stranger/1", held.token + "x", held.token.upper(), ""):
+        for token in (other.token, "nobody/1", held.token + "x", held.token.upper(), ""):
             assert store.succeed(held, token=token).answer is SettleAnswer.LEASE_MISMATCH, token
         assert store.everything() == before
 
@@ -184,7 +185,7 @@ class Fencing(Chapter):
         """That another lease covers the job is said first, even when that one or one's own has expired."""
         held = store.running()
         store.let_expire()
-        assert store.succeed(held, token="stranger/1").answer is SettleAnswer.LEASE_MISMATCH
+        assert store.succeed(held, token="nobody/1").answer is SettleAnswer.LEASE_MISMATCH
         assert store.succeed(held, number=9).answer is SettleAnswer.LEASE_MISMATCH
         store.collect()
         assert store.succeed(held).answer is SettleAnswer.LEASE_MISMATCH
@@ -210,7 +211,7 @@ class Fencing(Chapter):
         assert store.step(held, "a", "1") is SettleAnswer.LEASE_EXPIRED
         assert store.everything() == before
 
-    @pytest.mark.parametrize("proof", [{"token": "stranger/1"}, {"number": 2}])
+    @pytest.mark.parametrize("proof", [{"token": "nobody/1"}, {"number": 2}])
     def test_mismatched_lease_stores_no_note(self, store: Store, proof: dict[str, Any]) -> None:
         """Another token or number can neither report progress nor store a step."""
         held = store.running()
@@ -235,7 +236,7 @@ class Fencing(Chapter):
         store.enqueue_all(*[store.new() for _ in range(30)])
         held = store.claim(limit=30)
         children = [store.new(payload=large_text(n)) for n in range(10)]
-        stranger = Held("stranger/1", held[3].job)
+        stranger = Held("nobody/1", held[3].job)
         endings = [
             store.transition(each, AttemptStatus.SUCCEEDED, State.SUCCEEDED, result=large_text(n))
             for n, each in enumerate([*held[:3], stranger, *held[4:20]])
@@ -294,10 +295,10 @@ class Fencing(Chapter):
         assert store.everything() == before
 
     def test_recorded_attempt_is_done_only_for_its_own_token(self, store: Store) -> None:
-        """A caller that did not settle the attempt itself learns that it is over, not that it did it."""
+        """Whoever did not settle the attempt itself is told that it is over, not that it did it."""
         held = store.running()
         store.succeed(held)
-        refused = store.succeed(held, token="stranger/1")
+        refused = store.succeed(held, token="nobody/1")
         assert (refused.answer, refused.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
 
     def test_same_transition_twice_in_a_batch_takes_effect_once(self, store: Store) -> None:
@@ -347,7 +348,7 @@ class Fencing(Chapter):
     def test_empty_batches_do_nothing(self, store: Store) -> None:
         """No transitions, notes, extensions or ids: no answers."""
         assert store.settle_all() == []
-        assert store.run(store.stepping.note([], now=store.now)) == []
+        assert store.run(store.driver.note([], now=store.now)) == []
         assert store.beat().leases == []
         assert store.operate(Cancel()) == []
         assert store.run(store.driver.get([], now=store.now)) == []
@@ -445,12 +446,12 @@ class Collecting(Chapter):
             store.now + LEASE,
             expired_at,
         )
-        assert (expired.alone, expired.supervised, expired.outlived) == (False, True, False)
+        assert (expired.alone, expired.supervised, expired.worker_survived) == (False, True, False)
         assert expired.jobs == [first.job, third.job]
         assert expired.running == {third.id: began_at}
 
     def test_lease_of_a_suspect_is_marked_alone(self, store: Store) -> None:
-        """Only a loss while alone counts against a job, so the collector learns of it."""
+        """Only a loss while alone counts against a job, so the collector is told."""
         store.lose(store.running(), suspect=True)
         store.claim_one(suspects=True)
         store.let_expire()
@@ -597,57 +598,117 @@ class Collecting(Chapter):
         assert ids(store.collect()) == [second.id]
         assert store.state(first.id) is State.SUCCEEDED
 
-    # -- outlived --
+    # -- workers that survive their leases --
 
-    def test_worker_that_outlived_its_lease_is_known_to_the_collector(self, store: Store) -> None:
-        """An outage counts against no job: a refused worker says that it lives, before the collection."""
+    def test_worker_that_survives_its_lease_is_known_to_the_collector(self, store: Store) -> None:
+        """An outage counts for no job: the refusal of whatever the worker asks for marks the lease."""
+        for ask in WAYS_TO_ASK:
+            held = store.running()
+            store.let_expire()
+            ask(store, held)
+            expired = store.collected()
+            assert (expired.worker_survived, ids(expired.jobs)) == (True, [held.id])
+            store.succeed(Held(expired.token, expired.jobs[0]))
+
+    def test_survival_is_remembered_through_collections(self, store: Store) -> None:
+        """The worker asks with the token it claimed with, also after a collector took the lease over."""
+        for ask in WAYS_TO_ASK:
+            held = store.running()
+            store.let_expire()
+            expired = store.collected()
+            assert not expired.worker_survived
+            ask(store, held)
+            assert store.collected(expired.token).worker_survived
+            store.let_expire()
+            expired = store.collected()
+            assert expired.worker_survived
+            store.succeed(Held(expired.token, expired.jobs[0]))
+
+    def test_recorded_losses_of_a_worker_that_survived_are_marked(self, store: Store) -> None:
+        """When the losses are recorded already, the rows of every job of the lease are marked."""
+        for ask in WAYS_TO_ASK:
+            store.enqueue_all(store.new(), store.new())
+            held = store.claim()
+            store.let_expire()
+            for lost in store.collect():
+                store.lose(lost)
+            assert not any(store.last_attempt(one.id).worker_survived for one in held)
+            ask(store, held[0])
+            assert all(store.last_attempt(one.id).worker_survived for one in held)
+            for again in store.claim():
+                store.succeed(again)
+
+    def test_survival_while_the_lease_is_collected_is_not_forgotten(self, store: Store) -> None:
+        """The worker asks after a collector has taken the lease, and before that one settles the loss."""
+        for ask in WAYS_TO_ASK:
+            held = store.running()
+            store.let_expire()
+            collected = store.collect_one()
+            ask(store, held)
+            store.lose(collected)
+            assert store.last_attempt(held.id).worker_survived
+            store.succeed(store.claim_one())
+
+    def test_live_lease_is_not_marked_by_a_refusal(self, store: Store) -> None:
+        """A worker that is refused about one job may still die with the others."""
+        first, second = two_under_one_lease(store)
+        store.fail(first)
+        assert store.succeed(first).answer is SettleAnswer.NOT_RUNNING
+        store.let_expire()
+        expired = store.collected()
+        assert (expired.worker_survived, ids(expired.jobs)) == (False, [second.id])
+
+    def test_settle_for_a_dead_worker_proves_nothing(self, store: Store) -> None:
+        """A supervisor settles under the token of its dead child, and names it."""
         held = store.running()
         store.let_expire()
-        store.outlive(held.token, (held.id, held.number))
-        assert store.collected().outlived
+        assert store.lose(held, worker="child").answer is SettleAnswer.LEASE_EXPIRED
+        assert not store.collected().worker_survived
 
-    def test_outliving_is_remembered_through_collections(self, store: Store) -> None:
-        """The worker names its lease by the token it claimed with, also after a collector took it over."""
-        held = store.running()
+    def test_collector_that_is_refused_proves_nothing(self, store: Store) -> None:
+        """A collector that was too slow is alive; that says nothing about the worker."""
+        store.running()
         store.let_expire()
-        assert not store.collected("collector/1").outlived
-        store.outlive(held.token, (held.id, held.number))
-        assert store.collected("collector/1").outlived
-        store.let_expire()
-        assert store.collected("collector/2").outlived
-
-    def test_lost_row_of_a_worker_that_outlived_it_is_marked(self, store: Store) -> None:
-        """When the loss is recorded already, its row of history is marked."""
-        held = store.running()
-        store.let_expire()
-        store.lose(store.collect_one())
-        assert not store.last_attempt(held.id).outlived
-        store.outlive(held.token, (held.id, held.number))
-        assert store.last_attempt(held.id).outlived
-
-    def test_worker_that_outlived_its_lease_while_it_was_collected_is_not_forgotten(
-        self, store: Store
-    ) -> None:
-        """It shows itself alive after a collector has taken the lease, and before that one settles the loss."""
-        held = store.running()
+        slow = store.collect_one()
         store.let_expire()
         collected = store.collect_one()
-        store.outlive(held.token, (held.id, held.number))
+        for ask in WAYS_TO_ASK:
+            ask(store, slow)
+        assert not store.collected(collected.token).worker_survived
         store.lose(collected)
-        assert store.last_attempt(held.id).outlived
+        assert not store.last_attempt(collected.id).worker_survived
 
-    def test_only_lost_rows_are_marked_outlived(self, store: Store) -> None:
-        """An attempt that failed or succeeded was not lost, so there is nothing to outlive."""
+    def test_only_losses_that_a_collector_settled_are_marked(self, store: Store) -> None:
+        """What the worker settled under its own lease stays as it is, a loss of its own child process included."""
+        first, second = two_under_one_lease(store)
+        store.lose(first)
+        store.let_expire()
+        before = store.history(first.id)
+        for ask in WAYS_TO_ASK:
+            ask(store, second)
+        assert store.history(first.id) == before
+
+    def test_token_that_the_store_does_not_know_marks_nothing(self, store: Store) -> None:
+        """No claim was made under it, so there is no lease that could have been survived."""
         held = store.running()
-        store.fail(held)
-        store.lose(store.claim_one())
-        before = store.history(held.id)
-        store.outlive(held.token, (held.id, 1))
-        assert store.history(held.id) == before
-
-    def test_outliving_nothing_is_fine(self, store: Store) -> None:
-        """An unknown token, job or number is ignored."""
+        store.let_expire()
         before = store.everything()
-        store.outlive("stranger/1", (store.new_id(), 1))
-        store.outlive("stranger/1")
+        for ask in WAYS_TO_ASK:
+            ask(store, Held("stranger/1", held.job))
         assert store.everything() == before
+
+
+def _beat(store: Store, held: Held) -> None:
+    assert store.extend(held.token).answer is not SettleAnswer.DONE
+
+
+def _settle(store: Store, held: Held) -> None:
+    assert store.succeed(held).answer is not SettleAnswer.DONE
+
+
+def _note(store: Store, held: Held) -> None:
+    note = StepNote(held.token, held.id, held.number, "step", "1")
+    assert store.run(store.driver.note([note], now=store.now)) != [SettleAnswer.DONE]
+
+
+WAYS_TO_ASK = (_beat, _settle, _note)

@@ -29,7 +29,7 @@ class ClaimRequest(Struct, frozen=True):
     lease: int  # microseconds
     limit: int
     queues: tuple[str, ...] | None = None  # None: every queue
-    # The most at_most_once jobs to claim: they are never claimed beyond the free slots. The claim ends
+    # At most so many at_most_once jobs: they are never claimed beyond the free slots. The claim ends
     # before the first one too many, so that the order stays strict and the search bounded.
     once_limit: int = 0
     suspects: bool = False  # claim from the suspects' place instead, to execute alone
@@ -67,7 +67,7 @@ class Claim(Struct, frozen=True):
     jobs: list[Claimed]
     # When the next job ahead becomes runnable, if neither limit was reached.
     next_due: int | None = None
-    suspects_waiting: bool = False  # a worker should execute a suspect alone
+    suspects_waiting: bool = False  # somebody should execute a suspect alone
     # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
     searched: bool = True
     more: bool = False  # it ended at `bytes_limit`: there is more to claim at once
@@ -111,7 +111,7 @@ class ExpiredLease(Struct, frozen=True):
     worker: str  # that let it expire
     alone: bool  # it held a suspect
     supervised: bool
-    outlived: bool  # its worker has shown itself alive since
+    worker_survived: bool  # its worker has asked for something since: it is alive
     jobs: list[Claimed]  # unfinished ones
     running: dict[str, int]  # job id → started at, as far as a heartbeat told
     expired_at: int

@@ -24,7 +24,7 @@ class Transition(Struct, frozen=True, gc=False):
 
     To `READY`, the job is runnable after `delay` from the store's now, or, when `delay` is None, at once
     and in the place it had. With `occurrence`, any ending re-arms the job instead of finishing it.
-    A job that a caller asked to cancel ends cancelled, whatever this says, unless it succeeded; an
+    A job that somebody asked to cancel ends cancelled, whatever this says, unless it succeeded; an
     `occurrence` that came with `READY` is used only then.
     """
 
@@ -43,7 +43,7 @@ class Transition(Struct, frozen=True, gc=False):
     result: str | None = None
     detail: str | None = None
     worker: str | None = None  # whose attempt it was, when not the token's
-    outlived: bool = False
+    worker_survived: bool = False  # lost, but the worker is alive
     inserts: tuple[NewJob, ...] = ()  # children: they exist if and only if this is applied
     occurrence: Occurrence | None = None
     # Without one: the version of the job that this relies on, such as that it recurs no longer.
@@ -70,7 +70,7 @@ class Transition(Struct, frozen=True, gc=False):
             and self.traceback is None
             and self.detail is None
             and self.worker is None
-            and not self.outlived
+            and not self.worker_survived
         )
 
 

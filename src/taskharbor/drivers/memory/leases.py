@@ -1,9 +1,10 @@
-"""Claim, heartbeat, collecting and outliving: everything about who may execute a job, and until when."""
+"""Leases: claiming, extending and collecting them, and the workers that survive them."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
@@ -21,7 +22,8 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.memory.order import Order
 from taskharbor.drivers.memory.store import Job, Lease, Placed, Places, Store
-from taskharbor.records import AttemptStatus, Delivery
+from taskharbor.records import Delivery
+from taskharbor.rules.settling import proves_survival
 
 # -- claim ---------------------------------------------------------------------------------------
 
@@ -137,7 +139,9 @@ def claimed(job: Job) -> Claimed:
 
 
 def extend(store: Store, extensions: Sequence[Extension], now: int) -> Heartbeat:
-    return Heartbeat(now, [_extend(store, one, now) for one in extensions], frozenset(store.paused))
+    answers = [_extend(store, one, now) for one in extensions]
+    mark_survived(store, {each.token for each in answers if proves_survival(each.answer)}, now)
+    return Heartbeat(now, answers, frozenset(store.paused))
 
 
 def _extend(store: Store, extension: Extension, now: int) -> Extended:
@@ -184,7 +188,7 @@ def take_expired(store: Store, token: str, duration: int, now: int) -> ExpiredLe
         worker=lease.worker,
         alone=lease.alone,
         supervised=lease.supervised,
-        outlived=lease.outlived,
+        worker_survived=lease.worker_survived,
         jobs=[claimed(job) for job in lease.open.values()],
         running=lease.running(),
         expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
@@ -206,15 +210,17 @@ def _hand_over(store: Store, lease: Lease, token: str, expires_at: int) -> None:
     store.leases[token] = lease
 
 
-# -- outliving -----------------------------------------------------------------------------------
+# -- workers that survive their leases -----------------------------------------------------------
 
 
-def outlive(store: Store, token: str, jobs: Sequence[tuple[str, int]]) -> None:
+def mark_survived(store: Store, tokens: AbstractSet[str], now: int) -> None:
+    """Mark the leases of these claims that are over, and the losses that collectors have settled from them."""
+    if not tokens:
+        return
     for lease in store.leases.values():
-        if lease.claimed_as == token:
-            lease.outlived = True
-    for job_id, number in jobs:
-        job = store.jobs.get(job_id)
-        row = job.history.get(number) if job is not None else None
-        if row is not None and row.record.status is AttemptStatus.LOST:
-            row.record = replace(row.record, outlived=True)
+        if lease.claimed_as in tokens and (lease.token != lease.claimed_as or lease.expired(now)):
+            lease.worker_survived = True
+    for job in store.jobs.values():
+        for row in job.history.values():
+            if row.origin in tokens:
+                row.record = replace(row.record, worker_survived=True)

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition, worker_of
 from taskharbor.drivers.memory.enqueue import enqueue, insert_dead, refuse_unknown_dependencies
-from taskharbor.drivers.memory.store import Attempt, Job, Store
+from taskharbor.drivers.memory.leases import mark_survived
+from taskharbor.drivers.memory.store import Attempt, Job, Lease, Store
 from taskharbor.records import AttemptRecord, State, StepRecord
 from taskharbor.rules import settling as rules
 
@@ -34,7 +35,14 @@ def fence(job: Job | None, token: str, number: int, now: int) -> SettleAnswer:
 
 
 def settle(store: Store, transitions: Sequence[Transition], now: int) -> list[SettleResult]:
-    return [_settle(store, transition, now) for transition in transitions]
+    answers = [_settle(store, transition, now) for transition in transitions]
+    alive = {
+        t.token
+        for t, settled in zip(transitions, answers, strict=True)
+        if rules.proves_survival(settled.answer, t.worker)
+    }
+    mark_survived(store, alive, now)
+    return answers
 
 
 def _settle(store: Store, transition: Transition, now: int) -> SettleResult:
@@ -56,7 +64,7 @@ def _apply(store: Store, job: Job, t: Transition, now: int) -> SettleResult:
     requested = job.id in lease.cancel_requested
     move = rules.settle_move(job.at, t, now, cancel_requested=requested, declared=job.row.delivery)
     refuse_unknown_dependencies(store, move.inserts, move.inserts)  # before anything has changed
-    _record(job, t, now, rules.was_outlived(t, lease.outlived))
+    _record(job, t, now, lease)
     if move.dead_letter is not None:
         insert_dead(store, move.dead_letter, t.reason, job, job.at.first_number, t.attempts, now)
     if move.is_rearmed:
@@ -75,7 +83,7 @@ def _apply(store: Store, job: Job, t: Transition, now: int) -> SettleResult:
     return replace(answer, released=released, cancelled=cancelled) if released or cancelled else answer
 
 
-def _record(job: Job, t: Transition, now: int, outlived: bool) -> None:
+def _record(job: Job, t: Transition, now: int, lease: Lease) -> None:
     record = AttemptRecord(
         job_id=job.id,
         number=t.number,
@@ -87,9 +95,10 @@ def _record(job: Job, t: Transition, now: int, outlived: bool) -> None:
         error=t.error,
         traceback=t.traceback,
         detail=t.detail,
-        outlived=outlived,
+        worker_survived=rules.worker_survived(t, lease.worker_survived),
     )
-    job.history[t.number] = Attempt(t.token, record, t.result)
+    origin = rules.collected_from(t, lease.token, lease.claimed_as)
+    job.history[t.number] = Attempt(t.token, record, t.result, origin)
 
 
 def _release_dependants(store: Store, job: Job) -> tuple[str, ...]:
@@ -108,7 +117,10 @@ def _release_dependants(store: Store, job: Job) -> tuple[str, ...]:
 
 
 def note(store: Store, notes: Sequence[Note], now: int) -> list[SettleAnswer]:
-    return [_note(store, one, now) for one in notes]
+    answers = [_note(store, one, now) for one in notes]
+    alive = {n.token for n, answer in zip(notes, answers, strict=True) if rules.proves_survival(answer)}
+    mark_survived(store, alive, now)
+    return answers
 
 
 def _note(store: Store, note: Note, now: int) -> SettleAnswer:

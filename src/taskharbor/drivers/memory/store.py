@@ -32,6 +32,7 @@ class Attempt(Struct, gc=False):
     token: str
     record: AttemptRecord
     result: str | None = None
+    origin: str | None = None  # of a loss that a collector settled: the token of the claim
 
 
 class Lease(Struct, eq=False):
@@ -41,7 +42,7 @@ class Lease(Struct, eq=False):
     expires_at: int
     alone: bool  # it was claimed from the suspects' place
     supervised: bool
-    outlived: bool = False
+    worker_survived: bool = False
     expired_at: int | None = None  # the expiry it had when it was first collected
     open: dict[str, Job] = field(default_factory=dict)  # what is not settled yet
     told_running: dict[str, int] = field(default_factory=dict)
@@ -123,7 +124,7 @@ class Places:
 
 
 class Store:
-    """All of the state, and the one way a job changes its spot. The caller holds the lock."""
+    """All of the state, and the one way a job changes its spot. Whoever calls holds the lock."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
@@ -189,7 +190,7 @@ class Store:
     # -- dependants that end with a job, and begin again with it --
 
     def cancel_dependants(self, ended: Iterable[str], now: int) -> tuple[str, ...]:
-        """Cancel the dependants that end with a job that ended without success; and theirs."""
+        """Whoever waits for one that ended without success and ends with it; and so on."""
         ends = list(ended)
         cancelled: list[str] = []
         while ends:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -40,7 +40,7 @@ from taskharbor.drivers.base import (
     transition_size,
 )
 from taskharbor.drivers.callers import PostgresCaller, caller_of
-from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
+from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.postgres import (
     enqueue,
@@ -82,6 +82,7 @@ from taskharbor.records import (
     WorkflowRecord,
 )
 from taskharbor.rules.lifecycle import check_prunable
+from taskharbor.rules.settling import proves_survival
 from taskharbor.sync import import_ahead, in_sync_call, run_on_loop_thread
 
 T = TypeVar("T")
@@ -92,11 +93,11 @@ OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
 
-class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
+class PostgresDriver(Driver, Records):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
     The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
-    pooler that lends connections for one transaction at a time: no session state, and changes by polling alone.
+    pooler that lends connections for one transaction at a time: no session state, and news by polling alone.
     """
 
     inline = False
@@ -252,7 +253,10 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         # A mark of at_most_once belongs into the same transaction as the proof that the lease is live.
         run = self._transact if any(each.at_most_once for each in extensions) else self._run
-        return await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now, prompt=True)
+        heartbeat = await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now, prompt=True)
+        alive = [each.token for each in heartbeat.leases if proves_survival(each.answer)]
+        await self._mark_survived(alive, now)
+        return heartbeat
 
     async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
         mark = self._changes.cancel_count()  # before the look: what is heard during it is looked for again
@@ -317,7 +321,11 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
         if not transitions:
             return []
         work = partial(settle.settle, transitions=transitions, key_wait=key_wait)
-        return await self._transact(Lane.SETTLE, work, now, prompt=True)
+        answers = await self._transact(Lane.SETTLE, work, now, prompt=True)
+        pairs = zip(transitions, answers, strict=True)
+        alive = {t.token for t, settled in pairs if proves_survival(settled.answer, t.worker)}
+        await self._mark_survived(alive, now)
+        return answers
 
     async def _fold_now_and_then(self) -> None:
         self._settles += 1
@@ -330,7 +338,10 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
         if not notes:
             return []
-        return await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now, prompt=True)
+        answers = await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now, prompt=True)
+        alive = {n.token for n, answer in zip(notes, answers, strict=True) if proves_survival(answer)}
+        await self._mark_survived(alive, now)
+        return answers
 
     async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         rows = await self._run(Lane.REST, lambda s: s.rows("catch_up", limit, s.given_now), now, prompt=True)
@@ -338,8 +349,10 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
             self._changes.tell(urgent=any(row["released"] for row in rows))
         return sorted(row["id"] for row in rows)
 
-    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        await self._transact(Lane.REST, lambda s: leases.outlive(s, token, jobs), prompt=True)
+    async def _mark_survived(self, tokens: Iterable[str], now: int | None) -> None:
+        """Mark one lease after the other, each in its own transaction: none of them waits with a lock in its hands."""
+        for token in tokens:
+            await self._transact(Lane.REST, partial(leases.mark_survived, token=token), now, prompt=True)
 
     def change_token(self) -> int:
         return self._changes.count()

@@ -1,4 +1,4 @@
-"""Leases and what they cover: claiming, extending, collecting, outliving."""
+"""Leases and what they cover: claiming, extending and collecting them, and the workers that survive them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def _strike_nobodys(session: Session, token: str, ids: list[str]) -> None:
 async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:
     """The answer to this very claim was lost: the same jobs, as far as they are not settled."""
     lease = await session.row("lease", request.token, session.given_now)
-    if lease is None:  # settled by another holder of the token, a moment ago
+    if lease is None:  # settled by whoever else knows the token, a moment ago
         now = await session.now()
         return Claim(now, now + request.lease, [])
     jobs = await unsettled(session, request.token)
@@ -120,9 +120,9 @@ async def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, 
 
 
 async def _mark_at_most_once(session: Session, marked: Sequence[tuple[str, str]]) -> None:
-    """In the leases, for their collector, and in the jobs, for readers once they succeeded.
+    """In the leases, for whoever collects them, and in the jobs, for whoever reads them once they succeeded.
 
-    The leases are locked; the jobs are next, by id, as every statement locks them.
+    The leases are locked; the jobs are next, by id, as everybody locks them.
     """
     await session.rows("lock_jobs", sorted({job_id for _, job_id in marked}))
     for token in dict.fromkeys(token for token, _ in marked):
@@ -149,7 +149,7 @@ async def take_expired(session: Session, token: str, duration: int) -> tuple[Exp
         worker=row["worker"],
         alone=row["alone"],
         supervised=row["supervised"],
-        outlived=row["outlived"],
+        worker_survived=row["worker_survived"],
         jobs=jobs,
         running=still_running(row["running"], [job.id for job in jobs]),
         expired_at=row["expires_at"] if row["expired_at"] is None else row["expired_at"],
@@ -157,8 +157,10 @@ async def take_expired(session: Session, token: str, duration: int) -> tuple[Exp
     return expired, outlook
 
 
-async def outlive(session: Session, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-    await session.do("outlive_lease", token)
-    known = sorted((job_id, number) for job_id, number in jobs if is_id(job_id))
-    if known:
-        await session.do("outlive_attempts", [job_id for job_id, _ in known], [number for _, number in known])
+async def mark_survived(session: Session, token: str) -> None:
+    """Mark the lease of this claim if it is over, and the losses that a collector has settled from it.
+
+    The lease first: a collector that settles at this moment holds its lock, and its rows are seen afterwards.
+    """
+    await session.do("mark_survived_lease", token, session.given_now)
+    await session.do("mark_survived_attempts", token)

@@ -30,7 +30,7 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
+from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.sqlite import (
     changes,
@@ -62,7 +62,7 @@ from taskharbor.records import (
 )
 
 
-class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
+class SQLiteDriver(Driver, Records):
     """Jobs in one SQLite file, for any number of processes on one machine.
 
     `synchronous` is SQLite's own setting: FULL (the default) makes every accepted job survive a power
@@ -143,9 +143,6 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
         return await self._engine.write(lambda s: settle.note(s, notes), now)
 
-    async def outlive(self, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-        await self._engine.write(lambda s: leases.outlive(s, token, jobs))
-
     def change_token(self) -> int:
         return self._engine.data_version()
 
@@ -222,9 +219,6 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     def in_transaction(self) -> bool:
         session = self._caller_session.get()
         return session is not None and session.caller.in_transaction()
-
-    def uses_callers_thread(self) -> bool:
-        return True
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:

@@ -1,11 +1,11 @@
-"""Leases and what they cover: claiming, extending, collecting, outliving."""
+"""Leases and what they cover: claiming, extending and collecting them, and the workers that survive them."""
 
 from __future__ import annotations
 
 import heapq
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -29,6 +29,7 @@ from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, as_told, is_text
 from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
+from taskharbor.rules.settling import proves_survival
 from taskharbor.rules.standing import Standing
 
 CLAIM = statements("claim")
@@ -93,7 +94,7 @@ class Lease:
             self.expired_at,
             self.alone,
             self.supervised,
-            self.outlived,
+            self.worker_survived,
             self.open,
             cancels,
             running,
@@ -117,7 +118,7 @@ class Lease:
         return [e for e in self.entries.values() if not self.is_settled(e)]
 
     def still_running(self) -> dict[str, int]:
-        """What the last heartbeat reported, less what has been settled since."""
+        """What the last heartbeat told, less what has been settled since."""
         if not self.running:
             return {}
         unsettled = {entry.id for entry in self.unsettled()}
@@ -186,10 +187,8 @@ def first_named(session: Session, job_ids: set[str]) -> dict[str, int]:
 
 
 def strike(session: Session, job_ids: set[str]) -> None:
-    """Take jobs that are about to be deleted out of live leases.
-
-    Leases still name settled jobs, and without its attempt row the collector would revive such a job.
-    """
+    """Whoever deletes a job takes it out of live leases first: they still name what has been settled,
+    and without its attempt row the collector would raise it from the dead."""
     for lease in all_leases(session):
         named = job_ids & lease.entries.keys()
         for job_id in named:
@@ -513,6 +512,7 @@ def paused_queues(session: Session) -> frozenset[str]:
 
 def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat:
     answers = [_extend_one(session, extension) for extension in extensions]
+    mark_survived(session, {each.token for each in answers if proves_survival(each.answer)})
     return Heartbeat(session.now, answers, paused_queues(session))
 
 
@@ -530,7 +530,7 @@ def _extend_one(session: Session, extension: Extension) -> Extended:
 
 
 def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -> None:
-    """Mark the lease, for its collector, and the job, for readers after it has succeeded."""
+    """In the lease, for whoever collects it, and in the job, for whoever reads it once it has succeeded."""
     for job_id in job_ids:
         entry = lease.entries.get(job_id)
         if entry is not None and not lease.is_settled(entry):
@@ -575,16 +575,21 @@ def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | 
         worker=lease.worker,
         alone=bool(lease.alone),
         supervised=bool(lease.supervised),
-        outlived=bool(lease.outlived),
+        worker_survived=bool(lease.worker_survived),
         jobs=jobs,
         running=lease.still_running(),
         expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
     )
 
 
-def outlive(session: Session, token: str, jobs: Sequence[tuple[str, int]]) -> None:
-    session.execute(CLAIM["outlive_lease"], (token,))
-    session.executemany(CLAIM["outlive_attempt"], jobs)
+# -- workers that survive their leases -----------------------------------------------------------
+
+
+def mark_survived(session: Session, tokens: Iterable[str]) -> None:
+    """Mark the leases of these claims that are over, and the losses that collectors have settled from them."""
+    for token in tokens:
+        session.execute(CLAIM["mark_survived_lease"], (token, session.now))
+        session.execute(CLAIM["mark_survived_attempts"], (token,))
 
 
 def _text(value: object) -> str:

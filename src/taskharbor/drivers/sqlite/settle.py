@@ -26,7 +26,7 @@ def settle(session: Session, transitions: Sequence[Transition]) -> list[SettleRe
 
 
 def _settle_successes(session: Session, transitions: Sequence[Transition]) -> list[SettleResult] | None:
-    """A batch of plain successes under live leases, without dependants: nearly every batch.
+    """A batch of plain successes under live leases, nobody depending on any: nearly every batch there is.
 
     None, with nothing done, if anything about it is not plain: then each is looked at by itself.
     """
@@ -59,7 +59,7 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
         )
         closed[token] += 1
         succeeded[entry.queue] += 1
-    if session.one(SETTLE["has_dependants"])[0]:
+    if session.one(SETTLE["somebody_depends"])[0]:
         return None
     session.execute("SAVEPOINT successes")
     if session.insert(SETTLE["insert_success"], rows) != len(rows):
@@ -84,7 +84,11 @@ class _Settling:
         self._leases: dict[str, Lease | None] = {}
 
     def settle(self, transitions: Sequence[Transition]) -> list[SettleResult]:
-        return [self._settle_one(t) for t in transitions]
+        answers = [self._settle_one(t) for t in transitions]
+        pairs = zip(transitions, answers, strict=True)
+        alive = {t.token for t, settled in pairs if rules.proves_survival(settled.answer, t.worker)}
+        leases.mark_survived(self._session, alive)
+        return answers
 
     def fence(
         self, token: str, job_id: str, number: int, *, is_recorded: bool
@@ -128,7 +132,7 @@ class _Settling:
             cancel_requested=t.job_id in lease.cancels,
             declared=delivery,
         )
-        self._record(t, entry, move.to.next_at, rules.was_outlived(t, bool(lease.outlived)))
+        self._record(t, entry, move.to.next_at, lease)
         settled = self._move(t, entry, move, queue, priority)
         if move.inserts:
             enqueue(session, move.inserts)
@@ -163,11 +167,13 @@ class _Settling:
                 session, copy.id, copy.queue, rules.finished(ended, State.DEAD, t.reason, session.now)
             )
 
-    def _record(self, t: Transition, entry: Entry, next_at: int | None, outlived: bool) -> None:
+    def _record(self, t: Transition, entry: Entry, next_at: int | None, lease: Lease) -> None:
+        survived = rules.worker_survived(t, bool(lease.worker_survived))
+        origin = rules.collected_from(t, lease.token, lease.origin)
         self._session.execute(
             SETTLE["insert_attempt"],
             (t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at,
-             self._session.now, next_at, t.result, t.error, t.traceback, t.detail, int(outlived)),
+             self._session.now, next_at, t.result, t.error, t.traceback, t.detail, int(survived), origin),
         )  # fmt: skip
 
     def _lease(self, token: str) -> Lease | None:
@@ -190,11 +196,13 @@ def note(session: Session, notes: Sequence[Note]) -> list[SettleAnswer]:
         else:
             session.execute(SETTLE["put_step"], (n.job_id, n.name, n.result, n.number))
         answers.append(SettleAnswer.DONE)
+    alive = {n.token for n, answer in zip(notes, answers, strict=True) if rules.proves_survival(answer)}
+    leases.mark_survived(session, alive)
     return answers
 
 
 def release_dependants(session: Session, member_id: str) -> list[str]:
-    """Move jobs out of `waiting` for which this was the last dependency."""
+    """Those for whom this was the last job to wait for leave `waiting`."""
     session.execute(SETTLE["mark_member_done"], (member_id,))
     satisfied = session.execute(SETTLE["satisfied_dependants"], (member_id,)).fetchall()
     dependants = [row[0] for row in satisfied if type(row[0]) is str and is_text(row[0])]

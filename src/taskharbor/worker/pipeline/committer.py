@@ -26,7 +26,6 @@ from taskharbor.drivers.base import (
     pieces,
     text_size,
 )
-from taskharbor.drivers.capabilities import Steps
 from taskharbor.records import AttemptRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
 from taskharbor.rules.outcome import Crashed, Disturbed, Failed, Outcome, Succeeded, Unrunnable
@@ -84,7 +83,6 @@ class Committer:
     ) -> None:
         self._store = store
         self._failure_tasks = FailureTasks(store)
-        self._step_reader = None if Steps.offered_by(store.driver) is None else store
         self._policy = worker_policy
         self._unrunnable_grace_seconds = unrunnable_grace_seconds
         self._max_losses = max_losses
@@ -213,7 +211,6 @@ class Committer:
             else:
                 self._leases.settled(execution)
         settled = await settle_apart(self._settle_all, endings, self._mend) if endings else []
-        refused: dict[str, list[tuple[str, int]]] = {}
         answers: list[SettleResult] = []
         for pair in settled:
             ending, answer = pair
@@ -231,17 +228,13 @@ class Committer:
                 if answer.answer is SettleAnswer.DONE:
                     self._reporter.settled(ending.execution, ending.transition, ending.decision, answer)
                 else:
-                    proof = (ending.transition.job_id, ending.transition.number)
-                    refused.setdefault(ending.transition.token, []).append(proof)
                     self._reporter.refused(ending.execution, ending.transition, answer)
             except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
-                log_bug(logger, "the end of a job could not be reported", error, ending.execution.fields())
+                log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
         try:
             await self._reporter.ended_with(answers, self._store.get)
         except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
-            log_bug(logger, "the jobs that ended with others could not be reported", error)
-        for token, jobs in refused.items():
-            await self._store.outlive(token, jobs)
+            log_bug(logger, "the jobs that ended with others could not be told of", error)
         return later
 
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
@@ -338,7 +331,7 @@ class Committer:
             return await self._failure_tasks.added(unrunnable, claimed, execution.options), None
         if isinstance(outcome, Crashed | Disturbed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
-            history, last_step = await loss_history(self._store, self._step_reader, claimed)
+            history, last_step = await loss_history(self._store, claimed)
             weighed: dict[str, Any] = {
                 "started_at": execution.started_at,
                 "last_step": last_step,
@@ -367,7 +360,7 @@ class Committer:
             for e, progress in notes.items()
         ]
         try:
-            await Steps.of(self._store.driver).note(batch)
+            await self._store.driver.note(batch)
         except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
 

@@ -85,7 +85,7 @@ class Fetcher:
         self._room.set()
 
     async def run(self, *, until_drained: bool = False) -> None:
-        """Claim without end, or until nothing is runnable now and nothing is under way."""
+        """Claim for ever, or until nothing is runnable now and nothing is under way."""
         self._executor.offer(())  # what a round that was cut off has brought
         is_drained = False
         while not is_drained:
@@ -140,7 +140,7 @@ class Fetcher:
             missing = min(missing, self._oversight.room)
         if (allowance := self._allowance()) is not None:
             if allowance <= 0:
-                executor.low_water = 0  # wakes the fetcher when the last of them begins
+                executor.low_water = 0  # to be told when the last of them begins
                 return 0
             missing = min(missing, allowance)
         # A claim costs the same for one as for many: wait until a good part of the target is missing.

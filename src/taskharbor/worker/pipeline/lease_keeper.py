@@ -33,7 +33,6 @@ class LeaseKeeper:
         hand_back: Callable[[Callable[[Execution], bool]], None],
         extended_outside: bool = False,
     ) -> None:
-        self._store = store
         self._driver = store.driver
         self._outages = store.outages
         self._lease = lease
@@ -45,9 +44,7 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
-        if (
-            self._extended_outside
-        ):  # looking is cheap: it must see in time that the supervisor does not extend
+        if self._extended_outside:  # looking is cheap: it has to be seen in time that nobody extends
             beat_seconds /= 2
         pause = beat_seconds
         while True:
@@ -80,7 +77,7 @@ class LeaseKeeper:
         heartbeat = await self._driver.extend([self._extension(lease) for lease in leases])
         self._time.learn(heartbeat.now, asked_at)
         for lease, extended in zip(leases, heartbeat.leases, strict=True):
-            await self._heed(lease, extended)
+            self._heed(lease, extended)
         self._heed_paused(heartbeat.paused)
 
     async def heard(
@@ -119,7 +116,7 @@ class LeaseKeeper:
                 await self._clock.sleep(MARK_PAUSE_SECONDS)
                 continue
             [extended] = heartbeat.leases
-            await self._heed(lease, extended)
+            self._heed(lease, extended)
             return extended.answer is SettleAnswer.DONE
         return False
 
@@ -132,34 +129,30 @@ class LeaseKeeper:
         )
         return Extension(lease.token, self._lease, running, at_most_once)
 
-    async def _heed(self, lease: HeldLease, extended: Extended) -> None:
+    def _heed(self, lease: HeldLease, extended: Extended) -> None:
         if extended.answer is SettleAnswer.DONE:
             lease.expires_at = extended.expires_at
             for job_id in extended.cancel_requested:
                 self._heed_cancel(lease, job_id)
         elif lease.executions:  # otherwise its last job was settled just now
-            await self._lose(lease)
+            self._lose(lease)
 
     def _heed_cancel(self, lease: HeldLease, job_id: str) -> None:
         execution = lease.executions.get(job_id)
         if execution is not None:
             execution.interrupt("cancel")
 
-    async def _lose(self, lease: HeldLease) -> None:
+    def _lose(self, lease: HeldLease) -> None:
         """The lease is over: what runs under it can commit nothing, so it had better end."""
         log_line(logger, logging.WARNING, "a lease expired before it was extended", {"lease": lease.token})
         self._leases.forget(lease)
-        await self._outlive(lease)
         for execution in list(lease.executions.values()):
             execution.interrupt("lease_lost")
 
-    async def outlive_expired(self) -> None:
-        """Before anybody here collects expired leases: those of ours among them were lost to an outage."""
-        for lease in self._leases.all():
-            if self._leases.is_over(lease, self._time.now()):
-                await self._outlive(lease)
+    async def extend_expired(self) -> None:
+        """Ask for the leases of this worker that are over, before it collects expired leases.
 
-    async def _outlive(self, lease: HeldLease) -> None:
-        """All of its jobs, also those that have not begun: none of them is to be blamed."""
-        jobs = [(e.claimed.id, e.claimed.number) for e in lease.executions.values()]
-        await self._store.outlive(lease.token, jobs)
+        The store refuses, and so learns that this worker survived them: it does not blame their jobs.
+        """
+        now = self._time.now()
+        await self._extend([lease for lease in self._leases.all() if self._leases.is_over(lease, now)])

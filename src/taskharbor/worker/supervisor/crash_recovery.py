@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, SettleAnswer, SettleResult, Transition
-from taskharbor.drivers.capabilities import Steps
 from taskharbor.records import AttemptStatus, Delivery
 from taskharbor.rescue import Report, Rescued, loss_history, settle_endings, with_failure_task
 from taskharbor.rules.outcome import HandedBack, Interrupted
@@ -89,6 +89,8 @@ async def _rescue(
         outcome = HandedBack() if started_at is None else Interrupted()
         rules = Rules(None, delivery=job.delivery or Delivery.AT_LEAST_ONCE)
         transition, _ = settle_outcome(token, job, outcome, rules, started_at=started_at, suspect=lease.alone)
+        # The process is dead: this settle must not be taken for a sign of its life.
+        transition = replace(transition, worker=process_exit.worker)
         return await with_failure_task(driver, transition, job), job, []
     kind = LOST_ENDED if job.id in lease.ended else LOST_ALONE if lease.alone else LOST_TOGETHER
     loss = Loss(
@@ -99,6 +101,6 @@ async def _rescue(
         alone=lease.alone,
         started_at=started_at,
     )
-    history, last_step = await loss_history(driver, Steps.offered_by(driver), job)
+    history, last_step = await loss_history(driver, job)
     transition = weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
     return await with_failure_task(driver, transition, job), job, history

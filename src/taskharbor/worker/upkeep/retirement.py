@@ -1,6 +1,6 @@
 """Retirement: a worker that has done enough claims no more, and ends with the last of its jobs.
 
-Retirement is never rushed and has no grace period: its handlers end by themselves.
+Nobody asked for a hurry, so there is no grace to be over: its handlers end by themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK_SECONDS = 1.0
 
 
 class ReplacementPolicy(Protocol):
-    """Replaces workers that retire."""
+    """Whoever replaces workers that retire."""
 
     may_retire: bool  # False while this worker's predecessor still has jobs
 

@@ -58,7 +58,7 @@ WHERE c.token = $1 AND e.id = ANY ($2::text[]::uuid[]) AND j.id = e.id
 
 -- name: take_expired
 -- The lease that expired first gets the collector's token; from here on the old one proves nothing. One that
--- a worker settles or extends at this instant is not dead. A lease that has this token already was
+-- somebody is settling or extending at this instant is not dead. A lease that has this token already was
 -- collected by this very call, whose answer was lost.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
@@ -76,7 +76,7 @@ WITH clock AS MATERIALIZED (
 ), entries AS (
     UPDATE {schema}.claims AS c SET token = $1 FROM expired WHERE c.token = expired.token
 )
-SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.outlived, l.running,
+SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.worker_survived, l.running,
        EXISTS (SELECT FROM {schema}.leases) AS any_lease, EXISTS (SELECT FROM {schema}.dependencies WHERE late) AS any_late
 FROM clock LEFT JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l ON true
 
@@ -85,10 +85,10 @@ FROM clock LEFT JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l ON
 WITH dropped AS (DELETE FROM {schema}.leases WHERE token = $1)
 DELETE FROM {schema}.claims WHERE token = $1
 
--- name: outlive_lease
-UPDATE {schema}.leases SET outlived = true WHERE origin = $1
+-- name: mark_survived_lease
+-- Only a lease that is over: a live one may still be lost with its worker.
+UPDATE {schema}.leases SET worker_survived = true
+WHERE origin = $1 AND (token <> origin OR expires_at <= coalesce($2::timestamptz, clock_timestamp()))
 
--- name: outlive_attempts
-UPDATE {schema}.attempts AS a SET outlived = true
-FROM unnest($1::text[]::uuid[], $2::integer[]) AS o (id, number)
-WHERE a.job_id = o.id AND a.number = o.number AND a.status = 'lost'
+-- name: mark_survived_attempts
+UPDATE {schema}.attempts SET worker_survived = true WHERE origin = $1

@@ -41,17 +41,18 @@ WHERE c.ids && $1::text[]::uuid[] AND e.id = ANY ($1::text[]::uuid[])
 SELECT id::text, version, delivery FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[]) ORDER BY jobs.id FOR SHARE
 
 -- name: insert_attempts
--- A lost one's worker may have shown itself alive while the collector was deciding; its lease, locked by now, says so.
+-- The worker of a lost attempt may have proved that it survived while the collector was deciding: its lease, locked by
+-- now, says so. A loss that a collector settles keeps the token of the claim, for a worker that proves it later.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
-                               next_at, result, error, traceback, detail, outlived)
+                               next_at, result, error, traceback, detail, worker_survived, origin)
 SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $15, s.next_at, s.result,
        s.error, s.traceback, s.detail,
-       CASE WHEN s.outlived OR s.status <> 'lost' THEN s.outlived
-            ELSE EXISTS (SELECT FROM {schema}.leases AS l WHERE l.token = s.token AND l.outlived) END
+       s.worker_survived OR coalesce(l.worker_survived, false), CASE WHEN l.origin <> l.token THEN l.origin END
 FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::text[],
             $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[])
     AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,
-          detail, outlived)
+          detail, worker_survived)
+LEFT JOIN {schema}.leases AS l ON s.status = 'lost' AND l.token = s.token
 
 -- name: put_ready
 -- As insert_ready, for who may change rows.
@@ -75,9 +76,9 @@ SELECT set_config('lock_timeout', $1, true)
 -- name: copy_attempts
 -- The history of one run each, for the copies that go to the dead-letter queue.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
-                               error, traceback, detail, outlived)
+                               error, traceback, detail, worker_survived)
 SELECT c.copy_id, a.number, a.status, a.retry_count, a.attempts, a.token, a.worker, a.started_at, a.finished_at,
-       a.error, a.traceback, a.detail, a.outlived
+       a.error, a.traceback, a.detail, a.worker_survived
 FROM unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::integer[]) AS c (job_id, copy_id, first_number)
 JOIN {schema}.attempts AS a ON a.job_id = c.job_id AND a.number >= c.first_number
 
@@ -107,7 +108,7 @@ DELETE FROM {schema}.claims USING closed WHERE claims.token = closed.token
 INSERT INTO {schema}.tallies (queue, state, jobs) SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])
 
 -- name: fold_tallies
--- Many small rows become one for each sum. Rows that another client is folding are left to it.
+-- Many small rows become one for each sum. Rows that somebody else is folding are left to them.
 WITH old AS (
     DELETE FROM {schema}.tallies WHERE ctid = ANY (ARRAY(
         SELECT t.ctid FROM {schema}.tallies AS t LIMIT 10000 FOR UPDATE SKIP LOCKED

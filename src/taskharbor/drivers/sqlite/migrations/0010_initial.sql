@@ -77,7 +77,7 @@ CREATE TABLE taskharbor_leases (
     expired_at INTEGER,                -- the expiry it had when it was first collected
     alone      INTEGER NOT NULL,
     supervised INTEGER NOT NULL,
-    outlived   INTEGER NOT NULL DEFAULT 0,
+    worker_survived INTEGER NOT NULL DEFAULT 0, -- its worker asked for something after it was over
     open       INTEGER NOT NULL,       -- jobs not settled yet; the lease goes with the last one
     cancels    TEXT NOT NULL DEFAULT '[]',
     running    TEXT NOT NULL DEFAULT '{}'
@@ -105,9 +105,13 @@ CREATE TABLE taskharbor_attempts (
     error       TEXT,
     traceback   TEXT,
     detail      TEXT,
-    outlived    INTEGER NOT NULL DEFAULT 0,
+    worker_survived INTEGER NOT NULL DEFAULT 0,
+    origin      TEXT,                  -- of a loss that a collector settled: the token of the claim
     PRIMARY KEY (job_id, number)
 ) WITHOUT ROWID;
+
+-- A worker that survived its lease marks what was lost with it. Only losses are in here.
+CREATE INDEX taskharbor_attempts_lost ON taskharbor_attempts (origin) WHERE origin IS NOT NULL;
 
 -- Pruning by age; it grows at its right edge only, which costs next to nothing.
 CREATE INDEX taskharbor_attempts_succeeded ON taskharbor_attempts (finished_at, job_id)
@@ -193,7 +197,7 @@ CREATE TABLE taskharbor_tags (
 
 CREATE TABLE taskharbor_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
 
--- How many jobs are in each terminal state, updated with every move of a job: counting rows would be a scan.
+-- How many jobs stand in each terminal state, updated with every move of a job: counting rows would be a scan.
 CREATE TABLE taskharbor_tallies (
     queue TEXT NOT NULL,
     state TEXT NOT NULL,

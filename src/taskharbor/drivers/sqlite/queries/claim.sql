@@ -90,16 +90,16 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 INSERT INTO taskharbor_claims (token, entries) VALUES (?, ?)
 
 -- name: lease
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
 FROM taskharbor_leases WHERE token = ?
 
 -- name: leases
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
 FROM taskharbor_leases ORDER BY token
 
 -- name: leases_with_cancels
 -- One seek for each token of a JSON array: a worker looks at its own leases twice a second.
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
 FROM json_each(?) AS asked CROSS JOIN taskharbor_leases ON token = asked.value
 WHERE cancels <> '[]'
 
@@ -116,7 +116,7 @@ UPDATE taskharbor_leases SET expires_at = ?, running = ? WHERE token = ?
 UPDATE taskharbor_jobs SET delivery = 'at_most_once' WHERE id = ? AND delivery IS NOT 'at_most_once'
 
 -- name: first_expired
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, outlived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
 FROM taskharbor_leases WHERE expires_at <= ? ORDER BY expires_at, token LIMIT 1
 
 -- name: retoken_lease
@@ -126,11 +126,12 @@ WHERE token = ?
 -- name: retoken_entries
 UPDATE taskharbor_claims SET token = ? WHERE token = ?
 
--- name: outlive_lease
-UPDATE taskharbor_leases SET outlived = 1 WHERE origin = ?
+-- name: mark_survived_lease
+-- Only a lease that is over: a live one may still be lost with its worker.
+UPDATE taskharbor_leases SET worker_survived = 1 WHERE origin = ? AND (token <> origin OR expires_at <= ?)
 
--- name: outlive_attempt
-UPDATE taskharbor_attempts SET outlived = 1 WHERE job_id = ? AND number = ? AND status = 'lost'
+-- name: mark_survived_attempts
+UPDATE taskharbor_attempts SET worker_survived = 1 WHERE origin = ?
 
 -- name: request_cancel
 UPDATE taskharbor_leases SET cancels = ? WHERE token = ?

@@ -8,8 +8,8 @@ ON CONFLICT DO NOTHING
 -- name: insert_attempt
 INSERT INTO taskharbor_attempts
     (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, next_at, result,
-     error, traceback, detail, outlived)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+     error, traceback, detail, worker_survived, origin)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: recorded
 SELECT token, status FROM taskharbor_attempts WHERE job_id = ? AND number = ?
@@ -34,8 +34,8 @@ ON CONFLICT (job_id) DO UPDATE SET
 INSERT INTO taskharbor_tallies (queue, state, jobs) VALUES (?, ?, ?)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs
 
--- name: has_dependants
--- A dependant that was cancelled counts as well: it may be requeued, and must find what has succeeded.
+-- name: somebody_depends
+-- Also one that was cancelled meanwhile: it may be requeued, and must find what has succeeded.
 SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies INDEXED BY taskharbor_dependencies_unmet WHERE done = 0)
 
 -- name: mark_member_done
@@ -71,9 +71,9 @@ DELETE FROM taskharbor_progress WHERE job_id = ?
 -- The history of one run, for the copy of it that goes to the dead-letter queue.
 INSERT INTO taskharbor_attempts
     (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
-     outlived)
+     worker_survived)
 SELECT ?2, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
-       outlived
+       worker_survived
 FROM taskharbor_attempts WHERE job_id = ?1 AND number >= ?3
 
 -- name: delete_steps

@@ -72,7 +72,7 @@ CREATE TABLE {schema}.leases (
     expired_at timestamptz,               -- the expiry it had when it was first collected
     alone      boolean NOT NULL,
     supervised boolean NOT NULL,
-    outlived   boolean NOT NULL DEFAULT false,
+    worker_survived boolean NOT NULL DEFAULT false, -- its worker asked for something after it was over
     open       integer NOT NULL,          -- jobs not settled yet; the lease goes with the last one
     struck     integer NOT NULL DEFAULT 0, -- jobs taken out of it because they were deleted
     cancels    uuid[] NOT NULL DEFAULT '{}', -- unsettled jobs that an operator asked to end
@@ -103,7 +103,7 @@ CREATE TABLE {schema}.attempts (
     started_at  timestamptz,
     finished_at timestamptz NOT NULL,
     next_at     timestamptz,             -- where the job went on: the key of its ready row can be computed
-    outlived    boolean NOT NULL DEFAULT false,
+    worker_survived boolean NOT NULL DEFAULT false,
     status      text COLLATE "C" NOT NULL,
     token       text COLLATE "C" NOT NULL,
     worker      text,                    -- NULL: the token's
@@ -111,8 +111,12 @@ CREATE TABLE {schema}.attempts (
     error       text,
     traceback   text,
     detail      text,
+    origin      text COLLATE "C",        -- of a loss that a collector settled: the token of the claim
     PRIMARY KEY (job_id, number)
 );
+
+-- A worker that survived its lease marks what was lost with it. Only losses are in here.
+CREATE INDEX attempts_lost ON {schema}.attempts (origin) WHERE origin IS NOT NULL;
 
 -- Pruning by age; it grows at its right edge only.
 CREATE INDEX attempts_succeeded ON {schema}.attempts (finished_at, job_id)

@@ -1,4 +1,4 @@
-"""The output of the demo: live on a terminal, line by line in a pipe, none with --json."""
+"""Where the show is seen: live on a terminal, line by line in a pipe, nowhere with --json."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BAR_WIDTH = 12
-READING_SECONDS = 0.8  # to read a scene's title before it begins
+READING_SECONDS = 0.8  # to read what a scene is about, before it begins
 
 
-class Output(AbstractContextManager["Output"]):
-    """What the scenario shows. This one shows nothing."""
+class Stage(AbstractContextManager["Stage"]):
+    """What the play may do with its audience. This one has none."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -34,22 +34,22 @@ class Output(AbstractContextManager["Output"]):
     def __exit__(self, *_: object) -> None: ...
 
     def scene(self, title: str) -> None:
-        """Begin a scene."""
+        """A new scene begins."""
 
     def say(self, text: str, style: str = "") -> None:
-        """Print an event."""
+        """Something has happened."""
 
     def show(self, jobs: Sequence[JobRecord]) -> None:
-        """Show the jobs of the scene in their current state."""
+        """So the scene's jobs stand now."""
 
     def summary(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show how every job ended."""
+        """So the show ended."""
 
     def close(self, lines: Sequence[str]) -> None:
-        """Print the last lines."""
+        """The last words, as they are."""
 
 
-class Lines(Output):
+class Lines(Stage):
     """For pipes and logs: every event a line, with the time since the start."""
 
     def scene(self, title: str) -> None:
@@ -65,8 +65,8 @@ class Lines(Output):
         click.echo("\n" + "\n".join(lines))
 
 
-class LiveTable(Output):
-    """For a terminal: events scroll by, above a live table of the scene's jobs."""
+class LiveTable(Stage):
+    """For a terminal: what happens scrolls by, and below it the scene's jobs are seen changing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def _subject(job: JobRecord) -> str:
     return one_line(str(next(iter(decode_payload(job.payload).values()), "")))
 
 
-def output_for(*, as_json: bool, is_terminal: bool) -> Output:
+def stage_for(*, as_json: bool, is_terminal: bool) -> Stage:
     if as_json:
-        return Output()
+        return Stage()
     return LiveTable() if is_terminal else Lines()

@@ -13,7 +13,7 @@ LEASE_SECONDS = 2
 STOP_SECONDS = 5.0
 
 
-class WorkerProcess:
+class CrewMember:
     def __init__(self, number: int, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = f"worker {number}"
         self.pid = process.pid
@@ -21,22 +21,22 @@ class WorkerProcess:
         self.log = log
 
     def is_named(self, worker: str) -> bool:
-        """Whether this process has this worker's name, which contains the process id."""
+        """Whether the store means this process: a worker's name holds its process id."""
         return f"-{self.pid}-" in worker
 
     def kill(self) -> None:
-        """Send SIGKILL, so that the worker can neither finish nor hand back its jobs."""
+        """SIGKILL: it can neither finish nor hand back anything."""
         self.process.kill()
         self.process.wait()
 
     @property
-    def last_log_line(self) -> str:
+    def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "nothing"
+        return lines[-1] if lines else "it has logged nothing"
 
 
-class Workers:
-    """Starts worker processes, and stops them all at the end."""
+class Crew:
+    """Starts workers, and leaves none behind."""
 
     def __init__(self, url: str, queue: str, folder: Path) -> None:
         self._folder = folder
@@ -47,10 +47,10 @@ class Workers:
             *("--concurrency", "4", "--lease-seconds", str(LEASE_SECONDS)),
         ]
         self._files = ExitStack()
-        self.started: list[WorkerProcess] = []
+        self.members: list[CrewMember] = []
 
-    def start(self) -> WorkerProcess:
-        number = len(self.started) + 1
+    def start(self) -> CrewMember:
+        number = len(self.members) + 1
         log = self._folder / f"worker-{number}.log"
         # A session of its own: Ctrl-C is for the demo, which then stops its workers.
         process = subprocess.Popen(
@@ -61,19 +61,19 @@ class Workers:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self.started.append(WorkerProcess(number, process, log))
-        return self.started[-1]
+        self.members.append(CrewMember(number, process, log))
+        return self.members[-1]
 
     def name_of(self, worker: str) -> str:
-        return next((process.name for process in self.started if process.is_named(worker)), worker)
+        return next((member.name for member in self.members if member.is_named(worker)), worker)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Crew:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        alive = [worker.process for worker in self.started if worker.process.poll() is None]
+        alive = [member.process for member in self.members if member.process.poll() is None]
         for process in alive:
             process.terminate()
         for process in alive:
