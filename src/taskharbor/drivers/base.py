@@ -94,63 +94,6 @@ from taskharbor.records import (
     WorkflowRecord,
 )
 
-# Whoever writes or uses a driver finds all of the contract here.
-__all__ = [
-    "Driver",
-    # enqueueing
-    "Enqueued",
-    "WorkflowEnqueued",
-    "member_exists",
-    "member_id",
-    # leasing
-    "CLAIM_BYTES",
-    "SettleAnswer",
-    "CancelRequests",
-    "Claim",
-    "Claimed",
-    "ClaimRequest",
-    "ExpiredLease",
-    "Extended",
-    "Extension",
-    "Heartbeat",
-    "Outlook",
-    "worker_of",
-    # operating
-    "NOT_BEGUN",
-    "OPERATOR",
-    "Cancel",
-    "Delete",
-    "Discard",
-    "OperationResult",
-    "Operation",
-    "Requeue",
-    "RunNow",
-    "Seen",
-    "Update",
-    "OperationVerdict",
-    "with_dependants",
-    # reading
-    "Check",
-    "LeaseRecord",
-    "Page",
-    "WorkerRecord",
-    "WorkflowPage",
-    # settling
-    "Note",
-    "Occurrence",
-    "ProgressNote",
-    "SettleResult",
-    "StepNote",
-    "Transition",
-    # sizes
-    "SETTLE_BYTES",
-    "claimed_size",
-    "job_size",
-    "pieces",
-    "text_size",
-    "transition_size",
-]
-
 
 class Driver(ABC):
     """A store. Every verb is a coroutine; see the module's rules.
