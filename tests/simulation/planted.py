@@ -277,10 +277,9 @@ def children_at_once() -> Any:
 
 @plant("a worker that stops keeps what it has not begun")
 def unbegun_kept() -> Any:
-    def forgetful(self: Any) -> list[Any]:
-        self._closing = True
-        self.buffer.clear()
-        return []
+    def forgetful(self: Any, **_: Any) -> None:
+        self._pipeline.is_closing = True
+        self._pipeline.claimed.clear()
 
     return mock.patch.object(Executor, "begin_no_more", forgetful)
 

@@ -46,7 +46,7 @@ async def test_step_that_the_lease_no_longer_covers_kills_the_handler(memory: Ha
         await until(lambda: not is_alive(pid))
         shift = worker._shift
         assert shift is not None
-        await until(lambda: not shift._executor.running)
+        await until(lambda: not shift._pipeline.running)
     assert not (tmp_path / "went-on").exists()
     assert (await memory.driver.steps(job.id), await statuses(job)) == ({}, [])
 

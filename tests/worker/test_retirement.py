@@ -191,7 +191,7 @@ async def test_a_middleware_may_call_an_isolated_handler_again_while_the_worker_
     running = asyncio.ensure_future(worker.run())
     await until(lambda: called)
     await clock.jump(1)  # it took a process before it began
-    await until(lambda: worker._shift and worker._shift._executor._closing)
+    await until(lambda: worker._shift and worker._shift._pipeline.is_closing)
     retiring.set()
     await soon(running)
     assert isinstance(await job.aresult(), int)

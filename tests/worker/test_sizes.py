@@ -14,8 +14,8 @@ from taskharbor import Context, Harbor, Worker, chord
 from taskharbor.drivers.base import CLAIM_BYTES, SETTLE_BYTES, claimed_size, transition_size
 from taskharbor.errors import OperationRefused, StoreUnavailable, WorkflowStuck
 from taskharbor.worker.pipeline import dependency_results
-from taskharbor.worker.pipeline.committer import HELD_BYTES
 from taskharbor.worker.pipeline.fetcher import AHEAD_BYTES
+from taskharbor.worker.pipeline.pipeline import HELD_BYTES
 from tests.worker.stage import soon, until, working
 
 MEBIBYTE = 1_048_576

@@ -276,7 +276,7 @@ async def test_step_that_the_lease_no_longer_covers_ends_the_handler(memory, clo
         await until(ended.is_set)
         shift = worker._shift
         assert shift is not None
-        await until(lambda: not shift._executor.running)
+        await until(lambda: not shift._pipeline.running)
         assert [lease.token for lease in await memory.driver.leases()] == ["other/1"]
     # A thread may be interrupted in the very moment in which it is told.
     assert [type(error) for error in raised] in ([[LeaseLost]] if is_async else [[LeaseLost], [Interruption]])

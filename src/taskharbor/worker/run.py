@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
 from taskharbor.codec import counted
-from taskharbor.drivers.base import Claimed, WorkerRecord
+from taskharbor.drivers.base import WorkerRecord
 from taskharbor.errors import StoreUnavailable, TaskHarborError, UnresponsiveHandler
-from taskharbor.own_tasks import OwnTask, own_task, result_of
-from taskharbor.records import Progress
-from taskharbor.rules.outcome import HandedBack
+from taskharbor.own_tasks import own_task, result_of
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers.isolation.pool import ProcessPool
@@ -29,8 +27,9 @@ from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.fetcher import Fetcher
 from taskharbor.worker.pipeline.lease_keeper import BEATS_PER_LEASE, LeaseKeeper
-from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
+from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.pipeline.pipeline import Pipeline
 from taskharbor.worker.pipeline.recurring import Recurring
 from taskharbor.worker.upkeep.loop_lag import warn_on_loop_lag
 from taskharbor.worker.upkeep.maintenance import Maintenance
@@ -66,131 +65,91 @@ class WorkerRun:
         self._clock = driver.clock
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._was_told = False  # from outside, to stop
-        self._steering: OwnTask[None] | None = None  # that all this runs in
+        self._stop_asked = False  # from outside
         self._has_started = False
         self._ending_now = asyncio.Event()
-        self._ended = asyncio.Event()  # set whenever an execution has ended
-        self._given_up: set[Execution] = set()  # handlers that this worker ends for
-        self._leases = HeldLeases(worker.name, worker._oversight)
+        self._leases = leases = HeldLeases(worker.name, worker._oversight)
         self._time = StoreTime(self._clock)
         self._started_at = self._time.now()
         self._outages = Outages(self._clock)
-        self._store = PatientStore(driver, self._outages)
-        self._recurring = Recurring(self._store, self._time)
-        reporter = Reporter(worker.name, worker.harbor.events, self._time, tracebacks=worker.log_tracebacks)
-        self._committer = self._make_committer(reporter)
-        self._heart = self._make_heart()
-        self._lookout = CancelWatch(driver, leases=self._leases, heart=self._heart, clock=self._clock)
-        self._executor = self._make_executor(reporter)
-        self._retirement = Retirement(
-            max_jobs=worker.max_jobs,
-            max_memory_mib=worker.max_memory_mib,
-            begun=lambda: self._executor.begun,
-            succession=worker._succession,
-            clock=self._clock,
-            retire=self._begin_no_more,
-            go_on=self._nudge_fetcher,
+        store = PatientStore(driver, self._outages)
+        self._pipeline = pipeline = Pipeline(
+            worker.concurrency, store=store, leases=leases, time=self._time, loop=self.loop
         )
-        self._unresponsive = UnresponsiveWatch(
-            self._may_be_unresponsive,
-            limit_seconds=worker.unresponsive_seconds,
-            clock=self._clock,
-            give_up=self._give_up,
+        harbor, clock = worker.harbor, self._clock
+        reporter = Reporter(worker.name, harbor.events, self._time, tracebacks=worker.log_tracebacks)
+        recurring = Recurring(store, self._time)
+        self._lease_keeper = LeaseKeeper(
+            pipeline, lease=worker.lease, clock=clock, extended_outside=worker._oversight is not None
         )
-        self._maintenance = Maintenance(
-            worker.harbor,
-            worker=worker.name,
-            max_losses=worker.max_losses,
-            clock=self._clock,
-            outages=self._outages,
-            reporter=reporter,
-            before_collecting=self._heart.extend_expired,
-        )
-        self._fetcher = self._make_fetcher()
-        self._presence = Presence(driver, self._clock, self._who)
-
-    # -- its parts --
-
-    def _make_committer(self, reporter: Reporter) -> Committer:
-        worker = self._worker
-        return Committer(
-            self._store,
-            worker_policy=worker.retry,
-            unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
-            max_losses=worker.max_losses,
-            leases=self._leases,
-            time=self._time,
-            recurring=self._recurring,
-            clock=self._clock,
-            reporter=reporter,
-            is_busy=lambda: bool(self._executor.buffer),
-            on_quiet=self._nudge_fetcher,
-            hold=self._hold,
-        )
-
-    def _make_heart(self) -> LeaseKeeper:
-        worker = self._worker
-        return LeaseKeeper(
-            self._store,
-            lease=worker.lease,
-            leases=self._leases,
-            time=self._time,
-            clock=self._clock,
-            hand_back=self._hand_back,
-            extended_outside=worker._oversight is not None,
-        )
-
-    def _make_executor(self, reporter: Reporter) -> Executor:
-        worker, harbor, clock = self._worker, self._worker.harbor, self._clock
-        return Executor(
-            worker.concurrency,
+        self._cancel_watch = CancelWatch(driver, leases=leases, heart=self._lease_keeper, clock=clock)
+        self._executor = Executor(
+            pipeline,
             clock=clock,
-            time=self._time,
             middlewares=harbor.middlewares,
             processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
-            begin=reporter.began if reporter.wants_begins else None,
-            mark_at_most_once=self._heart.mark_at_most_once,
-            has_begun=self._recurring.has_begun,
-            results=Results(self._store),
-            finish=self._finish,
-            drop=self._drop,
-            low=self._low,
-            is_over=self._leases.is_over,
-            is_ending=lambda: self._steering is not None and self._steering.is_to_end,
+            reporter=reporter,
+            lease_keeper=self._lease_keeper,
+            recurring=recurring,
+            results=Results(store),
             cells=None if worker._oversight is None else worker._oversight.cells,
             takes_interrupts=worker._takes_interrupts,
         )
-
-    def _make_fetcher(self) -> Fetcher:
-        worker = self._worker
-        return Fetcher(
-            self._store,
+        self._committer = Committer(
+            pipeline,
+            self._executor,
+            worker_policy=worker.retry,
+            unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
+            max_losses=worker.max_losses,
+            recurring=recurring,
+            clock=clock,
+            reporter=reporter,
+        )
+        self._retirement = Retirement(
+            pipeline,
+            self._executor,
+            max_jobs=worker.max_jobs,
+            max_memory_mib=worker.max_memory_mib,
+            succession=worker._succession,
+            clock=clock,
+        )
+        self._unresponsive = UnresponsiveWatch(
+            pipeline, stopping=self._stopping, limit_seconds=worker.unresponsive_seconds, clock=clock
+        )
+        self._maintenance = Maintenance(
+            harbor,
+            worker=worker.name,
+            max_losses=worker.max_losses,
+            clock=clock,
+            outages=self._outages,
+            reporter=reporter,
+            before_collecting=self._lease_keeper.extend_expired,
+        )
+        self._fetcher = Fetcher(
+            pipeline,
+            self._executor,
             queues=worker.queues,
             lease=worker.lease,
             poll_seconds=worker.poll_seconds,
-            leases=self._leases,
-            executor=self._executor,
-            committer=self._committer,
-            time=self._time,
-            clock=self._clock,
-            make=self._make_execution,
+            clock=clock,
+            harbor=harbor,
             tell_unreadable=self._maintenance.tell_unreadable,
             retirement=self._retirement,
             oversight=worker._oversight,
         )
+        self._presence = Presence(driver, clock, self._who)
 
     # -- the life of a shift --
 
     async def heard(
         self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
     ) -> None:
-        await self._heart.heard(cancel_requested, paused, refused)
+        await self._lease_keeper.heard(cancel_requested, paused, refused)
 
     def stop(self) -> None:
-        if self._was_told:
+        if self._stop_asked:
             self._ending_now.set()
-        self._was_told = True
+        self._stop_asked = True
         self._stopping.set()
 
     def leave(self) -> None:
@@ -230,8 +189,8 @@ class WorkerRun:
 
     async def work(self, until_drained: bool) -> None:
         """Until there is a reason not to. A handler cannot cancel this; the application can."""
-        self._steering = own_task(self._work(until_drained))
-        await result_of(self._steering)
+        self._pipeline.owner = own_task(self._work(until_drained))
+        await result_of(self._pipeline.owner)
 
     async def _work(self, until_drained: bool) -> None:
         if not await self.with_store(self._tidy_up):
@@ -256,8 +215,8 @@ class WorkerRun:
             fetching = parts.start(lambda: self._fetcher.run(until_drained=until_drained))
             for part in (
                 self._committer.run,
-                self._heart.run,
-                self._lookout.run,
+                self._lease_keeper.run,
+                self._cancel_watch.run,
                 self._maintenance.run,
                 self._unresponsive.run,
                 self._presence.run,
@@ -279,9 +238,8 @@ class WorkerRun:
 
     async def _leave_nothing_behind(self) -> None:
         """Shut down without grace and without the parts: what was claimed is released, for a moment's patience."""
-        for execution in self._executor.begin_no_more():
-            self._committer.put(execution, HandedBack())
-        for execution in list(self._executor.running):
+        self._executor.begin_no_more()
+        for execution in list(self._pipeline.running):
             execution.interrupt("shutdown")
         await self._all_ended(UNWIND_SECONDS)
         self._abandon_unresponsive()
@@ -296,19 +254,15 @@ class WorkerRun:
     async def _hand_back_the_stalled(self) -> None:
         """Jobs were claimed ahead because handlers were quick. When they are not any more, others may have them."""
         while True:
-            begun = self._executor.begun
+            begun = self._pipeline.begun
             await self._clock.sleep(STALLED_SECONDS)
-            if self._executor.buffer and self._executor.begun == begun:
+            if self._pipeline.claimed and self._pipeline.begun == begun:
                 self._fetcher.slow_down()
-                self._hand_back(lambda execution: True)
-
-    def _begin_no_more(self) -> None:
-        for execution in self._executor.begin_no_more(is_retiring=True):
-            self._committer.put(execution, HandedBack())
+                self._pipeline.hand_back()
 
     async def _retire(self) -> None:
-        """Hand back what has not begun, and let the rest end by itself, unless somebody says stop."""
-        self._begin_no_more()  # nor what the last claim brought
+        """Hand back what has not begun, and let the rest end by itself, unless it is stopped."""
+        self._executor.begin_no_more(is_retiring=True)  # nor what the last claim brought
         patience = RETIRING_TOLD_SECONDS
         while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
             log_line(
@@ -321,12 +275,11 @@ class WorkerRun:
 
     async def _shut_down(self) -> None:
         """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
-        for execution in self._executor.begin_no_more():
-            self._committer.put(execution, HandedBack())
+        self._executor.begin_no_more()
         self._tell_stopping()
-        for execution in self._executor.running:
+        for execution in self._pipeline.running:
             execution.ask_to_stop("shutdown")
-        if await self._all_ended(self._worker.grace_seconds, but_for=self._given_up):
+        if await self._all_ended(self._worker.grace_seconds, but_for=self._unresponsive.given_up):
             await self._settled_as_far_as_can_be()
             return
         if not self._ending_now.is_set():
@@ -336,7 +289,7 @@ class WorkerRun:
                 "the grace of {seconds} s is over; interrupting {running}: {jobs}",
                 {"seconds": self._worker.grace_seconds, **self._running()},
             )
-            for execution in list(self._executor.running):
+            for execution in list(self._pipeline.running):
                 execution.interrupt("shutdown")
             await self._all_ended(UNWIND_SECONDS)
             self._abandon_unresponsive()
@@ -348,14 +301,14 @@ class WorkerRun:
         seconds = max([0.0, *((expiry - self._time.now()) / MICROS_PER_SECOND for expiry in expiries)])
         try:
             await wait_for(
-                self._clock, self._unless_ended_now(self._committer.quiet()), seconds + RELEASE_SECONDS
+                self._clock, self._unless_ended_now(_until(self._pipeline.quiet)), seconds + RELEASE_SECONDS
             )
         except TimeoutError:
             log_line(logger, logging.WARNING, "the store is away: jobs are left to their leases", {})
 
     def _abandon_unresponsive(self) -> None:
         """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
-        for execution in list(self._executor.running):
+        for execution in list(self._pipeline.running):
             log_line(
                 logger,
                 logging.WARNING,
@@ -364,85 +317,33 @@ class WorkerRun:
             )
             outcome = of_abandoned(execution)
             execution.ask_to_stop("lease_lost")
-            self._committer.put(execution, outcome)
+            self._pipeline.end(execution, outcome)
 
     async def _all_ended(
         self, seconds: float, but_for: Set[Execution] = frozenset(), unless: asyncio.Event | None = None
     ) -> bool:
         async def ended() -> None:
-            while not self._executor.is_idle and not self._executor.is_idle_but_for(but_for):
-                self._ended.clear()
-                await self._ended.wait()
+            while not self._pipeline.is_idle_but_for(but_for):
+                self._pipeline.left.clear()
+                await self._pipeline.left.wait()
 
         try:
             await wait_for(self._clock, _unless(unless or self._ending_now, ended()), seconds)
         except TimeoutError:
             return False
-        return self._executor.is_idle
+        return self._pipeline.is_idle
 
     async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
         """Wait for a step, but not once somebody wants an end now."""
         await _unless(self._ending_now, step)
 
-    def _may_be_unresponsive(self) -> Iterable[Execution]:
-        return () if self._stopping.is_set() else self._executor.running  # a shutdown has its own limits
-
-    def _give_up(self, execution: Execution) -> None:
-        """Its thread cannot be ended without the process: shut down, so that the process can end."""
-        if execution in self._given_up:
-            return
-        self._given_up.add(execution)
-        limit = {"unresponsive_seconds": self._worker.unresponsive_seconds}
-        log_line(
-            logger,
-            logging.ERROR,
-            "Job {job} does not end; this worker shuts down so that its process can be replaced",
-            execution.fields() | limit,
-        )
-        self._stopping.set()
-        self._ended.set()
-
     def raise_if_given_up(self) -> None:
-        if self._given_up:
-            names = ", ".join(sorted({execution.claimed.task for execution in self._given_up}))
+        if self._unresponsive.given_up:
+            names = ", ".join(sorted({execution.claimed.task for execution in self._unresponsive.given_up}))
             raise UnresponsiveHandler(
                 f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of being told to; "
                 "this worker has shut down, and its process should end and be started again"
             )
-
-    # -- what passes between the parts --
-
-    def _make_execution(self, claimed: Claimed, lease: HeldLease) -> Execution:
-        return Execution(claimed, lease, self._worker.harbor, self._report_progress, self._time, self._store)
-
-    def _finish(self, execution: Execution, outcome: Any) -> None:
-        self._committer.put(execution, outcome)
-        self._ended.set()
-
-    def _drop(self, execution: Execution) -> None:
-        """Its lease is lost: nothing to settle."""
-        self._leases.settled(execution)
-        self._low()
-
-    def _hold(self, is_held: bool) -> None:
-        self._executor.hold(is_held)
-        if not is_held:
-            self._fetcher.nudge()
-
-    def _nudge_fetcher(self) -> None:
-        self._fetcher.nudge()
-
-    def _low(self) -> None:
-        self._fetcher.nudge()
-        self._ended.set()
-
-    def _hand_back(self, unwanted: Callable[[Execution], bool]) -> None:
-        for execution in self._executor.take_back(unwanted):
-            self._committer.put(execution, HandedBack())
-
-    def _report_progress(self, execution: Execution, progress: Progress) -> None:
-        # Handlers in threads report as well.
-        self.loop.call_soon_threadsafe(self._committer.note, execution, progress)
 
     def _who(self) -> list[WorkerRecord]:
         worker = self._worker
@@ -483,13 +384,13 @@ class WorkerRun:
             return  # drained, or retired: nothing is waited for
         fields = {"worker": self._worker.name, "seconds": self._worker.grace_seconds, **self._running()}
         sentence = "Worker {worker} stops"
-        if self._executor.running:
+        if self._pipeline.running:
             sentence += "; it waits up to {seconds} s for {running}: {jobs}. A second signal ends it at once"
         log_line(
             logger,
             logging.INFO,
             sentence,
-            fields if self._executor.running else {"worker": self._worker.name},
+            fields if self._pipeline.running else {"worker": self._worker.name},
         )
 
     def tell_loop_stopped(self) -> None:
@@ -503,7 +404,7 @@ class WorkerRun:
 
     def _running(self) -> dict[str, Any]:
         """The jobs that run, for a log line."""
-        running = [each.claimed.id for each in self._executor.running]
+        running = [each.claimed.id for each in self._pipeline.running]
         return {"running": counted(len(running), "job"), "jobs": _listed(running, JOBS_TOLD)}
 
 

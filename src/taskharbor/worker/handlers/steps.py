@@ -203,9 +203,8 @@ class LeasedSteps:
     """The steps of a job that this worker holds the lease of."""
 
     def __init__(self, execution: Execution) -> None:
-        assert execution.store is not None, "only a worker holds leases"
         self._execution = execution
-        self._store = execution.store
+        self._store = execution.pipeline.store
 
     async def read(self) -> dict[str, StepRecord]:
         return await self._store.steps(self._execution.claimed.id)

@@ -22,13 +22,11 @@ from taskharbor.drivers.base import (
     SettleAnswer,
     SettleResult,
     Transition,
-    job_size,
     pieces,
-    text_size,
 )
 from taskharbor.records import AttemptRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
-from taskharbor.rules.outcome import Crashed, Disturbed, Failed, Outcome, Succeeded, Unrunnable
+from taskharbor.rules.outcome import Crashed, Disturbed, Outcome, Succeeded, Unrunnable
 from taskharbor.rules.policy import (
     UNRUNNABLE_DELAY_MAX_SECONDS,
     settle_crash,
@@ -45,8 +43,8 @@ from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers.outcomes import error_text
 from taskharbor.worker.pipeline.execution import Execution
-from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
-from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.pipeline.executor import Executor
+from taskharbor.worker.pipeline.pipeline import Ended, Pipeline
 from taskharbor.worker.pipeline.recurring import Recurring
 from taskharbor.workflow.failure import FailureTasks
 
@@ -54,11 +52,9 @@ logger = logging.getLogger("taskharbor.worker")
 
 T = TypeVar("T")
 
-_Ended = tuple[Execution, Outcome, int]  # with its size
-_size_of: Callable[[_Ended], int] = itemgetter(2)
+_size_of: Callable[[Ended], int] = itemgetter(2)
 
 BATCH_MAX = 1_000
-HELD_BYTES = 32 * 1_048_576  # of ended attempts that are not settled yet; with more, nothing else begins
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
 UNRUNNABLE_ROWS_MORE = 50
 LATER_SECONDS = 1.0  # before the store is asked again to settle what it could not at that moment
@@ -67,21 +63,19 @@ LATER_SECONDS = 1.0  # before the store is asked again to settle what it could n
 class Committer:
     def __init__(
         self,
-        store: PatientStore,
+        pipeline: Pipeline,
+        executor: Executor,
         *,
         worker_policy: RetryPolicy | None,
         unrunnable_grace_seconds: float,
         max_losses: int,
-        leases: HeldLeases,
-        time: StoreTime,
         recurring: Recurring,
         clock: Clock,
         reporter: Reporter,
-        is_busy: Callable[[], bool],
-        on_quiet: Callable[[], None],
-        hold: Callable[[bool], None],
     ) -> None:
-        self._store = store
+        self._pipeline = pipeline
+        self._executor = executor
+        self._store = store = pipeline.store
         self._failure_tasks = FailureTasks(store)
         self._policy = worker_policy
         self._unrunnable_grace_seconds = unrunnable_grace_seconds
@@ -90,70 +84,29 @@ class Committer:
         self._unrunnable_rows = (
             int(unrunnable_grace_seconds / UNRUNNABLE_DELAY_MAX_SECONDS) + UNRUNNABLE_ROWS_MORE
         )
-        self._leases = leases
-        self._time = time
+        self._leases = pipeline.leases
+        self._time = pipeline.time
         self._clock = clock
         self._reporter = reporter
-        self._is_busy = is_busy
-        self._on_quiet = on_quiet
-        self._hold = hold  # tells whether more may begin
         self._recurring = recurring
-        self._pending: list[_Ended] = []
-        self._later: list[_Ended] = []  # to be settled again in a moment
-        self._held = 0  # bytes of what is not settled yet
-        self._is_full = False
-        self._notes: dict[Execution, Progress] = {}
-        self._arrived = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
-
-    # -- what comes in --
-
-    def put(self, execution: Execution, outcome: Outcome) -> None:
-        size = _size(execution, outcome)
-        self._pending.append((execution, outcome, size))
-        self._held += size + len(execution.claimed.payload)
-        if self._held > HELD_BYTES and not self._is_full:
-            self._is_full = True
-            self._hold(True)
-        self._arrived.set()
-        self._quiet.clear()
-
-    def _let_go(self, settled: Sequence[_Ended]) -> None:
-        for execution, _, size in settled:
-            self._held -= size + len(execution.claimed.payload)
-        if self._is_full and self._held <= HELD_BYTES:
-            self._is_full = False
-            self._hold(False)
-
-    def note(self, execution: Execution, progress: Progress) -> None:
-        """Of several notes of one job in a batch the last one is enough."""
-        self._notes[execution] = progress
-        self._arrived.set()
-        self._quiet.clear()
-
-    @property
-    def is_quiet(self) -> bool:
-        return self._quiet.is_set()
-
-    async def quiet(self) -> None:
-        """Until everything that came in has been settled."""
-        await self._quiet.wait()
+        self._later: list[Ended] = []  # to be settled again in a moment
 
     # -- settling --
 
     async def run(self) -> None:
+        pipeline = self._pipeline
         while True:
-            await self._arrived.wait()
-            if len(self._pending) < BATCH_MAX and self._is_busy():
+            await pipeline.arrived.wait()
+            if pipeline.claimed and len(pipeline.ended) < BATCH_MAX:
                 await asyncio.sleep(GATHER_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:
         """Settle everything that has come in."""
-        notes, self._notes = self._notes, {}
-        pending, self._pending = self._pending, []
-        self._arrived.clear()
+        pipeline = self._pipeline
+        notes, pipeline.notes = pipeline.notes, {}
+        pending, pipeline.ended = pipeline.ended, []
+        pipeline.arrived.clear()
         try:
             if notes:
                 await self._store_notes(notes)
@@ -165,34 +118,38 @@ class Committer:
                 if later:
                     self._put_off([each for each in batch if each[0] in later])
                     batch = [each for each in batch if each[0] not in later]
-                self._let_go(batch)
+                was_full = pipeline.is_full
+                pipeline.settled(batch)
+                if was_full and not pipeline.is_full:
+                    self._executor.wake_a_slot()
+                    pipeline.room.set()
         except BaseException:  # cancelled, say: whether it took effect or not, it can be stored again
-            self._notes = notes | self._notes
-            self._pending = pending + self._pending
-            self._arrived.set()
+            pipeline.notes = notes | pipeline.notes
+            pipeline.ended = pending + pipeline.ended
+            pipeline.arrived.set()
             raise
-        if not self._pending and not self._notes and not self._later:
-            self._quiet.set()
-            self._on_quiet()
+        if not pipeline.ended and not pipeline.notes and not self._later:
+            pipeline.quiet.set()
+            pipeline.room.set()
 
-    def _put_off(self, later: list[_Ended]) -> None:
+    def _put_off(self, later: list[Ended]) -> None:
         """Settle these again in a moment, and everything else meanwhile."""
         if not self._later:
             self._clock.call_later(LATER_SECONDS, self._come_again)
         self._later += later
 
     def _come_again(self) -> None:
-        self._pending += self._later
+        self._pipeline.ended += self._later
         self._later = []
-        self._arrived.set()
+        self._pipeline.arrived.set()
 
-    def _first_of(self, pending: list[_Ended]) -> Sequence[_Ended]:
+    def _first_of(self, pending: list[Ended]) -> Sequence[Ended]:
         """As many as are settled at once: bounded in number and in bytes."""
-        if self._held <= SETTLE_BYTES:
+        if self._pipeline.fits_one_settle:
             return pending[:BATCH_MAX]
         return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
 
-    async def _settle(self, ended: Sequence[_Ended]) -> set[Execution]:
+    async def _settle(self, ended: Sequence[Ended]) -> set[Execution]:
         """Settle a batch; those of it that the store asks to settle later."""
         later: set[Execution] = set()
         endings: list[_Ending] = []
@@ -363,19 +320,6 @@ class Committer:
             await self._store.driver.note(batch)
         except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
-
-
-def _size(execution: Execution, outcome: Outcome) -> int:
-    """The bytes that an ended attempt leaves to the store, as far as they may be many."""
-    size = 0
-    if type(outcome) is Succeeded:
-        if outcome.result is not None:
-            size = text_size(outcome.result)
-    elif type(outcome) is Failed:
-        size = text_size(outcome.error) + text_size(outcome.traceback)
-    if execution.children:
-        size += sum(map(job_size, execution.children))
-    return size
 
 
 class _Ending(Struct, frozen=True):

@@ -34,13 +34,13 @@ from taskharbor.schedule import parse
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers.steps import LeasedSteps, Steps
 from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
-from taskharbor.worker.pipeline.patient_store import PatientStore
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.task import Signature, Task
     from taskharbor.worker.handlers.isolation.process import IsolatedProcess
     from taskharbor.worker.handlers.slot import Slot
+    from taskharbor.worker.pipeline.pipeline import Pipeline
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -62,9 +62,9 @@ class Execution:
     __slots__ = (
         "_context",
         "_job",
-        "_report",
         "_steps",
         "_time",
+        "arguments",
         "asked_to_stop",
         "cell",
         "children",
@@ -78,24 +78,26 @@ class Execution:
         "loop",
         "options",
         "payload",
+        "pipeline",
         "policy",
         "process",
+        "run_has_begun",
         "slot",
         "started_at",
-        "store",
         "task",
         "timer",
         "unreadable",
     )
+
+    pipeline: Pipeline
 
     def __init__(
         self,
         claimed: Claimed,
         lease: HeldLease,
         harbor: Harbor,
-        report: Callable[[Execution, Progress], None],
         time: StoreTime,
-        store: PatientStore | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.claimed = claimed
         self.lease = lease
@@ -127,11 +129,13 @@ class Execution:
         self.end: Callable[[StopReason], None] | None = None  # makes a handler in a thread or a process end
         self.process: IsolatedProcess | None = None  # that an isolated handler runs in
         self.payload: str | None = None  # with what it takes of other jobs, if it does
+        self.arguments: dict[str, Any] | None = None  # the decoded payload
+        self.run_has_begun: bool | None = None  # whether an earlier attempt has; None if that is not known
         self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
         self.timer: Timer | None = None
-        self._report = report
         self._time = time
-        self.store = store  # where its steps are kept; None in a process of its own
+        if pipeline is not None:  # only a process of its own has none
+            self.pipeline = pipeline
         self._steps: Steps | None = None
         self._context: Context | None = None
         self._job: Job[Any] | None = None
@@ -226,6 +230,11 @@ class Execution:
         """Whether only our declaration knows that it is at_most_once: the store must know before it begins."""
         return self.claimed.delivery is None and self.task is not None and self.task.is_at_most_once
 
+    @property
+    def run_may_have_begun(self) -> bool:
+        """Whether an earlier attempt of this run began, or may have as far as is known."""
+        return self.claimed.number > self.claimed.first_number and self.run_has_begun is not False
+
     def rules(self, worker_policy: RetryPolicy | None) -> Rules:
         return Rules(
             worker_policy=worker_policy,
@@ -293,7 +302,8 @@ class Execution:
         self.interrupt("lease_lost")
 
     def report(self, progress: Progress) -> None:
-        self._report(self, progress)
+        # Handlers in threads report as well.
+        self.pipeline.loop.call_soon_threadsafe(self.pipeline.note, self, progress)
 
     def add_child(self, signature: Signature[Any]) -> str:
         if not hasattr(signature, "new_job") or not hasattr(signature, "arguments"):

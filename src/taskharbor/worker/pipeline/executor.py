@@ -9,25 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from taskharbor.builtin_tasks import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError, StopRequested, Unrecoverable
-from taskharbor.records import Reason, Takes
+from taskharbor.records import Reason
 from taskharbor.rules.outcome import (
-    CancelledOnRequest,
-    Expired,
     HandedBack,
-    Missed,
     Outcome,
     Slept,
     Succeeded,
 )
 from taskharbor.rules.recurrence import is_missed
+from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers import outcomes
 from taskharbor.worker.handlers.isolation.messages import Stopped
@@ -40,7 +36,16 @@ from taskharbor.worker.handlers.steps import FallAsleep
 from taskharbor.worker.handlers.threads import Call, HandlerThreads
 from taskharbor.worker.pipeline.dependency_results import Results
 from taskharbor.worker.pipeline.execution import Execution
-from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
+from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
+from taskharbor.worker.pipeline.pipeline import Pipeline
+from taskharbor.worker.pipeline.preflight import (
+    NotOurs,
+    Objection,
+    is_routine,
+    payload_does_not_fit,
+    preflight,
+)
+from taskharbor.worker.pipeline.recurring import Recurring
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -53,93 +58,45 @@ Middleware = Callable[[Any, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[A
 class Executor:
     def __init__(
         self,
-        concurrency: int,
+        pipeline: Pipeline,
         *,
         clock: Clock,
-        time: StoreTime,
         middlewares: Iterable[Middleware],
         processes: ProcessRunner,
-        begin: Callable[[Execution], None] | None,
-        mark_at_most_once: Callable[[Execution], Coroutine[Any, Any, bool]],
-        has_begun: Callable[[Execution], Coroutine[Any, Any, bool]],
+        reporter: Reporter,
+        lease_keeper: LeaseKeeper,
+        recurring: Recurring,
         results: Results,
-        finish: Callable[[Execution, Outcome], None],
-        drop: Callable[[Execution], None],
-        low: Callable[[], None],
-        is_over: Callable[[HeldLease, int], bool],
-        is_ending: Callable[[], bool],
         cells: memoryview[int] | None = None,
         takes_interrupts: bool = False,
     ) -> None:
-        self.concurrency = concurrency
-        self.buffer: deque[Execution] = deque()  # claimed, not begun
-        self.running: dict[Execution, None] = {}  # begun, not ended
-        self.begun = 0  # ever; the fetcher takes the rate from it
-        self.is_held = False  # what has ended has to be settled before anything else begins
-        self.low_water = 0  # `low` is called when the buffer has fallen to this
+        self._pipeline = pipeline
         self._clock = clock
-        self._time = time
+        self._time = pipeline.time
         self._middlewares = tuple(middlewares)
-        self._begin = begin
-        self._mark_at_most_once = mark_at_most_once
-        self._has_begun = has_begun
+        self._report_begin = reporter.began if reporter.wants_begins else None
+        self._lease_keeper = lease_keeper
+        self._recurring = recurring
         self._results = results
-        self._finish = finish
-        self._drop = drop
-        self._low = low
-        self._is_over = is_over
-        self._is_ending = is_ending  # whether the application ends the whole worker
-        self._cells = cells  # where a supervisor sees begins and ends, whatever becomes of this process
+        self._cells = cells  # where a supervisor sees begins and ends, even if this process dies
         self._takes_interrupts = takes_interrupts  # Ctrl-C is no exception here, so one was the handler's
-        self._threads = HandlerThreads(concurrency)
+        self._threads = HandlerThreads(pipeline.concurrency)
         self._processes = processes
         self._slots: list[Slot] = []
         self._idle: list[asyncio.Future[None]] = []
         self._torn_down = False
-        self._starting = 0  # taken from the buffer, not begun yet
-        self._closing = False
         self._context = contextvars.copy_context()
 
-    @property
-    def free(self) -> int:
-        return max(0, self.concurrency - len(self.running) - self._starting)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.buffer and not self.running and not self._starting
-
-    def is_idle_but_for(self, abandoned: Set[Execution]) -> bool:
-        """Whether nothing is under way but these."""
-        return not self.buffer and not self._starting and self.running.keys() <= abandoned
-
-    @property
-    def unbegun(self) -> int:
-        return len(self.buffer) + self._starting
-
     def offer(self, executions: Iterable[Execution]) -> None:
-        self.buffer.extend(executions)
-        self._wake_a_slot()
+        self._pipeline.claimed.extend(executions)
+        self.wake_a_slot()
 
-    def hold(self, is_held: bool) -> None:
-        """Begin nothing until this is called with False. What runs goes on."""
-        self.is_held = is_held
-        self._wake_a_slot()
-
-    def take_back(self, unwanted: Callable[[Execution], bool]) -> list[Execution]:
-        """Remove executions that have not begun."""
-        taken = [execution for execution in self.buffer if unwanted(execution)]
-        if taken:
-            kept = [execution for execution in self.buffer if not unwanted(execution)]
-            self.buffer.clear()
-            self.buffer.extend(kept)
-        return taken
-
-    def begin_no_more(self, *, is_retiring: bool = False) -> list[Execution]:
-        """What has not begun; from here on nothing does. Who retires lets the rest go on as it would."""
-        self._closing = True
+    def begin_no_more(self, *, is_retiring: bool = False) -> None:
+        """Hand back what has not begun; from here on nothing begins. A worker that retires lets the rest go on."""
+        self._pipeline.is_closing = True
         if not is_retiring:  # else a middleware may call its handler once more
             self._processes.begin_no_more()
-        return self.take_back(lambda execution: True)
+        self._pipeline.hand_back()
 
     async def close(self) -> None:
         self._torn_down = True
@@ -153,31 +110,40 @@ class Executor:
 
     # -- slots --
 
-    def _wake_a_slot(self) -> None:
+    def wake_a_slot(self) -> None:
         """One is enough: each wakes the next when its handler suspends and there is more to do."""
-        if not self.buffer or self.is_held or len(self.running) + self._starting >= self.concurrency:
+        pipeline = self._pipeline
+        if not pipeline.claimed or not self._may_begin:
             return
         while self._idle:
             sleeper = self._idle.pop()
             if not sleeper.done():
                 sleeper.set_result(None)
                 return
-        if len(self._slots) < self.concurrency:
+        if len(self._slots) < pipeline.concurrency:
             self._slots.append(Slot(self._serve_slot(), loop=asyncio.get_running_loop()))
 
+    @property
+    def _may_begin(self) -> bool:
+        pipeline = self._pipeline
+        return not pipeline.is_full and len(pipeline.running) + pipeline.starting < pipeline.concurrency
+
     async def _serve_slot(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, pipeline = asyncio.get_running_loop(), self._pipeline
         slot = asyncio.current_task()
         assert isinstance(slot, Slot), "only slots are served here"
         without_breath = 0
         while True:
             try:
-                if not self.buffer or self.is_held or len(self.running) + self._starting >= self.concurrency:
+                if not pipeline.claimed or not self._may_begin:
                     sleeper = loop.create_future()
                     self._idle.append(sleeper)
                     await sleeper
                     continue
-                await self._execute_guarded(self._next(), slot)
+                execution = pipeline.claimed.popleft()
+                if len(pipeline.claimed) == pipeline.low_water:
+                    pipeline.room.set()
+                await self._execute(execution, slot)
                 without_breath += 1
                 if without_breath == BREATH_EVERY:
                     without_breath = 0
@@ -188,165 +154,104 @@ class Executor:
                 while slot.cancelling():  # without a stop: it goes on
                     slot.uncancel()
 
-    def _next(self) -> Execution:
-        execution = self.buffer.popleft()
-        if len(self.buffer) == self.low_water:
-            self._low()
-        return execution
-
-    async def _execute_guarded(self, execution: Execution, slot: Slot) -> None:
-        """Nothing that one job brings about may cost a slot: the jobs behind it would wait for ever."""
+    async def _execute(self, execution: Execution, slot: Slot) -> None:
+        """Preflight, make ready, begin, run. Nothing that a job does may cost the slot: other jobs wait for it."""
         try:
-            await self._execute(execution, slot)
+            now = self._time.now()
+            if is_routine(execution, now):
+                objection: Objection | None = payload_does_not_fit(execution, now)
+            else:
+                objection = await self._clear(execution, now)
+                now = self._time.now()  # that took its time, which is not the handler's
+            if objection is not None:
+                self._refuse(execution, objection)
+                return
+            task, arguments = execution.task, execution.arguments
+            assert task is not None, "an unknown task is refused"
+            assert arguments is not None, "a payload that does not fit is refused"
+            self._pipeline.begun += 1
+            execution.started_at = now
+            if self._cells is not None:
+                self._cells[execution.cell] = now
+            self._pipeline.running[execution] = None
+            if self._report_begin is not None:
+                self._report_begin(execution)
+            if self._middlewares:
+                await self._run_async(execution, slot, self._wrapped(execution, arguments))
+            elif task.is_isolated:
+                self._processes.call(execution, lambda ended: self._process_ended(execution, ended))
+                self._arm_timer(execution)
+            elif task.is_async:
+                context = execution.context if task.plan.takes_context else None
+                await self._run_async(execution, slot, task.plan.call(arguments, context))
+            else:
+                self._run_in_thread(execution, arguments)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             if execution.started_at is None:
                 self._processes.give_back(execution)
-                self._finish(execution, HandedBack())
+                self._pipeline.end(execution, HandedBack())
             raise
         except BaseException as error:  # noqa: BLE001 - logged, and the job's own failure
             log_line(
                 logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error
             )
-            self.running.pop(execution, None)
+            self._pipeline.running.pop(execution, None)
             self._processes.give_back(execution)
-            self._finish(execution, outcomes.of_failure(error))
+            self._pipeline.end(execution, outcomes.of_failure(error))
 
-    async def _execute(self, execution: Execution, slot: Slot) -> None:
-        now = self._time.now()
-        claimed = execution.claimed
-        if execution.lease.lost:
-            self._drop(execution)  # somebody else may have it by now: not begun
-            return
-        if self._closing:  # it came with a claim that was under way
-            self._finish(execution, HandedBack())
-            return
-        if now >= execution.lease.expires_at and self._is_over(execution.lease, now):
-            # As far as we know. The store decides; if it refuses, it hears that this worker is alive.
-            self._finish(execution, HandedBack())
-            return
-        task = execution.task
-        if task is None:
-            self._finish(
-                execution, outcomes.outcome_of_unrunnable(Reason.UNKNOWN_TASK, why_unknown(claimed.task))
-            )
-            return
-        if claimed.expires_at is not None and now >= claimed.expires_at:
-            self._finish(execution, Expired())
-            return
-        if execution.unreadable is not None:
-            self._finish(
-                execution, outcomes.outcome_of_unrunnable(Reason.INVALID_PAYLOAD, execution.unreadable)
-            )
-            return
-        payload = claimed.payload
-        if execution.options.takes is not None:
-            taken = await self._payload_with_results(execution, execution.options.takes)
-            if taken is None:
-                return
-            execution.payload = payload = taken
-            now = self._time.now()  # reading took its time, which is not the handler's
-        try:
-            arguments = task.plan.decode(payload)
-        except PayloadError as error:
-            self._finish(execution, outcomes.outcome_of_unrunnable(Reason.INVALID_PAYLOAD, str(error)))
-            return
-        if execution.options.recurrence is not None and await self._is_missed(execution, now):
-            return
-        if execution.needs_mark or task.is_isolated:
-            if not await self._is_ready(execution):
-                return
-            now = self._time.now()  # that took its time, which is not the handler's
-        elif execution.is_to_stop("cancel"):  # asked for while it waited here for its turn
-            self._finish(execution, CancelledOnRequest())
-            return
-        self.begun += 1
-        execution.started_at = now
-        if self._cells is not None:
-            self._cells[execution.cell] = now
-        self.running[execution] = None
-        if self._begin is not None:
-            self._begin(execution)
-        if self._middlewares:
-            await self._run_async(execution, slot, self._wrapped(execution, arguments))
-        elif task.is_isolated:
-            self._processes.call(execution, lambda ended: self._process_ended(execution, ended))
-            self._arm_timer(execution)
-        elif task.is_async:
-            context = execution.context if task.plan.takes_context else None
-            await self._run_async(execution, slot, task.plan.call(arguments, context))
-        else:
-            self._run_in_thread(execution, arguments)
+    async def _clear(self, execution: Execution, now: int) -> Objection | None:
+        """Check a job that is not routine, and make it ready; check it again after everything that takes time."""
+        objection = preflight(execution, now)
+        if objection is None and _lacks_facts(execution, now):
+            objection = await self._read_facts(execution) or preflight(execution, self._time.now())
+        if objection is None and _needs_a_place(execution):
+            objection = await self._make_ready(execution) or preflight(execution, self._time.now())
+        return objection
 
-    async def _is_missed(self, execution: Execution, now: int) -> bool:
-        """Whether an occurrence came too late for its schedule, and was dropped for that."""
-        claimed, recurrence = execution.claimed, execution.options.recurrence
-        if recurrence is None or claimed.due_at is None or not is_missed(claimed, recurrence, now):
-            return False
-        self._starting += 1
-        try:
-            has_begun = await self._has_begun(execution)
-        finally:
-            self._starting -= 1
-        if has_begun and not self._closing:
-            return False  # a run that has begun is brought to its end, however late
-        late = (now - claimed.due_at) / MICROS_PER_SECOND
-        missed = Missed(late, recurrence.misfire_grace)
-        self._finish(execution, HandedBack() if has_begun else missed)
-        return True
-
-    async def _is_ready(self, execution: Execution) -> bool:
-        """Make it ready to begin; if it cannot, or may not any more, that is told."""
-        expires_at = execution.claimed.expires_at
-        unready = await self._make_ready(execution)
-        if unready is None and expires_at is not None and self._time.now() >= expires_at:
-            unready = Expired()
-        if unready is None and execution.is_to_stop("cancel"):
-            unready = CancelledOnRequest()
-        if unready is None and not execution.lease.lost:
-            return True
+    def _refuse(self, execution: Execution, objection: Objection) -> None:
         self._processes.give_back(execution)
-        if unready is None:
-            self._drop(execution)
+        if isinstance(objection, NotOurs):
+            self._pipeline.drop(execution)
         else:
-            self._finish(execution, unready)
-        return False
+            self._pipeline.end(execution, objection)
+
+    async def _read_facts(self, execution: Execution) -> Outcome | None:
+        """Read the results that the job takes, and whether its run has begun."""
+        takes = execution.options.takes
+        self._pipeline.starting += 1
+        try:
+            if takes is not None:
+                self.wake_a_slot()  # the others need not wait for this read
+                execution.payload = await self._results.payload(execution, takes)
+            if execution.options.recurrence is not None:
+                execution.run_has_begun = await self._recurring.has_begun(execution)
+        except (Unrecoverable, PayloadError) as error:
+            # Not unrunnable: no other version of the task could have what is missing.
+            return outcomes.of_failure(Unrecoverable(str(error)))
+        finally:
+            self._pipeline.starting -= 1
+        return None
 
     async def _make_ready(self, execution: Execution) -> Outcome | None:
-        """What has to be there before some handlers may begin; otherwise what becomes of the job."""
+        """Get a process for an isolated handler, and write into the lease that a job is at_most_once."""
         assert execution.task is not None, "only known tasks are executed"
-        self._starting += 1
+        self._pipeline.starting += 1
         try:
             if execution.task.is_isolated and not self._processes.take_idle(execution):
-                self._wake_a_slot()  # the others need not wait for this one's process
+                self.wake_a_slot()  # the others need not wait for this one's process
                 if not await self._processes.take(execution):
                     return HandedBack()
-            marked = not execution.needs_mark or await self._mark_at_most_once(execution)
+            if execution.needs_mark and not await self._lease_keeper.mark_at_most_once(execution):
+                return HandedBack()  # it is not ours
         except CannotBegin as error:
             return outcomes.outcome_of_unrunnable(Reason.UNKNOWN_TASK, str(error))
         finally:
-            self._starting -= 1
-        # Not begun, and it shall not be: it is not ours, or the worker is about to end.
-        return None if marked and not self._closing else HandedBack()
-
-    async def _payload_with_results(self, execution: Execution, takes: Takes) -> str | None:
-        """With what it takes of those it depends on; None if it cannot begin, which is told."""
-        self._starting += 1
-        self._wake_a_slot()
-        try:
-            payload = await self._results.payload(execution, takes)
-        except (Unrecoverable, PayloadError) as error:
-            # Not unrunnable: no other version of the task could have what is missing.
-            self._finish(execution, outcomes.of_failure(Unrecoverable(str(error))))
-            return None
-        finally:
-            self._starting -= 1
-        if self._closing:
-            self._finish(execution, HandedBack())
-            return None
-        return payload
+            self._pipeline.starting -= 1
+        return None
 
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
-        del self.running[execution]
+        pipeline = self._pipeline
+        del pipeline.running[execution]
         if self._cells is not None and execution.started_at is not None:
             self._cells[execution.cell] = -execution.started_at
         if execution.timer is not None:
@@ -354,13 +259,13 @@ class Executor:
         if execution.process is not None:  # a middleware did not call it
             self._processes.give_back(execution)
         if execution.is_lost:
-            self._drop(execution)
+            pipeline.drop(execution)
         else:
-            self._finish(execution, outcome)
-        if self.buffer:
-            self._wake_a_slot()
+            pipeline.end(execution, outcome)
+        if pipeline.claimed:
+            self.wake_a_slot()
         else:
-            self._low()
+            pipeline.room.set()
 
     # -- async handlers --
 
@@ -373,7 +278,7 @@ class Executor:
         except asyncio.CancelledError as error:
             if execution.interrupted is None and self._torn_down:
                 raise
-            if execution.disturbed and execution.interrupted is None and self._is_ending():
+            if execution.disturbed and execution.interrupted is None and self._is_torn_down_from_outside:
                 execution.interrupted = "shutdown"  # it was cancelled with all the rest
             outcome = outcomes.outcome_of_error(execution, error)
         except GeneratorExit:
@@ -389,6 +294,11 @@ class Executor:
             await self._absorb_cancellation(slot)
         self._ended(execution, outcome)
 
+    @property
+    def _is_torn_down_from_outside(self) -> bool:
+        """Whether the application ends the whole worker."""
+        return self._pipeline.owner is not None and self._pipeline.owner.is_to_end
+
     async def _absorb_cancellation(self, slot: Slot) -> None:
         """The cancellation was the handler's, not the slot's; one that it did not meet must not hit the next."""
         while slot.cancelling():
@@ -403,7 +313,7 @@ class Executor:
 
     def _suspended(self, execution: Execution) -> None:
         self._arm_timer(execution)
-        self._wake_a_slot()
+        self.wake_a_slot()
 
     def _arm_timer(self, execution: Execution) -> None:
         if execution.deadline is not None:
@@ -507,6 +417,19 @@ class Executor:
 
     def _outcome_of_value(self, execution: Execution, value: Any) -> Outcome:
         return outcomes.of_timeout(execution) if execution.is_late else outcomes.outcome_of_return(value)
+
+
+def _lacks_facts(execution: Execution, now: int) -> bool:
+    """Whether the store has to be read before the checks can decide."""
+    options, claimed = execution.options, execution.claimed
+    if options.takes is not None:
+        return True
+    is_late = options.recurrence is not None and is_missed(claimed, options.recurrence, now)
+    return is_late and execution.run_may_have_begun
+
+
+def _needs_a_place(execution: Execution) -> bool:
+    return execution.needs_mark or (execution.task is not None and execution.task.is_isolated)
 
 
 def _bound(

@@ -11,15 +11,14 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from taskharbor.client.harbor import Harbor
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest
 from taskharbor.own_tasks import own_task
 from taskharbor.telemetry.logs import log_line
-from taskharbor.worker.pipeline.committer import Committer
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
-from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
-from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.pipeline.pipeline import Pipeline
 from taskharbor.worker.supervisor_link import SupervisorLink
 from taskharbor.worker.upkeep.retirement import Retirement
 from taskharbor.worker.upkeep.retrying import PAUSE_SECONDS, PAUSE_SECONDS_MAX
@@ -39,36 +38,32 @@ LINGER_SECONDS = 5.0  # how long a process for suspects waits for more of them
 class Fetcher:
     def __init__(
         self,
-        store: PatientStore,
+        pipeline: Pipeline,
+        executor: Executor,
         *,
         queues: tuple[str, ...] | None,
         lease: int,
         poll_seconds: float,
-        leases: HeldLeases,
-        executor: Executor,
-        committer: Committer,
-        time: StoreTime,
         clock: Clock,
-        make: Callable[[Claimed, HeldLease], Execution],
+        harbor: Harbor,
         tell_unreadable: Callable[[Sequence[str]], Awaitable[None]],
         retirement: Retirement,
         oversight: SupervisorLink | None = None,
     ) -> None:
-        self._store = store
-        self._driver = store.driver
+        self._pipeline = pipeline
+        self._executor = executor
+        self._harbor = harbor
+        self._store = pipeline.store
+        self._driver = pipeline.store.driver
         self._queues = queues
         self._lease = lease
         self._poll_seconds = poll_seconds
-        self._leases = leases
-        self._executor = executor
-        self._committer = committer
-        self._time = time
+        self._leases = pipeline.leases
+        self._time = pipeline.time
         self._clock = clock
-        self._make = make
         self._tell_unreadable = tell_unreadable
         self._retirement = retirement
         self._oversight = oversight
-        self._room = asyncio.Event()  # something has ended, or the buffer is low
         self._rate = 0.0  # begins a second, lately
         self._measured_at = clock.monotonic()
         self._measured = 0
@@ -80,9 +75,6 @@ class Fetcher:
         self._suspects_since: float | None = None
         self._standstill = STANDSTILL_SECONDS
         self._suspects_elsewhere = False  # a supervisor sees to it that they are executed
-
-    def nudge(self) -> None:
-        self._room.set()
 
     async def run(self, *, until_drained: bool = False) -> None:
         """Claim for ever, or until nothing is runnable now and nothing is under way."""
@@ -107,7 +99,7 @@ class Fetcher:
         if wanted <= 0:
             await self._wait_for_room()
             return False
-        was_done = self._all_done()  # what is settled during the claim may bring children
+        was_done = self._pipeline.is_done  # what is settled during the claim may bring children
         claim = await self._claim_or_pause(wanted)
         if claim is None:
             return False
@@ -115,12 +107,12 @@ class Fetcher:
         if len(claim.jobs) == wanted or claim.more:
             return False  # at once, before these are executed: the store leases the next ones meanwhile
         if until_drained and not claim.jobs:
-            if claim.searched and self._all_done() and not self._suspects_elsewhere:
+            if claim.searched and self._pipeline.is_done and not self._suspects_elsewhere:
                 return was_done and self._suspects_since is None
             await self._wait_for_room_or_change(token, self._until_next(claim))
         elif self._suspects_since is None:
             await self._driver.wait_for_change(token, self._until_next(claim))
-        elif not self._all_done():  # otherwise a suspect has its turn at once
+        elif not self._pipeline.is_done:  # otherwise a suspect has its turn at once
             await self._wait_for_room_or_change(token, self._until_next(claim))
         return False
 
@@ -128,24 +120,24 @@ class Fetcher:
 
     def _wanted(self) -> int:
         """Fill the free slots, and as much ahead as will begin within a moment."""
-        executor = self._executor
-        if executor.is_held:
+        pipeline = self._pipeline
+        if pipeline.is_full:
             return 0
         self._measure()
         ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS), int(AHEAD_BYTES / self._job_bytes))
-        target = executor.free + ahead
-        executor.low_water = max(0, target - BATCH_MAX)
-        missing = target - len(executor.buffer)
+        target = pipeline.free + ahead
+        pipeline.low_water = max(0, target - BATCH_MAX)
+        missing = target - len(pipeline.claimed)
         if self._oversight is not None:
             missing = min(missing, self._oversight.room)
         if (allowance := self._allowance()) is not None:
             if allowance <= 0:
-                executor.low_water = 0  # to be told when the last of them begins
+                pipeline.low_water = 0  # wakes the fetcher when the last of them begins
                 return 0
             missing = min(missing, allowance)
         # A claim costs the same for one as for many: wait until a good part of the target is missing.
-        if executor.buffer and missing < min(BATCH_MAX, target // 2):
-            executor.low_water = max(0, target - min(BATCH_MAX, target // 2))
+        if pipeline.claimed and missing < min(BATCH_MAX, target // 2):
+            pipeline.low_water = max(0, target - min(BATCH_MAX, target // 2))
             return 0
         # Asking for many more than fit into a claim would only make the store look at them in vain.
         return min(self._at_once, missing, max(1, int(2 * CLAIM_BYTES / self._job_bytes)))
@@ -153,7 +145,7 @@ class Fetcher:
     def _allowance(self) -> int | None:
         """How many more jobs this worker may claim before it retires; None for any number."""
         left = self._retirement.jobs_left()
-        return None if left is None else left - self._executor.unbegun
+        return None if left is None else left - self._pipeline.unbegun
 
     def slow_down(self) -> None:
         """What was claimed ahead has been handed back: nothing is, until handlers begin again."""
@@ -163,9 +155,9 @@ class Fetcher:
         now = self._clock.monotonic()
         elapsed = now - self._measured_at
         if elapsed >= 0.01:
-            begun = self._executor.begun - self._measured
+            begun = self._pipeline.begun - self._measured
             self._rate = 0.5 * self._rate + 0.5 * begun / elapsed
-            self._measured_at, self._measured = now, self._executor.begun
+            self._measured_at, self._measured = now, self._pipeline.begun
 
     async def _claim_or_pause(self, limit: int, *, suspects: bool = False) -> Claim | None:
         """Claim; None, after a pause if it must be, if the claim failed although the store is there."""
@@ -204,13 +196,13 @@ class Fetcher:
             self._job_bytes = max(size, 0.5 * (self._job_bytes + size))
 
     async def _claim(self, limit: int, *, suspects: bool = False) -> Claim:
-        executor = self._executor
+        pipeline = self._pipeline
         request = ClaimRequest(
             token=self._leases.new_token(),
             lease=self._lease,
             limit=limit,
             queues=self._queues,
-            once_limit=max(0, executor.free - len(executor.buffer)),
+            once_limit=max(0, pipeline.free - len(pipeline.claimed)),
             suspects=suspects,
             supervised=self._oversight is not None,
         )
@@ -221,7 +213,7 @@ class Fetcher:
             lambda: self._claim_once(request), "the store cannot be claimed from"
         )
         self._weigh(claim.jobs)
-        executor.offer(self._accepted(request, claim))
+        self._executor.offer(self._accepted(request, claim))
         if claim.unreadable:
             await self._tell_unreadable(claim.unreadable)
         return claim
@@ -232,7 +224,7 @@ class Fetcher:
                 self._oversight.claimed(None, [])
             return []
         lease = self._leases.add(request.token, claim.expires_at, alone=request.suspects)
-        executions = [self._make(job, lease) for job in claim.jobs]
+        executions = [Execution(job, lease, self._harbor, self._time, self._pipeline) for job in claim.jobs]
         lease.executions = {execution.claimed.id: execution for execution in executions}
         if self._oversight is not None:
             self._oversight.claimed(lease, executions)
@@ -251,7 +243,7 @@ class Fetcher:
             finally:  # cancelled again: an end is wanted now
                 claiming.end()
             if not claiming.cancelled() and claiming.exception() is None:
-                self._executor.buffer.extend(self._accepted(request, claiming.result()))
+                self._pipeline.claimed.extend(self._accepted(request, claiming.result()))
             raise
         self._time.learn(claim.now, asked_at)
         return claim
@@ -259,8 +251,8 @@ class Fetcher:
     # -- waiting --
 
     async def _wait_for_room(self) -> None:
-        await self._room.wait()
-        self._room.clear()
+        await self._pipeline.room.wait()
+        self._pipeline.room.clear()
 
     async def _wait_for_room_or_change(self, token: int, seconds: float) -> None:
         """Until something ends here, or something else has happened in the store."""
@@ -283,9 +275,6 @@ class Fetcher:
             due = (claim.next_due - self._time.now()) / MICROS_PER_SECOND
             seconds = min(seconds, max(0.0005, due))
         return seconds
-
-    def _all_done(self) -> bool:
-        return self._executor.is_idle and self._committer.is_quiet
 
     # -- suspects --
 
@@ -319,7 +308,7 @@ class Fetcher:
 
     async def _execute_a_suspect(self) -> bool:
         """When nothing else is under way: one suspect, alone in this worker, from claim to settle."""
-        if not self._all_done():
+        if not self._pipeline.is_done:
             if self._suspects_overdue():
                 with suppress(TimeoutError):
                     await wait_for(self._clock, self._wait_for_room(), self._standstill)
@@ -327,7 +316,7 @@ class Fetcher:
             return False
         claim = await self._claim_or_pause(1, suspects=True)
         jobs = claim.jobs if claim is not None else []
-        while jobs and not self._all_done():
+        while jobs and not self._pipeline.is_done:
             await self._wait_for_room()
         # The rest has its turn now, before the next suspect.
         self._forget_suspects()
@@ -338,7 +327,7 @@ class Fetcher:
         claim = await self._claim_or_pause(1, suspects=True)
         if claim is None:
             return False
-        while claim.jobs and not self._all_done():
+        while claim.jobs and not self._pipeline.is_done:
             await self._wait_for_room()
         if claim.jobs:
             self._suspects_since = None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Extended, Extension, Heartbeat, SettleAnswer
 from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.pipeline.execution import Execution
-from taskharbor.worker.pipeline.leases import HeldLease, HeldLeases, StoreTime
-from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.pipeline.leases import HeldLease
+from taskharbor.worker.pipeline.pipeline import Pipeline
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -24,22 +24,19 @@ _COMPLAINT = "the store did not take a heartbeat"
 class LeaseKeeper:
     def __init__(
         self,
-        store: PatientStore,
+        pipeline: Pipeline,
         *,
         lease: int,
-        leases: HeldLeases,
-        time: StoreTime,
         clock: Clock,
-        hand_back: Callable[[Callable[[Execution], bool]], None],
         extended_outside: bool = False,
     ) -> None:
-        self._driver = store.driver
-        self._outages = store.outages
+        self._pipeline = pipeline
+        self._driver = pipeline.store.driver
+        self._outages = pipeline.store.outages
         self._lease = lease
-        self._leases = leases
-        self._time = time
+        self._leases = pipeline.leases
+        self._time = pipeline.time
         self._clock = clock
-        self._hand_back = hand_back
         self._extended_outside = extended_outside
 
     async def run(self) -> None:
@@ -66,7 +63,7 @@ class LeaseKeeper:
         if not self._extended_outside:
             return leases
         for lease in leases:
-            self._leases.refresh(lease)
+            lease.refresh()
         half_from_now = self._time.now() + self._lease // 2
         return [lease for lease in leases if lease.expires_at < half_from_now]
 
@@ -100,7 +97,7 @@ class LeaseKeeper:
 
     def _heed_paused(self, paused: frozenset[str]) -> None:
         if paused:
-            self._hand_back(lambda execution: execution.claimed.queue in paused)
+            self._pipeline.hand_back(lambda execution: execution.claimed.queue in paused)
 
     async def mark_at_most_once(self, execution: Execution) -> bool:
         """Write into the lease that this job is at_most_once, before it begins; False if it is not ours."""
@@ -155,4 +152,4 @@ class LeaseKeeper:
         The store refuses, and so learns that this worker survived them: it does not blame their jobs.
         """
         now = self._time.now()
-        await self._extend([lease for lease in self._leases.all() if self._leases.is_over(lease, now)])
+        await self._extend([lease for lease in self._leases.all() if lease.is_over(now)])

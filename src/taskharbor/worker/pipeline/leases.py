@@ -43,15 +43,30 @@ class StoreTime:
 class HeldLease:
     """A lease this worker holds, and the jobs under it that are not settled yet."""
 
-    __slots__ = ("alone", "blocks", "executions", "expires_at", "lost", "token")
+    __slots__ = ("alone", "blocks", "executions", "expires_at", "lost", "supervisor", "token")
 
-    def __init__(self, token: str, expires_at: int, alone: bool = False) -> None:
+    def __init__(
+        self, token: str, expires_at: int, alone: bool = False, supervisor: SupervisorLink | None = None
+    ) -> None:
         self.token = token
         self.expires_at = expires_at
+        self.supervisor = supervisor  # extends it from another process
         self.alone = alone  # it holds a suspect
         self.lost = False  # the store said that it is no longer ours
         self.executions: dict[str, Execution] = {}
         self.blocks: tuple[int, ...] = ()  # where it is published to a supervisor
+
+    def is_over(self, now: int) -> bool:
+        """Whether its time has run out, as far as this worker and its supervisor know."""
+        if now < self.expires_at:
+            return False
+        self.refresh()
+        return now >= self.expires_at
+
+    def refresh(self) -> None:
+        """Take note of how far the supervisor has extended the lease."""
+        if self.supervisor is not None:
+            self.expires_at = max(self.expires_at, self.supervisor.extended_to(self))
 
 
 class HeldLeases:
@@ -67,7 +82,7 @@ class HeldLeases:
         return f"{self._prefix}-{next(self._serial)}"
 
     def add(self, token: str, expires_at: int, *, alone: bool = False) -> HeldLease:
-        lease = self._leases[token] = HeldLease(token, expires_at, alone)
+        lease = self._leases[token] = HeldLease(token, expires_at, alone, self._oversight)
         return lease
 
     def settled(self, execution: Execution) -> None:
@@ -85,18 +100,6 @@ class HeldLeases:
         self._leases.pop(lease.token, None)
         if self._oversight is not None:
             self._oversight.lost(lease)
-
-    def is_over(self, lease: HeldLease, now: int) -> bool:
-        """Whether its time has run out, as far as is known here, or to whoever extends it from outside."""
-        if now < lease.expires_at:
-            return False
-        self.refresh(lease)
-        return now >= lease.expires_at
-
-    def refresh(self, lease: HeldLease) -> None:
-        """Take note of how far the lease has been extended from outside."""
-        if self._oversight is not None:
-            lease.expires_at = max(lease.expires_at, self._oversight.extended_to(lease))
 
     def all(self) -> list[HeldLease]:
         return list(self._leases.values())

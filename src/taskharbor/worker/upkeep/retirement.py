@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from taskharbor.clock import Clock
 from taskharbor.codec import counted
 from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.pipeline.executor import Executor
+from taskharbor.worker.pipeline.pipeline import Pipeline
 from taskharbor.worker.upkeep.rss import resident_mib
 
 logger = logging.getLogger("taskharbor.worker")
@@ -37,37 +38,35 @@ class Retirement:
 
     def __init__(
         self,
+        pipeline: Pipeline,
+        executor: Executor,
         *,
         max_jobs: int | None,
         max_memory_mib: int | None,
-        begun: Callable[[], int],
         succession: ReplacementPolicy | None,
         clock: Clock,
-        retire: Callable[[], None],
-        go_on: Callable[[], None],
     ) -> None:
         self.is_due = asyncio.Event()
         self._max_jobs = max_jobs
         self._max_memory_mib = max_memory_mib
-        self._begun = begun
+        self._pipeline = pipeline
+        self._executor = executor
         self._succession = succession
         self._clock = clock
-        self._retire = retire
-        self._go_on = go_on
         self._told_to_stay = False
 
     async def run(self) -> None:
         while self._max_jobs is not None or self._max_memory_mib is not None:
             self.look()
             if self._told_to_stay:
-                self._go_on()
+                self._pipeline.room.set()
             await self._clock.sleep(LOOK_SECONDS)
 
     def jobs_left(self) -> int | None:
         """How many more may begin; None for any number: also beyond the limit, while it may not retire."""
         if self._max_jobs is None:
             return None
-        left = self._max_jobs - self._begun()
+        left = self._max_jobs - self._pipeline.begun
         if left > 0:
             return left
         self.look()
@@ -88,8 +87,8 @@ class Retirement:
                 {"why": why},
             )
             if self._succession is not None:
-                self._succession.retires(why, idle=not self._begun())
-            self._retire()
+                self._succession.retires(why, idle=not self._pipeline.begun)
+            self._executor.begin_no_more(is_retiring=True)
         elif not self._told_to_stay:
             self._told_to_stay = True
             log_line(
@@ -101,7 +100,7 @@ class Retirement:
 
     def _enough(self) -> str | None:
         """Why it is enough, if it is."""
-        if self._max_jobs is not None and self._begun() >= self._max_jobs:
+        if self._max_jobs is not None and self._pipeline.begun >= self._max_jobs:
             return f"it has begun {counted(self._max_jobs, 'job')}"
         limit = self._max_memory_mib
         if limit is not None and (size := resident_mib()) > limit:

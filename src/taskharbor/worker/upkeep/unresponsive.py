@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable
 
 from taskharbor.clock import Clock
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.pipeline.execution import Execution
+from taskharbor.worker.pipeline.pipeline import Pipeline
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -20,21 +21,22 @@ UNWIND_SECONDS = 1.0  # how long a handler may take to end once it was interrupt
 class UnresponsiveWatch:
     """A thread cannot be killed. So its slot stays occupied, and people have to hear of it.
 
-    With a limit, `give_up` is called for each handler that has been unresponsive for that long.
+    With a limit, the worker stops because of a handler that has been unresponsive for that long.
     """
 
     def __init__(
         self,
-        running: Callable[[], Iterable[Execution]],
+        pipeline: Pipeline,
         *,
+        stopping: asyncio.Event,
         limit_seconds: float | None,
         clock: Clock,
-        give_up: Callable[[Execution], None],
     ) -> None:
-        self._running = running
+        self.given_up: set[Execution] = set()
+        self._pipeline = pipeline
+        self._stopping = stopping
         self._limit_seconds = limit_seconds
         self._clock = clock
-        self._give_up = give_up
         self._told: dict[Execution, _Told] = {}
 
     async def run(self) -> None:
@@ -44,8 +46,9 @@ class UnresponsiveWatch:
 
     def look(self) -> None:
         now = self._clock.monotonic()
+        running = () if self._stopping.is_set() else self._pipeline.running  # a shutdown has its own limits
         # One that runs in a process of its own is killed by and by.
-        told_to_end = [e for e in self._running() if e.stop_requested is not None and e.process is None]
+        told_to_end = [e for e in running if e.stop_requested is not None and e.process is None]
         if not told_to_end:
             self._told.clear()
             return
@@ -65,6 +68,20 @@ class UnresponsiveWatch:
                 )
             if self._limit_seconds is not None and waited >= self._limit_seconds:
                 self._give_up(execution)
+
+    def _give_up(self, execution: Execution) -> None:
+        """Stop the worker: only the end of its process ends the thread of this handler."""
+        if execution in self.given_up:
+            return
+        self.given_up.add(execution)
+        log_line(
+            logger,
+            logging.ERROR,
+            "Job {job} does not end; this worker shuts down so that its process can be replaced",
+            execution.fields() | {"unresponsive_seconds": self._limit_seconds},
+        )
+        self._stopping.set()
+        self._pipeline.left.set()
 
 
 class _Told:

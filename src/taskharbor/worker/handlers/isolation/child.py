@@ -68,7 +68,7 @@ class IsolatedExecution(Execution):
     def __init__(self, call: Call, harbor: Harbor, link: Link) -> None:
         lease, time = HeldLease("", call.lease_expires_at), StoreTime(SystemClock())
         time.learn(call.started_at, time.asking())
-        super().__init__(call.claimed, lease, harbor, _send_progress, time)
+        super().__init__(call.claimed, lease, harbor, time)
         self.linked_steps = LinkedSteps(link, call.serial)
         self.started_at = call.started_at
         self.serial = call.serial
@@ -90,13 +90,8 @@ class IsolatedExecution(Execution):
         self._link.send(ChildEnqueued(self.serial, self.children.pop()))
         return child_id
 
-    def send_progress(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         self._link.send(ProgressReported(self.serial, progress))
-
-
-def _send_progress(execution: Execution, progress: Progress) -> None:
-    assert isinstance(execution, IsolatedExecution), "no other kind is executed here"
-    execution.send_progress(progress)
 
 
 class HandlerProcess:
