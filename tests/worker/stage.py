@@ -71,9 +71,10 @@ async def the_job(harbor: Harbor, job: Job[Any]) -> Job[Any]:
 
 
 @asynccontextmanager
-async def working(harbor: Harbor, **options: Any) -> AsyncIterator[Worker]:
+async def working(harbor: Harbor, *, pace: float = 0.0, **options: Any) -> AsyncIterator[Worker]:
     """A worker that runs meanwhile. A test that fails does not wait for its handlers."""
     worker = Worker(harbor, **options)
+    worker._expected_pace = pace  # begins a second: with many it claims ahead from the start
     async with worker:
         try:
             yield worker

@@ -158,9 +158,7 @@ async def test_a_job_cancelled_while_it_waits_inside_the_worker_is_never_begun(m
         calls.append(n)
         return n
 
-    async with working(memory, concurrency=1) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0  # as if it had been busy: it claims ahead
+    async with working(memory, concurrency=1, pace=1000.0):
         [first] = await block.aenqueue_many([{}])
         jobs = await work.aenqueue_many([{"n": n} for n in range(3)])
         await soon(begun.wait())

@@ -141,9 +141,7 @@ async def test_unbegun_jobs_of_a_lost_lease_are_not_begun(faulty, store, clock, 
     async def work(n: int) -> None:
         calls.append((n, clock.monotonic()))
 
-    async with working(faulty, concurrency=1, lease_seconds=3) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0
+    async with working(faulty, concurrency=1, lease_seconds=3, pace=1000.0):
         await block.aenqueue()
         jobs = await work.aenqueue_many([{"n": n} for n in range(3)])
         await soon(begun.wait())
@@ -172,9 +170,7 @@ async def test_a_job_that_waited_in_the_worker_for_longer_than_a_lease_begins_un
     async def work(n: int) -> int:
         return n
 
-    async with working(memory, concurrency=1, lease_seconds=3) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0
+    async with working(memory, concurrency=1, lease_seconds=3, pace=1000.0):
         await block.aenqueue()
         jobs = await work.aenqueue_many([{"n": n} for n in range(3)])
         await soon(begun.wait())
@@ -195,9 +191,7 @@ async def test_a_paused_queues_unbegun_jobs_are_handed_back_at_the_next_heartbea
         await release.wait()
         return n
 
-    async with working(memory, concurrency=1, lease_seconds=30) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0
+    async with working(memory, concurrency=1, lease_seconds=30, pace=1000.0):
         first = await work.using(queue="a").aenqueue(0)
         await soon(begun.wait())
         paused = await work.using(queue="a").aenqueue(1)
@@ -274,15 +268,8 @@ async def test_claiming_ahead_is_bounded_however_fast_the_handlers_are(faulty, s
     requests = Requests(store)
     await work.aenqueue_many([{}] * 4000)
 
-    async def hurry():
-        await until(lambda: held)
-        while worker._shift is not None:
-            worker._shift._fetcher._rate = 1e9
-            await asyncio.sleep(0)
-
-    hurrying = asyncio.ensure_future(hurry())
+    worker._expected_pace = 1e9  # as if its handlers were very fast
     await worker.drain()
-    await hurrying
     assert max(held) <= AHEAD_MAX + 5
     assert max(request.limit for request in requests.all) <= BATCH_MAX
 
@@ -322,9 +309,7 @@ async def test_an_at_most_once_job_is_never_claimed_beyond_free_slots(faulty, st
         calls.append(n)
         return n
 
-    async with working(faulty, concurrency=1) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0
+    async with working(faulty, concurrency=1, pace=1000.0):
         await block.aenqueue()
         await soon(begun.wait())
         claims = store.calls["claim"]
@@ -370,9 +355,7 @@ async def test_what_was_claimed_ahead_and_cannot_begin_is_handed_back_to_others(
     async def work(n: int) -> int:
         return n
 
-    async with working(memory, concurrency=1) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0
+    async with working(memory, concurrency=1, pace=1000.0) as worker:
         await block.aenqueue()
         jobs = await work.aenqueue_many([{"n": n} for n in range(3)])
         await soon(begun.wait())
@@ -396,9 +379,7 @@ async def test_worker_survives_the_lease_of_jobs_that_had_not_begun(faulty, stor
         begun.set()
         await release.wait()
 
-    async with working(faulty, concurrency=1, lease_seconds=3) as worker:
-        assert worker._shift is not None
-        worker._shift._fetcher._rate = 1000.0
+    async with working(faulty, concurrency=1, lease_seconds=3, pace=1000.0):
         jobs = await block.aenqueue_many([{}] * 3)
         await soon(begun.wait())
         await until_state(jobs[2], State.RUNNING)

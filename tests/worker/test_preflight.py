@@ -25,7 +25,7 @@ from taskharbor.worker.pipeline.preflight import (
 
 NOW = 1_000 * MICROS_PER_SECOND
 LATER = NOW + 60 * MICROS_PER_SECOND
-SKIPPING = '{"recurrence":{"name":"daily","schedule":"0 0 * * *","timezone":"UTC","misfire":"skip","misfire_grace":5.0}}'
+SKIPPING = '{"recurrence":{"name":"daily","schedule":"0 0 * * *","misfire":"skip","misfire_grace":5.0}}'
 CLAIMED = Claimed(
     id="1",
     task="add",

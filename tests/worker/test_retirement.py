@@ -76,10 +76,8 @@ async def test_a_worker_that_retires_claims_no_more_and_others_have_what_it_had_
     size = 10
     monkeypatch.setattr(retirement, "resident_mib", lambda: size)
     worker = stage.worker = Worker(memory, concurrency=1, max_memory_mib=100)
+    worker._expected_pace = 1000.0  # as if it had been busy: it claims ahead
     running = asyncio.ensure_future(worker.run())
-    await until(lambda: worker._shift is not None)
-    assert worker._shift is not None
-    worker._shift._fetcher._rate = 1000.0  # as if it had been busy: it claims ahead
     jobs = await stage.wait.aenqueue_many([{}] * 4)
     await until(lambda: stage.contexts)
     await until_state(jobs[3], State.RUNNING)

@@ -25,10 +25,8 @@ async def test_unbegun_jobs_are_handed_back_at_once_while_running_ones_finish(me
         return "finished"
 
     worker = Worker(memory, concurrency=1)
+    worker._expected_pace = 1000.0  # as if it had been busy: it claims ahead
     running = asyncio.ensure_future(worker.run())
-    await until(lambda: worker._shift is not None)
-    assert worker._shift is not None
-    worker._shift._fetcher._rate = 1000.0  # as if it had been busy: it claims ahead
     jobs = await work.aenqueue_many([{}] * 5)
     await soon(begun.wait())
     await until_state(jobs[4], State.RUNNING)

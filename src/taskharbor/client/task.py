@@ -136,6 +136,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
         )
         self.isolation = _checked_isolation(isolation, self.is_async)
+        self.is_isolated = self.isolation == "process"  # its handler runs in a process of its own
         # For a handler in its own process; a function that cannot be imported is an error where it is declared.
         self.address = address_of(function, f"the handler of task {name!r}") if self.is_isolated else None
         self._check_arguments = check_arguments
@@ -173,11 +174,6 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         return f"{self.__module__}.{getattr(self.function, '__qualname__', None) or self.__name__}"
 
     # -- for the worker --
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether its handler runs in a process of its own."""
-        return self.isolation == "process"
 
     @property
     def only_asked_to_end(self) -> bool:

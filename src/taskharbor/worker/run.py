@@ -131,6 +131,7 @@ class WorkerRun:
             queues=worker.queues,
             lease=worker.lease,
             poll_seconds=worker.poll_seconds,
+            expected_pace=worker._expected_pace,
             clock=clock,
             harbor=harbor,
             tell_unreadable=self._maintenance.tell_unreadable,

@@ -57,6 +57,7 @@ class Worker:
     _oversight: SupervisorLink | None = None  # a supervisor in another process
     _succession: ReplacementPolicy | None = None  # who replaces it when it retires
     _on_stop: Callable[[], None] | None = None  # called when a shutdown begins
+    _expected_pace = 0.0  # begins a second, until the fetcher has measured them: it claims ahead by this
     _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
 
     def __init__(

@@ -113,7 +113,11 @@ class Executor:
     def wake_a_slot(self) -> None:
         """One is enough: each wakes the next when its handler suspends and there is more to do."""
         pipeline = self._pipeline
-        if not pipeline.claimed or not self._may_begin:
+        if (
+            not pipeline.claimed
+            or pipeline.is_full
+            or len(pipeline.running) + pipeline.starting >= pipeline.concurrency
+        ):
             return
         while self._idle:
             sleeper = self._idle.pop()
@@ -123,11 +127,6 @@ class Executor:
         if len(self._slots) < pipeline.concurrency:
             self._slots.append(Slot(self._serve_slot(), loop=asyncio.get_running_loop()))
 
-    @property
-    def _may_begin(self) -> bool:
-        pipeline = self._pipeline
-        return not pipeline.is_full and len(pipeline.running) + pipeline.starting < pipeline.concurrency
-
     async def _serve_slot(self) -> None:
         loop, pipeline = asyncio.get_running_loop(), self._pipeline
         slot = asyncio.current_task()
@@ -135,7 +134,11 @@ class Executor:
         without_breath = 0
         while True:
             try:
-                if not pipeline.claimed or not self._may_begin:
+                if (
+                    not pipeline.claimed
+                    or pipeline.is_full
+                    or len(pipeline.running) + pipeline.starting >= pipeline.concurrency
+                ):
                     sleeper = loop.create_future()
                     self._idle.append(sleeper)
                     await sleeper
@@ -258,7 +261,7 @@ class Executor:
             execution.timer.cancel()
         if execution.process is not None:  # a middleware did not call it
             self._processes.give_back(execution)
-        if execution.is_lost:
+        if execution.asked_to_stop and execution.is_lost:
             pipeline.drop(execution)
         else:
             pipeline.end(execution, outcome)

@@ -44,6 +44,7 @@ class Fetcher:
         queues: tuple[str, ...] | None,
         lease: int,
         poll_seconds: float,
+        expected_pace: float,
         clock: Clock,
         harbor: Harbor,
         tell_unreadable: Callable[[Sequence[str]], Awaitable[None]],
@@ -64,7 +65,7 @@ class Fetcher:
         self._tell_unreadable = tell_unreadable
         self._retirement = retirement
         self._oversight = oversight
-        self._rate = 0.0  # begins a second, lately
+        self._rate = expected_pace  # begins a second, lately
         self._measured_at = clock.monotonic()
         self._measured = 0
         self._at_once = (
