@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-P", "-m", "taskharbor.cli"]
 
 
 @dataclass
-class SettleAnswer:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -37,7 +37,7 @@ class SettleAnswer:
         return line.removeprefix("Error: ")
 
 
-Run = Callable[..., SettleAnswer]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +64,11 @@ def url(tmp_path: Path) -> str:
 def run(url: str) -> Run:
     """Run a command on the store; one that fails is an error of the test, unless a code is expected."""
 
-    def run(*words: str, code: int = 0, store: str | None = url, stdin: str | None = None) -> SettleAnswer:
+    def run(*words: str, code: int = 0, store: str | None = url, stdin: str | None = None) -> CommandResult:
         words = (*words, "--url", store) if store is not None else words
         result = CliRunner().invoke(cli, list(words), prog_name="taskharbor", input=stdin)
         assert result.exit_code == code, result.stderr + result.stdout
-        return SettleAnswer(result.exit_code, result.stdout, result.stderr)
+        return CommandResult(result.exit_code, result.stdout, result.stderr)
 
     return run
 

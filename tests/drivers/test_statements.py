@@ -15,6 +15,7 @@ import pytest
 
 import taskharbor
 from taskharbor import Harbor, State, Worker
+from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres import sql as postgres
 from taskharbor.drivers.postgres.connections import Session
@@ -90,10 +91,10 @@ def test_such_a_statement_would_be_found(source: str) -> None:
     assert built_in(source)
 
 
-def test_only_the_schema_is_put_into_the_files_of_postgresql() -> None:
-    """One placeholder in the files, one place in the code that fills it, with a name that was checked."""
+def test_only_checked_names_are_put_into_the_files_of_postgresql() -> None:
+    """Two placeholders: the schema, whose name is checked, and the kind of a record, whose names are fixed."""
     texts = [file.read_text("utf-8") for file in (SOURCE / "drivers/postgres").rglob("*.sql")]
-    assert {found for text in texts for found in re.findall(r"\{[a-z_]\w*\}", text)} == {"{schema}"}
+    assert {found for text in texts for found in re.findall(r"\{[a-z_]\w*\}", text)} == {"{schema}", "{kind}"}
     replacing = [
         ast.unparse(node)
         for file in (SOURCE / "drivers/postgres").rglob("*.py")
@@ -102,6 +103,7 @@ def test_only_the_schema_is_put_into_the_files_of_postgresql() -> None:
     ]
     assert replacing
     assert all(text.endswith(".replace(_PLACEHOLDER, identifier)") for text in replacing)
+    assert [str(kind) for kind in RecordKind] == ["workers", "tokens"]
 
 
 # -- on the wire -----------------------------------------------------------------------------------
