@@ -24,9 +24,9 @@ from taskharbor.drivers.base import (
     Transition,
     Update,
 )
-from taskharbor.records import AttemptStatus, Delivery, NewJob, Options, Reason, State
+from taskharbor.records import AttemptStatus, Delivery, JobRecord, NewJob, Options, Reason, State
 from taskharbor.rules.lifecycle import LEGAL, TERMINAL, allows
-from taskharbor.rules.operating import Change, change
+from taskharbor.rules.operating import Change, change, needs_force
 from taskharbor.rules.settling import Move, fence, proves_survival, repeated, settle_move, worker_survived
 from taskharbor.rules.standing import Standing, StoredJob, first_run_at, job_record
 
@@ -206,6 +206,35 @@ def test_requeue_begins_a_new_run_and_drops_an_expiry_that_has_passed() -> None:
     kept = change(Requeue(reset_attempts=False), JOB, dead, NOW, waits=True)
     assert isinstance(kept, Change)
     assert (kept.to.state, kept.to.attempts) == (State.WAITING, 2)
+
+
+@pytest.mark.parametrize(
+    ("delivery", "number", "unreadable", "forced"),
+    [
+        (Delivery.AT_MOST_ONCE, 1, None, True),
+        (Delivery.AT_MOST_ONCE, 0, None, False),
+        (Delivery.AT_MOST_ONCE, 0, '{"ended.number":"x"}', True),
+        (Delivery.AT_LEAST_ONCE, 1, None, False),
+        (None, 1, None, False),
+    ],
+)
+def test_only_an_at_most_once_job_that_may_have_begun_needs_force(
+    delivery: Delivery | None, number: int, unreadable: str | None, forced: bool
+) -> None:
+    job = JobRecord(
+        "j",
+        "send",
+        "{}",
+        "mail",
+        0,
+        State.DEAD,
+        1,
+        10,
+        number=number,
+        delivery=delivery,
+        unreadable=unreadable,
+    )
+    assert needs_force(job) is forced
 
 
 def test_update_of_a_running_job_changes_its_row_and_not_its_place() -> None:

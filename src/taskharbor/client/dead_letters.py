@@ -16,8 +16,9 @@ from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.drivers.base import Discard, Operation, OperationVerdict, Requeue
 from taskharbor.errors import ConfigurationError, JobConflict
-from taskharbor.records import Delivery, JobFilter, State
+from taskharbor.records import JobFilter, State
 from taskharbor.rules.lifecycle import REQUEUEABLE
+from taskharbor.rules.operating import needs_force
 
 
 class DeadLetters(Operator):
@@ -60,7 +61,7 @@ class DeadLetters(Operator):
         job = await self._harbor.jobs.aget(job_id)
         if job.state not in REQUEUEABLE:
             raise conflict(job_id, job.state, Requeue)
-        if job.delivery is Delivery.AT_MOST_ONCE and job.number and not force:
+        if needs_force(job.record) and not force:
             raise JobConflict(
                 job_id,
                 f"job {job_id} is at_most_once and may have been executed; give force=True to run it again",
@@ -84,7 +85,7 @@ class DeadLetters(Operator):
         await self._harbor._collect_all_expired()
         done = 0
         async for jobs in self._matching(dead):
-            ids = [job.id for job in jobs if job.delivery is not Delivery.AT_MOST_ONCE]
+            ids = [job.id for job in jobs if not needs_force(job)]
             done += len(await self._done(operation, ids))
         return done
 

@@ -13,7 +13,8 @@ from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Cancel, Requeue, member_id
 from taskharbor.errors import JobConflict
-from taskharbor.records import Delivery, JobFilter, JobRecord, State
+from taskharbor.records import JobFilter, JobRecord, State
+from taskharbor.rules.operating import needs_force
 
 if TYPE_CHECKING:
     from taskharbor.workflow import Composition, Workflow
@@ -128,7 +129,7 @@ class Workflows(Operator):
         for state in (State.DEAD, State.CANCELLED):
             async for jobs in self._matching(JobFilter(state=state, workflow=workflow.id)):
                 ended += jobs
-        once = [job.id for job in ended if job.delivery is Delivery.AT_MOST_ONCE and job.number]
+        once = [job.id for job in ended if needs_force(job)]
         if once and not force:
             raise JobConflict(
                 once[0],

@@ -15,7 +15,7 @@ from taskharbor.drivers.contract.operating import (
     Seen,
     Update,
 )
-from taskharbor.records import Reason, State
+from taskharbor.records import Delivery, JobRecord, Reason, State
 from taskharbor.rules.lifecycle import allows
 from taskharbor.rules.settling import finished, rearmed
 from taskharbor.rules.standing import Standing, StoredJob, runnable_state
@@ -65,6 +65,15 @@ def change(
 def has_moved_on(at: Standing, seen: Seen | None) -> bool:
     """Whether the job stands elsewhere than the operator saw it."""
     return seen is not None and seen != Seen(at.number, at.state is State.RUNNING)
+
+
+def needs_force(job: JobRecord) -> bool:
+    """Tell whether a new run of this dead or cancelled job may execute an at_most_once job a second time.
+
+    A stored row that cannot be read proves nothing: its number may be a stand-in.
+    """
+    may_have_begun = job.number > 0 or job.unreadable is not None
+    return job.delivery is Delivery.AT_MOST_ONCE and may_have_begun
 
 
 def _cancelled(cancel: Cancel, job: StoredJob, at: Standing, now: int) -> Change | OperationVerdict:
