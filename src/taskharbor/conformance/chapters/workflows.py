@@ -347,6 +347,16 @@ class Workflows(Chapter):
         assert store.find_workflow(workflow_id) is None
         assert store.workflow((), idempotency_key="k")
 
+    def test_workflow_whose_members_are_all_deleted_is_pruned_with_any_state(self, store: Store) -> None:
+        """No job of it has to stay, whichever state is pruned."""
+        workflow_id, *members = store.workflow((), ())
+        store.operate(Cancel(), *members)
+        store.operate(Delete(), *members)
+        assert store.find_workflow(workflow_id) is not None
+        store.pass_time(1)
+        assert store.prune({State.DEAD: store.now}, 10) == 0
+        assert store.find_workflow(workflow_id) is None
+
     def test_other_jobs_are_pruned_beside_a_workflow(self, store: Store) -> None:
         """Jobs whose ids are close to a workflow's are none of it."""
         before, (_, a), after = store.enqueue(), store.workflow(()), store.enqueue()

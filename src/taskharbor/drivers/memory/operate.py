@@ -139,11 +139,11 @@ def _forget_workflows(store: Store, before: dict[State, int]) -> None:
     """Those of which nothing has to stay: from here on their jobs are old ones like any other."""
     for workflow in list(store.workflows.values()):
         members = list(store.members(workflow))
-        if members:
-            over = all(_is_over(job, before) for job in members)
-        else:  # it was empty, which is a success
-            over = workflow.enqueued_at < before.get(State.SUCCEEDED, workflow.enqueued_at)
-        if over:
+        if not workflow.members:  # it was stored without any, which is a success
+            bound = before.get(State.SUCCEEDED, workflow.enqueued_at)
+        else:
+            bound = max(before.values(), default=workflow.enqueued_at)
+        if workflow.enqueued_at < bound and all(_is_over(job, before) for job in members):
             for job in members:
                 job.workflow = None
             del store.workflows[workflow.id]
