@@ -66,16 +66,10 @@ def _of_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Failed:
 def outcome_of_error(execution: Execution, error: BaseException) -> Outcome:
     """What a handler that raised leaves behind; if it was made to end, that is why it ended."""
     if (reason := stop_in(execution, error)) is not None:
-        return of_stop(execution, reason, traceback_of(error))
-    match execution.interrupted:
-        case "timeout":
-            return of_timeout(execution, traceback_of(error))
-        case "cancel":
-            return CancelledOnRequest(
-                None if isinstance(error, asyncio.CancelledError) else error_text(error)
-            )
-        case "shutdown":
-            return Interrupted()  # whatever the handler made of being cancelled: nothing is counted
+        return of_stop(execution, reason, trace=traceback_of(error))
+    if execution.interrupted is not None:
+        text = None if isinstance(error, asyncio.CancelledError) else error_text(error)
+        return of_stop(execution, execution.interrupted, text, traceback_of(error))
     if (slept := of_sleep(error)) is not None:
         return slept
     if execution.disturbed:
@@ -110,15 +104,22 @@ def _members(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def of_stop(execution: Execution, reason: StopReason, trace: str | None = None) -> Outcome:
-    """What an attempt leaves behind that stopped because it was to: the rule of each reason."""
+def of_stop(
+    execution: Execution, reason: StopReason, error: str | None = None, trace: str | None = None
+) -> Outcome:
+    """Decide the outcome of an attempt that stopped for this reason, by itself or because the worker made it stop.
+
+    `error` and `trace` are what the handler raised when the worker interrupted it.
+    """
     match reason:
         case "cancel":
-            return CancelledOnRequest()
+            return CancelledOnRequest(error)
         case "timeout":
             return of_timeout(execution, trace)
-        case "shutdown" | "lease_lost":  # of a lost lease nothing is settled
-            return Interrupted()
+        case "shutdown":
+            return Interrupted()  # whatever the handler raised: nothing is counted
+        case "lease_lost":
+            return Interrupted()  # never settled: `Executor._ended` drops an attempt whose lease is lost
 
 
 def of_sleep(error: BaseException) -> Slept | None:
@@ -149,16 +150,14 @@ def of_remote(
         return ended
     if isinstance(ended, Stopped):
         return of_stop(execution, ended.reason)
-    match execution.interrupted:
-        case "timeout":
-            return of_timeout(execution, ended.traceback if isinstance(ended, Failed) else None)
-        case "cancel":
-            if isinstance(ended, Failed) and ended.info.type_name != asyncio.CancelledError.__name__:
-                return CancelledOnRequest(ended.error)
-            return CancelledOnRequest()
-        case "shutdown":
-            return ended if isinstance(ended, HandedBack) else Interrupted()
-    return ended
+    if execution.interrupted is None:
+        return ended
+    if isinstance(ended, HandedBack) and execution.interrupted == "shutdown":
+        return ended  # the handler never began
+    if not isinstance(ended, Failed):
+        return of_stop(execution, execution.interrupted)
+    text = None if ended.info.type_name == asyncio.CancelledError.__name__ else ended.error
+    return of_stop(execution, execution.interrupted, text, ended.traceback)
 
 
 def of_abandoned(execution: Execution) -> Outcome:

@@ -262,7 +262,7 @@ class Executor:
         if execution.process is not None:  # a middleware did not call it
             self._processes.give_back(execution)
         if execution.asked_to_stop and execution.is_lost:
-            pipeline.drop(execution)
+            pipeline.drop(execution)  # under a lost lease nothing is settled
         else:
             pipeline.end(execution, outcome)
         if pipeline.claimed:
