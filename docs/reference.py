@@ -31,7 +31,8 @@ from taskharbor.client.schedule import Schedule
 from taskharbor.client.schedules import Schedules
 from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
-from taskharbor.drivers.base import Driver
+from taskharbor.drivers.base import Driver, Leasing
+from taskharbor.drivers.capabilities import CAPABILITIES
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.telemetry import logs
@@ -97,7 +98,8 @@ SECTIONS: dict[str, list[Any]] = {
     "Events": [taskharbor.Event],
     "Words": [taskharbor.State, taskharbor.AttemptStatus, taskharbor.Delivery, taskharbor.Reason],
     "Errors": [
-        taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.PayloadError, taskharbor.PayloadTooLarge,
+        taskharbor.TaskHarborError, taskharbor.ConfigurationError, taskharbor.MissingCapability,
+        taskharbor.PayloadError, taskharbor.PayloadTooLarge,
         taskharbor.JobNotFound, taskharbor.JobConflict, taskharbor.JobFailed, taskharbor.JobCancelled,
         taskharbor.LeaseLost, taskharbor.WorkflowError, taskharbor.WorkflowNotFound, taskharbor.WorkflowStuck,
         taskharbor.WorkflowCancelled,
@@ -106,7 +108,7 @@ SECTIONS: dict[str, list[Any]] = {
     ],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
     "Time in tests": [clock.ManualClock],
-    "Writing a driver": [Driver],
+    "Writing a driver": [Leasing, Driver, *CAPABILITIES],
 }  # fmt: skip
 
 # The names of an enumeration, or of events, as a type of its own.

@@ -33,6 +33,7 @@ PUBLIC = [
     "JobFilter",
     "JobNotFound",
     "LeaseLost",
+    "MissingCapability",
     "PayloadError",
     "PayloadTooLarge",
     "Progress",

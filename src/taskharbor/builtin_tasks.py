@@ -25,7 +25,7 @@ TRIAL_NAMES = ("echo", "sleep", "fail")
 
 
 def task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
-    """The task, made when it is first asked for. To enqueue a job of it, nothing else has to be installed."""
+    """Return the task, made on first use. Enqueueing it needs no extra."""
     if name not in EVERYWHERE:
         return None
     found = harbor.built_in.get(name)
@@ -37,7 +37,7 @@ def task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
 
 
 def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
-    """The task, if what it needs to run is installed here."""
+    """Return the task, if the packages that it needs to run are installed."""
     if name not in EVERYWHERE:
         return None
     from taskharbor.http.task import is_installed
@@ -46,7 +46,7 @@ def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | No
 
 
 def why_unknown(name: str) -> str:
-    """Why a worker knows no task of this name."""
+    """Say why a worker knows no task of this name."""
     if name not in EVERYWHERE:
         return f"no task is called {name!r} here"
     from taskharbor.http.task import MISSING_EXTRA
@@ -55,19 +55,19 @@ def why_unknown(name: str) -> str:
 
 
 def register(harbor: Harbor) -> None:
-    """Make `echo`, `sleep` and `fail` known to a harbor."""
+    """Register `echo`, `sleep` and `fail` with a harbor."""
     harbor.task(name="echo")(echo)
     harbor.task(name="sleep")(sleep)
     harbor.task(name="fail")(fail)
 
 
 async def echo(message: Any = None) -> Any:
-    """Give back what it was given."""
+    """Return the message."""
     return message
 
 
 async def sleep(seconds: float = 1.0) -> float:
-    """Take so many seconds, and give back how many."""
+    """Sleep that many seconds, and return the number."""
     await asyncio.sleep(seconds)
     return seconds
 

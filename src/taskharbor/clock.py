@@ -36,7 +36,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_micros(instant: datetime, name: str = "the time") -> int:
-    """The instant as microseconds since the epoch; `name` is the option an error speaks of."""
+    """Return the instant in microseconds since the epoch; `name` names the option in an error."""
     if not isinstance(instant, datetime):
         raise ConfigurationError(
             f"{name} must be an aware datetime, not {shorten(instant)}; for example datetime.now(UTC)"
@@ -51,12 +51,12 @@ def to_micros(instant: datetime, name: str = "the time") -> int:
 
 
 def from_micros(micros: int) -> datetime:
-    """The same instant as an aware datetime in UTC, to the microsecond."""
+    """Return the instant as an aware datetime in UTC, exact to the microsecond."""
     return EPOCH + timedelta(microseconds=micros)
 
 
 def check_seconds(value: float | timedelta, name: str) -> float:
-    """A duration a caller gave, as a float, or a ConfigurationError that names the option."""
+    """Return a caller's duration as a float, or raise a ConfigurationError that names the option."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -68,7 +68,7 @@ def check_seconds(value: float | timedelta, name: str) -> float:
 
 
 def seconds_to_micros(value: float | timedelta, name: str = "the duration") -> int:
-    """A duration in seconds as microseconds, rounded to the nearest one."""
+    """Convert seconds to microseconds, rounded to the nearest one."""
     return round(check_seconds(value, name) * MICROS_PER_SECOND)
 
 
@@ -82,7 +82,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """What a worker reads the time from and waits by. Timers belong to the running event loop."""
+    """The clock that a worker reads and waits by. Timers belong to the running event loop."""
 
     def now(self) -> int:
         """The wall time, in microseconds since the epoch."""
@@ -98,17 +98,17 @@ class Clock(Protocol):
 
 
 async def wait_for(clock: Clock, awaitable: Awaitable[T], seconds: float | None) -> T:
-    """What `awaitable` returns, or TimeoutError once `seconds` have passed by `clock`; None waits for ever.
+    """Await `awaitable`, or raise TimeoutError after `seconds` by `clock`; None waits without limit.
 
-    As with `asyncio.wait_for`, what is awaited is cancelled when the time is over.
+    As with `asyncio.wait_for`, the awaitable is cancelled at the timeout.
     """
     import asyncio
 
     if seconds is None:
         return await awaitable
     loop = asyncio.get_running_loop()
-    # asyncio's own timeout scope tells its cancellation from one that came from outside; it only has to
-    # be told by our clock when the moment has come.
+    # asyncio's timeout scope can tell its own cancellation from one from outside; our clock only has to
+    # trigger it at the right moment.
     async with asyncio.timeout(None) as scope:
         timer = clock.call_later(seconds, lambda: scope.reschedule(loop.time()))
         try:
@@ -141,7 +141,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests: its time moves only when it is told to, from any thread.
+    """A clock for tests: its time moves only when a test moves it, from any thread.
 
         clock = ManualClock()
         clock.call_later(5, ring)
@@ -204,7 +204,7 @@ class ManualClock:
     async def jump(self, seconds: float) -> None:
         """Move time forward and let the running loop react to each timer before the next one fires.
 
-        What sleeps, wakes and sleeps again meanwhile does so as often as it would have in real time.
+        A task that wakes and sleeps again does so as often as it would in real time.
         """
         target = self._aim(seconds_to_micros(seconds, "jump"))
         await self.settle()
@@ -214,9 +214,9 @@ class ManualClock:
         await self.settle()
 
     async def settle(self, rounds: int = 50) -> None:
-        """Let the running loop go round, so that what has been woken runs until it waits again.
+        """Let the running loop run its ready tasks until they wait again.
 
-        This sees nothing of other threads: for what they do, wait for a signal of theirs.
+        It does not wait for other threads; use an event that they set.
         """
         import asyncio
 

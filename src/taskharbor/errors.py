@@ -20,7 +20,7 @@ class TaskHarborError(Exception):
     """The base of every error that TaskHarbor itself raises."""
 
 
-# -- what a caller got wrong ---------------------------------------------------------------------
+# -- errors of a caller --------------------------------------------------------------------------
 
 
 class ConfigurationError(TaskHarborError, ValueError):
@@ -83,11 +83,11 @@ class StopRequested(BaseException):
         return f"attempt {self.number} of job {self.job_id} stops: {self.reason}"
 
 
-# -- what a worker meets -------------------------------------------------------------------------
+# -- errors in a worker --------------------------------------------------------------------------
 
 
 class RemoteError(TaskHarborError):
-    """What a middleware sees of a handler that failed in a process of its own; `type_name` is the error's class."""
+    """The error of a handler that failed in its own process, as a middleware sees it; `type_name` is its class."""
 
     def __init__(self, message: str, *, type_name: str, outcome: object) -> None:
         super().__init__(message)
@@ -96,10 +96,10 @@ class RemoteError(TaskHarborError):
 
 
 class UnresponsiveHandler(TaskHarborError):
-    """A handler did not end although it was told to, so the worker has shut down for its process to be replaced."""
+    """A handler ignored every stop request, so the worker has shut down for its process to be replaced."""
 
 
-# -- what became of a job ------------------------------------------------------------------------
+# -- errors about a job --------------------------------------------------------------------------
 
 
 class JobError(TaskHarborError):
@@ -135,7 +135,7 @@ class LeaseLost(JobError):
     """This attempt no longer holds its job's lease: nothing that it does from here on is committed."""
 
 
-# -- what became of a workflow -------------------------------------------------------------------
+# -- errors about a workflow ---------------------------------------------------------------------
 
 
 class WorkflowError(TaskHarborError):
@@ -172,7 +172,7 @@ class StoreError(TaskHarborError):
 class StoreUnavailable(StoreError):
     """The store cannot be reached, is locked, or is full.
 
-    `job_ids` names the jobs of an enqueue whose fate is unknown: enqueueing them again under the same
+    `job_ids` names the jobs of an enqueue whose outcome is unknown: enqueueing them again under the same
     ids is safe and yields one job each.
     """
 

@@ -1,7 +1,7 @@
-"""Finding a function again in another process: by importing its module, as Python itself would.
+"""Find a function in another process by importing its module.
 
-Nothing of a handler travels but its address. So it has to be a function that importing its module makes, and
-importing that module must not do what the program does: no worker is run, and no job enqueued, by it.
+Only the address of a handler is sent to another process. So importing its module must define the function, and
+must not start the program: an import that runs a worker or enqueues a job is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _importing = False
 
 
 class FunctionRef(Struct, frozen=True):
-    """Where a function is found."""
+    """The module and the qualified name of a function."""
 
     module: str
     qualname: str
@@ -48,7 +48,7 @@ class MainModule(Struct, frozen=True):
 
 
 def address_of(function: Callable[..., Any], what: str) -> FunctionRef:
-    """The address of a function, or an error that says why importing cannot find it; `what` names it there."""
+    """Return the address of a function, or raise why an import cannot find it; `what` names it in the error."""
     module = getattr(function, "__module__", None)
     qualname = getattr(function, "__qualname__", None)
     remedy = "declare it with `def` at the top level of a module that can be imported"
@@ -70,7 +70,7 @@ def address_of(function: Callable[..., Any], what: str) -> FunctionRef:
 
 
 def main_module() -> MainModule | None:
-    """How another process can load this program's main module; None when there is no file of it."""
+    """Return how another process can load this program's main module; None if it has no file."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name not in MAIN_NAMES:
@@ -85,7 +85,7 @@ def main_module() -> MainModule | None:
 
 
 def find(address: FunctionRef) -> Any:
-    """What importing the module leaves under that name."""
+    """Import the module, and return what it defines under that name."""
     found: Any = import_module(address.module)
     for name in address.qualname.split("."):
         if not hasattr(found, name):
@@ -97,7 +97,7 @@ def find(address: FunctionRef) -> Any:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import for the sake of what is declared there: what the program itself would do then is refused."""
+    """Import a module for its declarations; refuse enqueueing and running workers during the import."""
     global _importing  # noqa: PLW0603 - one for each process
     if name in sys.modules:
         return sys.modules[name]
@@ -109,8 +109,8 @@ def import_module(name: str) -> ModuleType:
 
 
 def load_main(main: MainModule) -> None:
-    """Run the program's main module for its declarations: `__name__` is not `__main__`, so what stands under
-    `if __name__ == "__main__":` stays out."""
+    """Run the program's main module for its declarations. `__name__` is not `__main__`, so code under
+    `if __name__ == "__main__":` does not run."""
     global _importing  # noqa: PLW0603 - one for each process
     module = ModuleType("__mp_main__")
     if main.name is not None:
@@ -134,7 +134,7 @@ def load_main(main: MainModule) -> None:
 
 
 def forbid_during_import(what: str) -> None:
-    """A program without the guard would do all over again, in every process, what it does when it is run."""
+    """Raise during such an import: without the guard, every process would start the program again."""
     if _importing:
         raise ConfigurationError(
             f"{what} while a handler's process imports this program for its tasks; put what the program does "

@@ -1,8 +1,8 @@
-"""Tasks of our own, on a loop that we share with handlers.
+"""TaskHarbor's own asyncio tasks, on a loop that handlers share.
 
-A handler that cancels whatever it finds (`for task in asyncio.all_tasks(): task.cancel()`) must end neither its worker
-nor what its worker's store is busy with. Who cancels is known from the context that the call comes from: a handler,
-what it has started, and its callbacks have `current_execution` set. Everything else is the application.
+A handler that cancels every task it finds (`for task in asyncio.all_tasks(): task.cancel()`) must end neither its
+worker nor a call of the store. The context of the `cancel` call shows where it comes from: a handler, the tasks it has
+started and its callbacks have `current_execution` set. Any other call comes from the application.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ serials = itertools.count(1)
 
 
 class OwnTask(asyncio.Task[T]):
-    """A task that its owner ends with `end`, and the application by cancelling it. A handler is refused."""
+    """A task that its owner ends with `end`, and the application with `cancel`. A handler cannot cancel it."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], *, loop: asyncio.AbstractEventLoop) -> None:
         self._serial = next(serials)  # a set of them has the same order in every run
@@ -32,7 +32,7 @@ class OwnTask(asyncio.Task[T]):
         return self._serial
 
     def end(self) -> None:
-        """Cancel it, from a handler's context as well."""
+        """Cancel it, even from a handler's context."""
         self.is_to_end = True
         super().cancel()
 
@@ -49,7 +49,7 @@ def own_task(coroutine: Coroutine[Any, Any, T]) -> OwnTask[T]:
 
 
 async def result_of(task: OwnTask[T]) -> T:
-    """What the task returns; cancelled by the application, this ends the task first.
+    """Return the task's result. If the application cancels this call, end the task first.
 
     The waiting task is the application's, so a handler finds it as well. A handler that cancels this one among others
     of ours is refused. One that cancels this one alone means the application, and so does a Ctrl-C, which Python may
@@ -69,7 +69,7 @@ async def result_of(task: OwnTask[T]) -> T:
 
 
 class _Waiting(asyncio.Future[None]):
-    """What the current task waits by until another one has ended."""
+    """The future by which the current task waits for another to end."""
 
     def __init__(self, task: OwnTask[Any]) -> None:
         super().__init__(loop=asyncio.get_running_loop())
@@ -88,14 +88,12 @@ class _Waiting(asyncio.Future[None]):
         """Called by the waiting task's own `cancel`, before that returns."""
         meddler = current_execution.get()
         if meddler is None or meddler is self._within:
-            self._task.is_to_end = (
-                True  # at once: others may be cancelled in the same breath, and have to know
-            )
+            self._task.is_to_end = True  # at once, because the same step may cancel others, which check this
             return super().cancel(msg)
         self._waiter.uncancel()
-        # Whether it cancels others of ours, too, is known when its step is over.
+        # Only after the handler's current step is it known whether it cancels others of ours, too.
         self.get_loop().call_soon(self._decide, meddler, context=contextvars.Context())
-        return True  # False would cancel the waiting task as soon as it goes on
+        return True  # False would cancel the waiting task when it resumes
 
     def _decide(self, meddler: Any) -> None:
         if not meddler.has_meddled and not self.done():
@@ -103,7 +101,7 @@ class _Waiting(asyncio.Future[None]):
 
 
 def _outside() -> contextvars.Context:
-    """The context here, without the handler that may be in it."""
+    """Copy the current context without a handler's execution."""
     context = contextvars.copy_context()
     context.run(current_execution.set, None)
     return context

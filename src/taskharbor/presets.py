@@ -21,7 +21,7 @@ RETRYABLE_ERRORS = (
     "too many open files",
     "temporary failure",
 )
-"""Texts of errors that tend to pass: `RetryPolicy(retry_on=presets.RETRYABLE_ERRORS)`."""
+"""Texts of transient errors: `RetryPolicy(retry_on=presets.RETRYABLE_ERRORS)`."""
 
 NON_RETRYABLE_ERRORS = (
     "validation error",
@@ -34,18 +34,18 @@ NON_RETRYABLE_ERRORS = (
     "request too large",
     "duplicate key error",
 )
-"""Texts of errors that will come again: `RetryPolicy(never_retry_on=presets.NON_RETRYABLE_ERRORS)`."""
+"""Texts of permanent errors: `RetryPolicy(never_retry_on=presets.NON_RETRYABLE_ERRORS)`."""
 
-# What a worker uses unless told otherwise: quick, patient, spread out.
+# The default of a worker: quick first retries, patient later ones, with jitter.
 DEFAULT = RetryPolicy(max_attempts=25, initial=0.2, maximum=5, multiplier=2, jitter=0.2)
 
-# Spread over the whole delay, against stampedes: the usual one, one for work that must get through, and
-# one for work that must be quick.
+# With jitter over the whole delay, against stampedes: a general one, one for work that must get through, and one for
+# work that must be quick.
 FULL_JITTER = RetryPolicy(max_attempts=4, initial=0.5, maximum=30, multiplier=2, jitter="full")
 CONSERVATIVE = RetryPolicy(max_attempts=6, initial=1, maximum=60, multiplier=2, jitter="full")
 AGGRESSIVE = RetryPolicy(max_attempts=3, initial=0.1, maximum=5, multiplier=2, jitter="full")
 
-# By what the task talks to.
+# By what the task calls.
 STANDARD = RetryPolicy(max_attempts=4, initial=1, maximum=60, multiplier=2, jitter=0.1)
 NETWORK = RetryPolicy(
     max_attempts=6,
@@ -88,7 +88,7 @@ NONE = RetryPolicy(max_attempts=1, initial=0, maximum=0, multiplier=1, jitter=No
 
 
 def named(name: str) -> RetryPolicy:
-    """The preset of this name, in capitals or not: `named("email")` is `EMAIL`."""
+    """Return the preset of this name, in upper or lower case: `named("email")` is `EMAIL`."""
     found = globals().get(name.upper())
     if not isinstance(found, RetryPolicy):
         names = sorted(each.lower() for each, value in globals().items() if isinstance(value, RetryPolicy))

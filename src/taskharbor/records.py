@@ -1,4 +1,4 @@
-"""The records: what a job is, where it stands, and what each attempt left behind.
+"""The records: a job, its state, its attempts and its workflow, as stores keep them.
 
 Instants are integers, microseconds since the Unix epoch in UTC; `taskharbor.clock` turns them into
 datetimes at the surface. Ids are UUIDs as lower-case text; new ones are version 7, so that they sort by
@@ -15,15 +15,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 DEFAULT_QUEUE = "default"
 PRIORITY_MIN, PRIORITY_MAX = -100, 100
-RESERVED_TAGS = "taskharbor:"  # no caller's tag begins so
+RESERVED_TAGS = "taskharbor:"  # tags of callers must not begin with this
 SCHEDULE_TAG = "taskharbor:schedule"  # on the job of every schedule, so that a list of them needs no scan
 
 
 class State(StrEnum):
-    """Where a job stands. There are no other states, on any store."""
+    """The state of a job. Every store has exactly these states."""
 
     WAITING = "waiting"  # for the jobs it depends on
-    SCHEDULED = "scheduled"  # its run_at is ahead
+    SCHEDULED = "scheduled"  # until its run_at
     READY = "ready"
     RUNNING = "running"  # under a lease
     SUCCEEDED = "succeeded"
@@ -31,13 +31,13 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-# Beside each enumeration stand its names as a type, so that a plain text is checked as well. A member that is
-# added has its name added; a test compares the two.
+# Each enumeration has its names as a Literal type as well, so that type checkers accept plain text. A test compares
+# the two.
 StateName = Literal["waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled"]
 
 
 class AttemptStatus(StrEnum):
-    """How an attempt ended, as its row of history says."""
+    """How an attempt ended, in its row of history."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -52,7 +52,7 @@ AttemptStatusName = Literal["succeeded", "failed", "timed_out", "lost", "cancell
 
 
 class Delivery(StrEnum):
-    """How often a job's handler may be begun in one run."""
+    """How often a job's handler may begin in one run."""
 
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
@@ -73,11 +73,11 @@ class Reason(StrEnum):
     INVALID_PAYLOAD = "invalid_payload"
     UNKNOWN_TASK = "unknown_task"
     UNSETTLEABLE = "unsettleable"  # a bug of TaskHarbor's kept it from being settled, again and again
-    UNREADABLE = "unreadable"  # what is stored of it cannot be read
+    UNREADABLE = "unreadable"  # its stored row cannot be read
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"
-    DEPENDENCY = "dependency"  # one that it depends on ended without success
+    DEPENDENCY = "dependency"  # a dependency ended without success
 
 
 ReasonName = Literal[
@@ -98,13 +98,13 @@ ReasonName = Literal[
 ]
 
 
-# Why a running handler is to stop. Of several that hold, the first one counts.
+# Why a running handler should stop. If several apply, the first one counts.
 StopReason = Literal["lease_lost", "cancel", "timeout", "shutdown"]
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
 
 
 class Takes(Struct, frozen=True, omit_defaults=True):
-    """The parameter by which a job takes the results of those it depends on.
+    """The parameter that receives the results of a job's dependencies.
 
     `results` says which, as positions among them: one of them, or a list, in any nesting. None: a list of all.
     """
@@ -114,17 +114,17 @@ class Takes(Struct, frozen=True, omit_defaults=True):
 
 
 class Misfire(StrEnum):
-    """What becomes of an occurrence that was missed: nobody worked, or the last run took too long."""
+    """What to do about a missed occurrence: no worker ran, or the previous run took too long."""
 
-    RUN_ONCE = "run_once"  # however many were missed, one run makes up for them
-    SKIP = "skip"  # dropped, when it is later than the grace
+    RUN_ONCE = "run_once"  # one run, however many were missed
+    SKIP = "skip"  # dropped, if it is later than the grace
 
 
 MisfireName = Literal["run_once", "skip"]
 
 
 class Recurrence(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What makes a job recur. The policy reads it; to a store it is a part of the job's options."""
+    """How a job recurs. The policy reads it; for a store it is a part of the job's options."""
 
     schedule: str  # as `taskharbor.schedule.parse` takes it
     name: str
@@ -135,11 +135,11 @@ class Recurrence(Struct, frozen=True, omit_defaults=True, gc=False):
     dead_letter: bool = False  # a failed occurrence leaves a copy in the dead-letter queue
     declared: bool = False  # in the code of its application
     paused: bool = False
-    again_after: int = 0  # somebody asked for another run while this attempt was running
+    again_after: int = 0  # a caller asked for another run while this attempt was running
 
 
 class Options(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the claim and the store never look at: they keep it as one JSON text beside the job.
+    """The options that no claim reads: a store keeps them as one JSON text beside the job.
 
     `retry` is a policy as JSON, None for "no policy" given explicitly, or unset.
     """
@@ -161,9 +161,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_options(text: str | None) -> tuple[Options, str | None]:
-    """The options that a store kept as text; the text itself with none, where it cannot be read.
+    """Decode stored options; if they cannot be read, return defaults and the text itself.
 
-    A newer version may have written them, or somebody's hand: whoever only looks at the job must see it all the same.
+    They may come from a newer version or a manual edit; reading the job must still work.
     """
     if text is None:
         return NO_OPTIONS, None
@@ -174,12 +174,12 @@ def read_options(text: str | None) -> tuple[Options, str | None]:
 
 
 def encode_options(options: Options) -> str | None:
-    """The text that a store keeps: None for the defaults."""
+    """Return the text that a store keeps: None for the defaults."""
     return None if options is NO_OPTIONS or options == NO_OPTIONS else _encode(options).decode()
 
 
 def repr_without_secrets(job: Any) -> str:
-    """A record's repr, which may end up in a log, without the payload of an HTTP job: it may hold secrets."""
+    """Return a record's repr without the payload of an HTTP job: logs may show it, and it may contain secrets."""
     shown = {name: getattr(job, name) for name in job.__struct_fields__}
     if job.task == "http":
         shown["payload"] = "***"
@@ -200,7 +200,7 @@ class NewJob(Struct, frozen=True, gc=False):
     delay: int | None = None  # microseconds from the store's now; instead of run_at
     expires_at: int | None = None
     idempotency_key: str | None = None
-    delivery: Delivery | None = None  # None: not said, the worker's declaration decides
+    delivery: Delivery | None = None  # None: the worker's declaration decides
     options: Options = NO_OPTIONS
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
     due_at: int | None = None  # of the first occurrence, for a recurring job
@@ -213,7 +213,7 @@ class NewJob(Struct, frozen=True, gc=False):
 
 
 class JobRecord(Struct, frozen=True, gc=False):
-    """A job as the store tells it: what was enqueued, and where it stands now."""
+    """A job as the store returns it: what was enqueued, and its current state."""
 
     __repr__ = repr_without_secrets
 
@@ -224,9 +224,9 @@ class JobRecord(Struct, frozen=True, gc=False):
     priority: int
     state: State
     enqueued_at: int
-    run_at: int  # its place in the order: when it is next to run; for a terminal one, when it was to
+    run_at: int  # its place in the order: when it runs next; for a finished job, when it was due last
     attempts: int = 0  # recorded failures in the current run
-    number: int = 0  # of the latest attempt; rises on every claim, for ever
+    number: int = 0  # of the latest attempt; rises on every claim, over all runs
     due_at: int | None = None  # of the occurrence, for a recurring job
     expires_at: int | None = None
     idempotency_key: str | None = None
@@ -240,19 +240,19 @@ class JobRecord(Struct, frozen=True, gc=False):
     lease_expired: bool = False
     cancel_requested: bool = False
     reason: Reason | None = None
-    finished_at: int | None = None  # when it came to its terminal state
+    finished_at: int | None = None  # when it reached its terminal state
     error: str | None = None  # of the latest attempt
     last_status: AttemptStatus | None = None  # how the latest attempt ended, and when
     last_finished_at: int | None = None
     result: str | None = None
     progress: Progress | None = None
-    unreadable_options: str | None = None  # the stored text; `options` then says nothing
-    # Stored values that cannot be what they should, as JSON; the fields here have stand-ins for them.
+    unreadable_options: str | None = None  # the stored text; `options` are then the defaults
+    # Invalid stored values, as JSON; the fields here have placeholders for them.
     unreadable: str | None = None
 
 
 class Progress(Struct, frozen=True):
-    """How far a running handler says it is."""
+    """The progress that a running handler reported."""
 
     fraction: float
     message: str = ""
@@ -266,7 +266,7 @@ class AttemptRecord(Struct, frozen=True, gc=False):
     status: AttemptStatus
     retry_count: int  # failures in the run when the attempt began
     worker: str
-    started_at: int | None  # None: it was handed back before it began
+    started_at: int | None  # None: it was released before it began
     finished_at: int
     error: str | None = None
     traceback: str | None = None
@@ -275,7 +275,7 @@ class AttemptRecord(Struct, frozen=True, gc=False):
 
 
 class StepRecord(Struct, frozen=True, gc=False):
-    """What a durable step left behind."""
+    """The stored result of a durable step."""
 
     result: str  # JSON
     number: int  # of the attempt that stored it
@@ -285,12 +285,12 @@ class NewWorkflow(Struct, frozen=True):
     """Jobs that are stored, kept and pruned as a whole. Their ids follow the workflow's, one by one."""
 
     id: str
-    about: str = "{}"  # JSON, of no concern to the store
+    about: str = "{}"  # JSON that the store does not read
     idempotency_key: str | None = None
 
 
 class WorkflowRecord(Struct, frozen=True):
-    """A workflow as the store tells it, and how many of its jobs stand where."""
+    """A workflow as the store returns it, with the number of its jobs by state."""
 
     id: str
     about: str
@@ -305,16 +305,16 @@ class WorkflowRecord(Struct, frozen=True):
 
 
 class MemberResult(Struct, frozen=True, gc=False):
-    """What a job that another one depends on has come to."""
+    """The state and result of a dependency."""
 
     job_id: str
     succeeded: bool
     result: str | None = None
-    left_out: bool = False  # its result is not here: there were too many bytes
+    left_out: bool = False  # its result was too large to be included
 
 
 class JobFilter(Struct, frozen=True):
-    """Which jobs a list or a bulk operation means; None stands for any."""
+    """Selects jobs for a list or a bulk operation; None matches any."""
 
     state: State | None = None
     queue: str | None = None
@@ -324,7 +324,7 @@ class JobFilter(Struct, frozen=True):
 
 
 class TokenRecord(Struct, frozen=True):
-    """A token of the REST interface, as the store keeps it: what it is known by, never the token itself."""
+    """A token of the REST interface, as the store keeps it: a digest, never the token itself."""
 
     id: str
     name: str

@@ -20,6 +20,7 @@ from taskharbor.drivers.base import (
     SettleResult,
     Transition,
 )
+from taskharbor.drivers.capabilities import Steps, Workflows
 from taskharbor.records import AttemptRecord, Options, State, StepRecord
 from taskharbor.rules.policy import DEFAULT_MAX_LOSSES, settle_loss
 from taskharbor.rules.recurrence import armed, armed_blindly, decoded_options
@@ -35,7 +36,7 @@ IDLE_COLLECT_SECONDS = 0.9  # … where there was no lease at all: one of a seco
 COLLECTOR_LEASE = MICROS_PER_SECOND // 2
 COLLECTOR_LEASE_MAX = 30 * MICROS_PER_SECOND
 PUT_OFF_MAX = 300 * MICROS_PER_SECOND  # between two tries to settle what a bug of ours keeps in its lease
-LEASES_MAX = 100  # in one go, so that nobody collects for ever
+LEASES_MAX = 100  # in one go, so that every collection ends
 JOBS_AT_ONCE = 200  # settled together: a collector that loses its lease has got on by this much
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
@@ -113,7 +114,7 @@ class Collector:
         except Exception as error:
             if is_outage(error):
                 raise
-            log_bug(logger, "lost jobs could not be told of", error)
+            log_bug(logger, "lost jobs could not be reported", error)
 
     async def _put_off(self, lease: ExpiredLease) -> None:
         """A bug of ours keeps jobs in the lease: the next try is after as long again as it has expired for."""
@@ -134,7 +135,7 @@ class Collector:
     async def _ending(self, lease: ExpiredLease, job: Claimed) -> list[Rescued]:
         """One, or none if a bug of ours keeps the job where it is."""
         try:
-            rows, last_step = await loss_history(self._driver, job)
+            rows, last_step = await loss_history(self._driver, Steps.offered_by(self._driver), job)
             loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=self._max_losses)
             return [(await with_failure_task(self._driver, loss, job), job, rows)]
         except Exception as error:
@@ -223,14 +224,18 @@ class AttemptReader(Protocol):
 
     async def history(self, job_id: str, limit: int) -> list[AttemptRecord]: ...
 
+
+class StepReader(Protocol):
     async def steps(self, job_id: str) -> dict[str, StepRecord]: ...
 
 
-async def loss_history(store: AttemptReader, job: Claimed) -> tuple[list[AttemptRecord], int]:
+async def loss_history(
+    store: AttemptReader, step_reader: StepReader | None, job: Claimed
+) -> tuple[list[AttemptRecord], int]:
     """What a loss is weighed by: the attempts before this one, and the one that stored the latest durable step."""
     if job.number == job.first_number:  # nothing of this run is behind it
         return [], 0
-    steps = await store.steps(job.id)
+    steps = {} if step_reader is None else await step_reader.steps(job.id)
     last_step = max((step.number for step in steps.values()), default=0)
     return await store.history(job.id, HISTORY_ROWS), last_step
 
@@ -245,4 +250,4 @@ async def with_failure_task(driver: Driver, transition: Transition, job: Claimed
         options = msgspec.json.decode(job.options, type=Options)
     except msgspec.MsgspecError:  # of a newer version: its own workers know better
         return transition
-    return await FailureTasks(driver).added(transition, job, options)
+    return await FailureTasks(Workflows.of(driver)).added(transition, job, options)

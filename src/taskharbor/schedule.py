@@ -48,13 +48,13 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d{1,6})?)
 
 
 class Schedule:
-    """When something recurs. `parse` and `every` make one."""
+    """The times at which a job recurs. `parse` and `every` make one."""
 
     expression: str  # `parse` makes the same schedule of it again
     timezone: str = "UTC"
 
     def next_after(self, instant: datetime, anchor: datetime | None = None) -> datetime:
-        """The first occurrence after the instant, in UTC; never the instant itself.
+        """Return the first occurrence after the instant, in UTC; never the instant itself.
 
         An interval counts from `anchor`, an occurrence of its own, else from the instant; cron needs none.
         """
@@ -66,11 +66,11 @@ class Schedule:
         raise NotImplementedError
 
     def latest_micros(self, after: int, until: int, anchor: int | None = None) -> int | None:
-        """The last occurrence that is later than `after` and not later than `until`, if there is any."""
+        """Return the last occurrence later than `after` and not later than `until`, if there is one."""
         latest = self.next_micros(after, anchor)
         if latest > until:
             return None
-        # Halving the time between: however many occurrences there are in it, the steps are few.
+        # A binary search over time: few steps, however many occurrences there are.
         begin, end = latest, until
         while begin < end:
             middle = (begin + end) // 2
@@ -99,7 +99,7 @@ class Schedule:
 
 
 class Interval(Schedule):
-    """Every so many seconds, counted from its own last due time: it does not drift, and knows no time zone."""
+    """A fixed interval, counted from the last due time: it does not drift, and ignores time zones."""
 
     def __init__(self, period: int) -> None:
         self.period = period  # microseconds
@@ -112,7 +112,7 @@ class Interval(Schedule):
 
 
 def every(seconds: float | timedelta) -> Interval:
-    """A schedule that recurs every so many seconds."""
+    """Make a schedule with a fixed interval in seconds."""
     if check_seconds(seconds, "every(seconds)") < INTERVAL_SECONDS_MIN:
         raise ConfigurationError(
             f"every(seconds) takes an interval of at least {INTERVAL_SECONDS_MIN:g} s, not {shorten(seconds)}"
@@ -142,7 +142,7 @@ def _parsed_interval(expression: str) -> Interval:
 class Cron(Schedule):
     """A cron expression in a time zone.
 
-    Its hour field tells what it means when clocks change. One that takes every hour means "every hour" or
+    Its hour field decides what it means when clocks change. One that takes every hour means "every hour" or
     something finer, and follows real time: what matches is due whenever a clock on the wall shows it. Any other
     names times of day, and each of them is due once: the first time if it comes twice, and at the end of the gap
     if it is skipped.
@@ -191,7 +191,7 @@ class Cron(Schedule):
         """The next time of day that is named: in its first coming, or at the end of the gap that swallowed it."""
         zone = self._zone
         wall = zone.wall(second)
-        if wall.fold:  # everything that comes twice has come already
+        if wall.fold:  # the times that occur twice have all occurred once
             wall = zone.end_of_repetition(second, wall) - _SECOND
         while (found := self._next_wall(wall)) is not None:
             instants = zone.instants(found)
@@ -296,7 +296,7 @@ def _parsed(expression: str, timezone: str) -> Schedule:
 
 
 def parse(expression: str | Schedule, timezone: str = "UTC") -> Schedule:
-    """The schedule that an expression means: cron, or `@every 90s`.
+    """Parse an expression: cron, or `@every 90s`.
 
     Cron has five fields (minute, hour, day, month, weekday), or six with seconds first.
     """
@@ -319,7 +319,7 @@ def parse(expression: str | Schedule, timezone: str = "UTC") -> Schedule:
 
 
 def checked_zone(timezone: str) -> ZoneInfo:
-    """The zone of an IANA name."""
+    """Return the time zone of an IANA name."""
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
     try:

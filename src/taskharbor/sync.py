@@ -1,4 +1,4 @@
-"""One implementation for both surfaces: how a coroutine is run for a caller who is not asynchronous.
+"""Run a coroutine for a synchronous caller, so that both surfaces share one implementation.
 
 A driver whose verbs never have to suspend (memory, SQLite) is stepped in the caller's own thread: no
 loop, no second thread, no hop. `in_sync_call` tells such a driver that it must not suspend.
@@ -40,7 +40,7 @@ def on_loop_thread() -> bool:
 
 
 def run_inline(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not suspend, here and now."""
+    """Run a coroutine that never suspends, in this thread."""
     _calling.depth += 1
     try:
         coroutine.send(None)
@@ -102,7 +102,7 @@ class _LoopThread:
         from concurrent.futures import Future
 
         if self._thread is threading.current_thread():
-            return self._for_myself().run(coroutine)
+            return self._second_loop().run(coroutine)
         loop = self._running()
         outcome: Future[T] = Future()
 
@@ -113,7 +113,7 @@ class _LoopThread:
                 lambda outcome: outcome.cancelled() and loop.call_soon_threadsafe(task.cancel)
             )
 
-        # Ctrl-C may come at any point of this; from then on nobody waits for the coroutine. (It is why this is not
+        # Ctrl-C may come at any point here, and ends the wait for the coroutine. (It is why this is not
         # `run_coroutine_threadsafe`: interrupted before it returns, that leaves nothing to cancel.)
         try:
             loop.call_soon_threadsafe(begin)  # in the caller's context, which the task takes over
@@ -136,8 +136,8 @@ class _LoopThread:
                 self._thread.start()
             return self._loop
 
-    def _for_myself(self) -> _LoopThread:
-        """A synchronous call on this very loop, by a subscriber: were it to wait for itself, it would for ever."""
+    def _second_loop(self) -> _LoopThread:
+        """Return a second loop, for a synchronous call from a subscriber on this one, which cannot wait for itself."""
         if self._inner is None:
             self._inner = _LoopThread()
         return self._inner
@@ -158,7 +158,7 @@ _left_behind: list[_LoopThread] = []
 
 
 def _start_anew_after_fork() -> None:
-    """Threads do not survive a fork. The loop is kept, not closed: its selector is the parent's as well."""
+    """Start anew after a fork, which threads do not survive. Do not close the loop: the parent uses its selector."""
     global _loop_thread  # noqa: PLW0603 - one for each process
     _left_behind.append(_loop_thread)
     _loop_thread = _LoopThread()

@@ -314,4 +314,4 @@ def test_a_module_that_cannot_be_included_is_told_in_one_line(run, empty, shop, 
 
 
 def test_include_needs_an_application(run, empty):
-    assert "name that as well, with --app" in run("worker", "--include", "shop.mail", code=2).error
+    assert "name the application as well, with --app" in run("worker", "--include", "shop.mail", code=2).error

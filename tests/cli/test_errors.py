@@ -41,10 +41,10 @@ def test_a_job_that_is_not_there(run, empty, words):
         (["list", "--state", "gone"], "'gone' is not one of"),
         (["list", "--limit", "0"], "0 is not in the range"),
         (["inspect"], "Missing argument 'ID'"),
-        (["enqueue", "echo", "--delay", "soon"], "no duration"),
-        (["enqueue", "echo", "--run-at", "tomorrow"], "no time in ISO 8601"),
+        (["enqueue", "echo", "--delay", "soon"], "not a duration"),
+        (["enqueue", "echo", "--run-at", "tomorrow"], "not a time in ISO 8601"),
         (["worker", "--concurrency", "none"], "not a valid integer"),
-        (["demo", "--url", "memory://"], "memory:// cannot be shared"),
+        (["demo", "--url", "memory://"], "cannot share memory://"),
     ],
 )
 def test_usage_errors_name_the_help(run, words, message):

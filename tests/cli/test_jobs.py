@@ -290,7 +290,7 @@ def test_job_update_changes_what_is_given_and_nothing_else(run, harbor):
 def test_job_update_that_says_nothing_or_two_things_is_refused(run, harbor):
     job = harbor.enqueue("echo")
     assert "say what to change" in run("job", "update", job.id, code=2).error
-    assert "opposite" in run("job", "update", job.id, "--tag", "a", "--no-tags", code=2).error
+    assert "contradict" in run("job", "update", job.id, "--tag", "a", "--no-tags", code=2).error
     assert "must be a JSON object" in run("job", "update", job.id, "--payload", "[1]", code=2).error
     assert "priority must be" in run("job", "update", job.id, "--priority", "1000", code=1).error
     run("cancel", job.id)

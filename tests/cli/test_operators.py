@@ -160,7 +160,7 @@ def test_prune_asks_first(run, harbor, dead, monkeypatch):
 def test_prune_refuses_what_is_not_finished(run):
     assert "'ready' is not one of" in run("prune", "--older-than", "1d", "--state", "ready", code=2).error
     assert "--state needs --older-than" in run("prune", "--state", "dead", code=2).error
-    assert "no duration" in run("prune", "--older-than", "a week", code=2).error
+    assert "not a duration" in run("prune", "--older-than", "a week", code=2).error
 
 
 # -- migrate -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from taskharbor import group
-from taskharbor.cli.demo import stage
+from taskharbor.cli.demo import output
 from taskharbor.cli.screen import age, aligned, escaped_json, rich_table, span
 from taskharbor.records import State
 from tests.cli.conftest import COMMAND
@@ -167,12 +167,12 @@ def test_ages_may_lie_ahead():
     assert age(NOW + timedelta(seconds=30), NOW) == "in 30s"
 
 
-def test_the_live_stage_of_the_demo(harbor, monkeypatch):
+def test_the_live_output_of_the_demo(harbor, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
-    monkeypatch.setattr(stage, "terminal_console", lambda: console)
+    monkeypatch.setattr(output, "terminal_console", lambda: console)
     record = harbor.enqueue("echo", {"message": "beach.jpg"}).record
-    with stage.stage_for(as_json=False, is_terminal=True) as live:
+    with output.output_for(as_json=False, is_terminal=True) as live:
         live.scene("1. a scene")
         live.say("something happened", "green")
         live.show([record])

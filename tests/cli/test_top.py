@@ -78,7 +78,7 @@ def test_it_only_reads_and_reads_little(harbor):
 
 
 def test_bad_words_are_one_clear_line(run):
-    assert "'soon' is no duration" in run("top", "--interval", "soon", code=2).error
+    assert "'soon' is not a duration" in run("top", "--interval", "soon", code=2).error
 
 
 class Terminal:

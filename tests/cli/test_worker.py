@@ -163,7 +163,7 @@ def test_a_handler_that_does_not_end_ends_the_worker_with_a_status_of_its_own(st
     worker = started("worker", "-A", "stubborn:harbor", "--url", url, "--unresponsive-seconds", "500ms")
     _, err = worker.communicate(timeout=60)
     assert worker.returncode == 75
-    assert "Error: a handler of deaf did not end within 0.5 s of being told to" in err
+    assert "Error: a handler of deaf did not end within 0.5 s of the request" in err
     assert "Traceback" not in err
     assert [str(attempt.status) for attempt in job.history()] == ["timed_out"]
     assert job.refresh().state == "dead"

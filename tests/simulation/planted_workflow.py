@@ -78,8 +78,8 @@ def sleeps_short() -> Any:
 def losses_stay() -> Any:
     past = rescue.loss_history
 
-    async def harsh(driver: Any, job: Any) -> Any:
-        rows, _ = await past(driver, job)
+    async def harsh(driver: Any, steps: Any, job: Any) -> Any:
+        rows, _ = await past(driver, steps, job)
         return rows, 0
 
     return mock.patch.object(rescue, "loss_history", harsh)

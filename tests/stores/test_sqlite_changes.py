@@ -270,7 +270,7 @@ def test_closing_is_not_undone_by_one_who_is_about_to_look(
     descriptors = inotify_descriptors()
     driver = SQLiteDriver(str(file))
     run_inline(driver.open())
-    driver._engine._news_lock = turnstile = Turnstile()  # type: ignore[assignment]
+    driver._engine._change_lock = turnstile = Turnstile()  # type: ignore[assignment]
     waiter = threading.Thread(target=wait, args=(driver, driver.change_token()))
     waiter.start()
     turnstile.await_another()

@@ -152,7 +152,9 @@ async def test_a_coroutine_that_a_plain_function_returns_is_told_as_what_it_is(m
     await drained(memory)
     found = await the_job(memory, job)
     assert (found.state, found.reason, begun) == (State.DEAD, Reason.UNRECOVERABLE, [])
-    assert "returned the coroutine work, which nobody awaits; declare it with `async def`" in str(found.error)
+    assert "returned the coroutine work, which is never awaited; declare it with `async def`" in str(
+        found.error
+    )
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])

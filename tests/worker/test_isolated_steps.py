@@ -48,7 +48,7 @@ async def test_step_that_the_lease_no_longer_covers_kills_the_handler(memory: Ha
         assert shift is not None
         await until(lambda: not shift._pipeline.running)
     assert not (tmp_path / "went-on").exists()
-    assert (await memory.driver.steps(job.id), await statuses(job)) == ({}, [])
+    assert (await memory.jobs.asteps(job.id), await statuses(job)) == ([], [])
 
 
 async def test_isolated_finalizer_gets_its_groups_results(harbor: Harbor):

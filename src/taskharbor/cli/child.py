@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from taskharbor.cli.entry import EXIT_FAILED, TRACEBACK_VARIABLE, open_closed_streams, told
+from taskharbor.cli.entry import EXIT_FAILED, TRACEBACK_VARIABLE, message_of, open_closed_streams
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session
 from taskharbor.telemetry import logs
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _inherited(end: int, page: int) -> tuple[socket.socket, Publisher]:
-    """What the supervisor shares with us, and not with the programs that handlers start."""
+    """Return what the supervisor shares with this process, but not with the programs that handlers start."""
     os.set_inheritable(end, False)
     publisher = Publisher(page)
     os.close(page)
@@ -61,7 +61,7 @@ def _inherited(end: int, page: int) -> tuple[socket.socket, Publisher]:
 
 
 def _config(end: socket.socket) -> WorkerConfig | None:
-    """The first line, and no more of it; None when the supervisor is gone already."""
+    """Read the first line, and nothing after it; return None if the supervisor is gone."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = end.recv(1)
@@ -81,8 +81,8 @@ def _open(config: WorkerConfig) -> Harbor:
 
 
 def _refuse(end: socket.socket, error: Exception) -> int:
-    """It will not get better by itself: the supervisor has to say so, and to end."""
-    code, message = EXIT_FAILED, told(error)
+    """Report an error that a restart does not fix, so that the supervisor prints it and exits."""
+    code, message = EXIT_FAILED, message_of(error)
     if isinstance(error, click.ClickException):
         code, message = error.exit_code, error.format_message()
     end.sendall(msgspec.json.encode(StartupError(message, code)) + b"\n")

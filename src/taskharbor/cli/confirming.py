@@ -7,7 +7,7 @@ import sys
 import click
 
 yes_option = click.option(
-    "--yes", is_flag=True, help="Do not ask; needed where standard input is no terminal."
+    "--yes", is_flag=True, help="Do not ask; needed if standard input is not a terminal."
 )
 
 

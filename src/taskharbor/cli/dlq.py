@@ -14,7 +14,7 @@ from taskharbor.cli.session import Session, with_session
 
 @click.group(no_args_is_help=False)
 def dlq() -> None:
-    """See what failed for good, and run it again or discard it.
+    """List dead jobs; requeue or discard them.
 
     \b
     Example:
@@ -27,7 +27,7 @@ def dlq() -> None:
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
-@click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
+@click.option("--cursor", metavar="ID", help="Continue after the previous list.")
 @with_session
 def list_dead(session: Session, /, limit: int, cursor: str | None, **where: str | None) -> None:
     """Show dead jobs and why they died, newest first.
@@ -54,11 +54,11 @@ def list_dead(session: Session, /, limit: int, cursor: str | None, **where: str 
 @dlq.command("requeue")
 @click.argument("job_id", metavar="ID")
 @click.option("--run-at", type=instant, metavar="ISO8601", help="Not before this time.")
-@click.option("--keep-attempts", is_flag=True, help="Count on from the failures so far.")
-@click.option("--force", is_flag=True, help="Also if it is at_most_once and may have been executed.")
+@click.option("--keep-attempts", is_flag=True, help="Keep the count of failures so far.")
+@click.option("--force", is_flag=True, help="Even if it is at_most_once and may have been executed.")
 @with_session
 def requeue(session: Session, job_id: str, run_at: datetime | None, keep_attempts: bool, force: bool) -> None:
-    """Begin a new run of the dead job ID.
+    """Start a new run of the dead job ID.
 
     \b
     Example:
@@ -75,14 +75,14 @@ def requeue(session: Session, job_id: str, run_at: datetime | None, keep_attempt
 @click.option("--task", metavar="NAME", help="Only jobs of this task.")
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--run-at", type=instant, metavar="ISO8601", help="Not before this time.")
-@click.option("--keep-attempts", is_flag=True, help="Count on from the failures so far.")
+@click.option("--keep-attempts", is_flag=True, help="Keep the count of failures so far.")
 @with_session
 def requeue_all(
     session: Session, /, run_at: datetime | None, keep_attempts: bool, **where: str | None
 ) -> None:
-    """Begin a new run of every dead job that matches.
+    """Start a new run of every dead job that matches.
 
-    Jobs that are at_most_once are left alone: requeue them one by one, with --force.
+    It skips at_most_once jobs: requeue them one by one, with --force.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def requeue_all(
 @click.argument("job_id", metavar="ID")
 @with_session
 def discard(session: Session, job_id: str) -> None:
-    """Take the dead job ID out of the queue for good.
+    """Discard the dead job ID: it never runs again.
 
     \b
     Example:
@@ -123,7 +123,7 @@ def discard(session: Session, job_id: str) -> None:
 @yes_option
 @with_session
 def discard_all(session: Session, /, yes: bool, **where: str | None) -> None:
-    """Take every dead job that matches out of the queue for good.
+    """Discard every dead job that matches: they never run again.
 
     \b
     Example:

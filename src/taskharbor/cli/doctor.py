@@ -27,8 +27,8 @@ class Finding(NamedTuple):
 def doctor(session: Session) -> None:
     """Check the store.
 
-    Is it reachable, durable and up to date, and is its clock sane?
-    The exit code is 1 when a check fails; a warning does not count.
+    Is it reachable, durable and up to date, and is its clock right?
+    The exit code is 1 if a check fails; a warning does not count.
 
     \b
     Example:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--tag", "tags", multiple=True, help="A label to find it by; may be given several times.")
 @click.option("--correlation-id", metavar="ID", help="Written on every log line of the job.")
 @click.option("--id", "job_id", metavar="UUID", help="The job's own id; enqueueing it again changes nothing.")
-@click.option("--wait", type=duration, help="Wait so long for the result, and print it.")
+@click.option("--wait", type=duration, help="Wait up to this long for the result, and print it.")
 @with_session
 def enqueue(
     session: Session,
@@ -98,7 +98,7 @@ def enqueue(
 
 
 def _warn(session: Session, harbor: Harbor, task: str) -> None:
-    """What is allowed, but hardly meant."""
+    """Warn about what is allowed but probably a mistake."""
     if session.app is not None and harbor.tasks and harbor._known(task) is None:
         session.screen.note(
             f"note: {session.app} declares no task {task!r}, only {', '.join(sorted(harbor.tasks))}; "
@@ -130,8 +130,8 @@ async def _tell_result(session: Session, job: Job[Any], wait: float) -> None:
     try:
         await job.aresult(timeout=wait)
     except TimeoutError as error:
-        told = (await job.arefresh()).error
-        raise TimeoutError(f"{error}: {told}" if told else f"{error}; is a worker running?") from None
+        last = (await job.arefresh()).error
+        raise TimeoutError(f"{error}: {last}" if last else f"{error}; is a worker running?") from None
     from taskharbor.views.documents import EnqueuedJob
 
     document = EnqueuedJob.of(await job.arefresh(), existed=job.existed)

@@ -13,7 +13,7 @@ import click
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # as a shell says of a process that SIGINT ended
-TRACEBACK_VARIABLE = "TASKHARBOR_TRACEBACK"  # for whoever looks for a bug in TaskHarbor itself
+TRACEBACK_VARIABLE = "TASKHARBOR_TRACEBACK"  # for debugging TaskHarbor itself
 
 COMMANDS = {
     "demo": "taskharbor.cli.demo.command:demo",
@@ -39,14 +39,14 @@ COMMANDS = {
 
 
 class CommandLine(click.Group):
-    """A group whose commands are imported when they are asked for, and whose errors are one line each."""
+    """A group that imports a command when it is used, and prints each error as one line."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)  # in the order in which a newcomer meets them
+        return list(self._lazy)  # in the order in which a new user needs them
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._lazy:
@@ -69,6 +69,8 @@ class CommandLine(click.Group):
             sys.stdout.flush()
         except (click.Abort, KeyboardInterrupt):
             _fail("interrupted", EXIT_INTERRUPTED)
+        except CommandFailed as error:
+            _fail(error.format_message(), error.code)
         except click.UsageError as error:
             _fail(_usage(error), error.exit_code)
         except click.ClickException as error:
@@ -78,7 +80,7 @@ class CommandLine(click.Group):
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE):
                 raise
-            _fail(told(error), EXIT_FAILED)
+            _fail(message_of(error), EXIT_FAILED)
         # A command returns nothing; a number is what it gave to ctx.exit().
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -88,11 +90,19 @@ def _usage(error: click.UsageError) -> str:
     return f"{message} (see `{error.ctx.command_path} --help`)" if error.ctx is not None else message
 
 
-def told(error: Exception) -> str:
-    """Our own errors say what to do; anything else was not foreseen, and says what it is."""
+class CommandFailed(click.ClickException):
+    """An error that ends the command with its own exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def message_of(error: Exception) -> str:
+    """Return the text of one of our own errors; anything else is unexpected, and shows its type."""
     from taskharbor.errors import TaskHarborError
 
-    while isinstance(error, ExceptionGroup):  # of a worker's parts: the first one that failed
+    while isinstance(error, ExceptionGroup):  # from the parts of a worker: the first that failed
         error = error.exceptions[0]
     if isinstance(error, TaskHarborError | TimeoutError):
         return str(error)
@@ -113,7 +123,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _leave_broken_pipe() -> NoReturn:
-    """Whoever read our output has gone (`| head`): end quietly, also when the interpreter flushes at its end."""
+    """End quietly when the reader of our output is gone (`| head`), even when the interpreter flushes at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -149,8 +159,11 @@ def cli(ctx: click.Context) -> None:
 
 
 def open_closed_streams() -> None:
-    """A daemon may be started with its streams closed. Then the next file it opens, the store say, would be its
-    standard output, and whatever is printed would go there: give it the null device instead."""
+    """Open the null device for each closed standard stream.
+
+    A daemon may be started with closed streams. Then the next file that it opens, such as the store, would become its
+    standard output, and everything printed would go into it.
+    """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -163,5 +176,5 @@ def open_closed_streams() -> None:
 def main() -> None:
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a letter that the terminal does not know is no failure
+        sys.stdout.reconfigure(errors="replace")  # a letter that the terminal lacks is not a failure
     cli(prog_name="taskharbor")

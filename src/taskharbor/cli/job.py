@@ -1,4 +1,4 @@
-"""`taskharbor job …`: changing the fate of one job."""
+"""`taskharbor job …`: changing one job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group(no_args_is_help=False)
 def job() -> None:
-    """Do something about one job.
+    """Retry, run, change or delete one job.
 
     \b
     Example:
@@ -28,10 +28,10 @@ def job() -> None:
 @job.command("retry")
 @click.argument("job_id", metavar="ID")
 @click.option("--run-at", type=instant, metavar="ISO8601", help="Not before this time.")
-@click.option("--force", is_flag=True, help="Also if it is at_most_once and may have been executed.")
+@click.option("--force", is_flag=True, help="Even if it is at_most_once and may have been executed.")
 @with_session
 def retry(session: Session, job_id: str, run_at: datetime | None, force: bool) -> None:
-    """Begin a new run of the dead or cancelled job ID.
+    """Start a new run of the dead or cancelled job ID.
 
     \b
     Example:
@@ -63,10 +63,8 @@ def run_now(session: Session, job_id: str) -> None:
 @click.option("--max-attempts", type=int, help="The failure that is final.")
 @click.option("--max-retries", type=int, help="The same, counted without the first attempt.")
 @click.option("--timeout", type=duration, help="How long one attempt may take.")
-@click.option(
-    "--tag", "tags", multiple=True, help="Instead of the labels it has; may be given several times."
-)
-@click.option("--no-tags", is_flag=True, help="Take its labels away.")
+@click.option("--tag", "tags", multiple=True, help="Replace its tags; may be given several times.")
+@click.option("--no-tags", is_flag=True, help="Remove its tags.")
 @click.option("--payload", metavar="JSON", help="Another payload, a JSON object, or - for standard input.")
 @with_session
 def update(
@@ -84,14 +82,14 @@ def update(
 ) -> None:
     """Change the job ID, which is neither running nor finished.
 
-    What is not given stays as it is.
+    Options that are left out do not change.
 
     \b
     Example:
       taskharbor job update 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --priority 9 --tag urgent
     """
     if tags and no_tags:
-        raise click.UsageError("--tag and --no-tags say opposite things; give one of them")
+        raise click.UsageError("--tag and --no-tags contradict each other; give one of them")
     given = {
         "priority": priority,
         "run_at": run_at,
@@ -113,7 +111,7 @@ def update(
 @click.argument("job_id", metavar="ID")
 @with_session
 def delete(session: Session, job_id: str) -> None:
-    """Remove the job ID and its history; one that is running has to be cancelled first.
+    """Delete the job ID and its history; cancel a running job first.
 
     \b
     Example:

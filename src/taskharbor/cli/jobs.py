@@ -1,4 +1,4 @@
-"""`taskharbor list`, `inspect` and `cancel`: looking at jobs."""
+"""`taskharbor list`, `inspect` and `cancel`"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGE_MAX = 1_000
 @click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
 @click.option("--workflow", metavar="ID", help="Only jobs of this workflow.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
-@click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
+@click.option("--cursor", metavar="ID", help="Continue after the previous list.")
 @with_session
 def list_jobs(session: Session, /, limit: int, cursor: str | None, **where: str | None) -> None:
     """Show jobs, newest first.
@@ -55,7 +55,7 @@ async def page_of(
 async def whole_page(
     read: Callable[..., Awaitable[Any]], limit: int, cursor: str | None
 ) -> tuple[list[Any], str | None]:
-    """A full page, as far as there is something to be listed: those that are read may be short."""
+    """Read pages until one full page is found: a page of the store may be short."""
     found: list[Any] = []
     while True:
         page = await read(cursor=cursor, limit=limit - len(found))
@@ -109,7 +109,7 @@ def tell_page_as_json(screen: Screen, jobs: list[Job[Any]], next_cursor: str | N
 def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
     """Show everything about the job ID.
 
-    That is: its options, payload, result, durable steps, and the history of its attempts with their errors.
+    Its options, payload, result, durable steps, and the history of its attempts with their errors.
 
     \b
     Examples:
@@ -215,19 +215,19 @@ def _tell_history(screen: Screen, history: list[Attempt], *, traceback: bool) ->
 @click.argument("job_id", metavar="ID")
 @with_session
 def cancel(session: Session, job_id: str) -> None:
-    """Cancel the job ID; one that is running is asked to end.
+    """Cancel the job ID, or ask it to stop if it is running.
 
     \b
     Example:
       taskharbor cancel 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
     """
     found = session.run(lambda harbor: harbor.jobs.acancel(job_id))
-    asked = "asked to end; it is still running" if found.cancel_requested else str(found.state)
+    asked = "asked to stop; it is still running" if found.cancel_requested else str(found.state)
     tell_job(session.screen, found, asked)
 
 
 def tell_job(screen: Screen, job: Job[Any], what: str) -> None:
-    """What has become of one job."""
+    """Print what happened to one job."""
     if screen.as_json:
         from taskharbor.views.documents import JobDocument
 

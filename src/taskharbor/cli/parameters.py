@@ -1,4 +1,4 @@
-"""Values as people write them: durations, instants, payloads."""
+"""Parses what users write: durations, instants, payloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def duration(value: str) -> float:
     found = _DURATION.fullmatch(value)
     if found is None:
         raise click.BadParameter(
-            f"{value!r} is no duration; write seconds, or a number and a unit: 500ms, 30s, 5m, 2h, 7d"
+            f"{value!r} is not a duration; write seconds, or a number and a unit: 500ms, 30s, 5m, 2h, 7d"
         )
     return float(found[1]) * _UNITS[found[2] or "s"]
 
@@ -33,7 +33,7 @@ def instant(value: str) -> datetime:
         found = datetime.fromisoformat(value)
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is no time in ISO 8601; write for example 2026-01-31T08:00:00Z"
+            f"{value!r} is not a time in ISO 8601; write for example 2026-01-31T08:00:00Z"
         ) from None
     if found.utcoffset() is None:
         raise click.BadParameter(f"{value!r} has no time zone; add Z for UTC, or an offset such as +02:00")
@@ -41,10 +41,10 @@ def instant(value: str) -> datetime:
 
 
 def host_and_port(value: str) -> tuple[str, int]:
-    """From `8080`, `0.0.0.0:8080` or `[::]:8080`; this machine alone where no host is named."""
+    """Parse `8080`, `0.0.0.0:8080` or `[::]:8080`; without a host, it is 127.0.0.1."""
     host, _, port = value.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise click.BadParameter(f"{value!r} is no [HOST:]PORT; write for example 8080 or 0.0.0.0:8080")
+        raise click.BadParameter(f"{value!r} is not [HOST:]PORT; write for example 8080 or 0.0.0.0:8080")
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group(no_args_is_help=False)
 def queue() -> None:
-    """See the queues; pause and resume them.
+    """List, pause and resume queues.
 
     \b
     Example:
@@ -27,7 +27,7 @@ def queue() -> None:
 @queue.command("list")
 @with_session
 def list_queues(session: Session) -> None:
-    """Show every queue that holds unfinished jobs or is paused.
+    """List every queue that has unfinished jobs or is paused.
 
     \b
     Example:
@@ -63,7 +63,7 @@ def _age(seconds: float | None) -> timedelta | None:
 @click.argument("name")
 @with_session
 def pause(session: Session, name: str) -> None:
-    """Stop the jobs of the queue NAME from being begun; those that run go on.
+    """Pause the queue NAME: no more of its jobs start. Running jobs continue.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def pause(session: Session, name: str) -> None:
 @click.argument("name")
 @with_session
 def resume(session: Session, name: str) -> None:
-    """Let the jobs of the queue NAME run again.
+    """Resume the paused queue NAME.
 
     \b
     Example:

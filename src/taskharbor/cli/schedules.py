@@ -58,7 +58,7 @@ def list_schedules(session: Session, application: str | None) -> None:
             )
             for each in schedules
         ],
-        empty="nothing recurs",
+        empty="no schedules",
     )  # fmt: skip
 
 
@@ -92,10 +92,10 @@ def _note(schedule: Schedule) -> str:
     type=click.Choice(["run_once", "skip"]),
     default="run_once",
     show_default=True,
-    help="What becomes of missed occurrences: one run makes up for them, or they are dropped.",
+    help="What to do about missed occurrences: run once for all of them, or drop them.",
 )
 @click.option(
-    "--misfire-grace", type=duration, help="With skip: how late one may still begin. [default: 60s]"
+    "--misfire-grace", type=duration, help="With skip: how late an occurrence may still begin. [default: 60s]"
 )
 @click.option("--dead-letter", is_flag=True, help="Leave a copy of a failed occurrence in the DLQ.")
 @click.option("--queue", metavar="NAME", help="The queue it waits in.")
@@ -118,7 +118,7 @@ def add(
     application: str | None,
     **given: Any,
 ) -> None:
-    """Let a job of TASK recur, under NAME. One that is there already is changed.
+    """Create the schedule NAME for TASK, or change it if it exists.
 
     PAYLOAD is a JSON object, or name=text and name:=json words, or - to read it from standard input.
     With -A, text becomes what the task's parameter is annotated with: n=3 is a number for n: int, and
@@ -154,7 +154,7 @@ def add(
 @of_application
 @with_session
 def pause(session: Session, name: str, application: str | None) -> None:
-    """Let the schedule NAME run no more until it is resumed; a run that is under way goes on.
+    """Pause the schedule NAME until it is resumed. A run that is in progress continues.
 
     \b
     Example:
@@ -168,7 +168,7 @@ def pause(session: Session, name: str, application: str | None) -> None:
 @of_application
 @with_session
 def resume(session: Session, name: str, application: str | None) -> None:
-    """Let the schedule NAME run again; what came due meanwhile is treated as missed.
+    """Resume the schedule NAME. Occurrences that came due during the pause count as missed.
 
     \b
     Example:
@@ -182,7 +182,7 @@ def resume(session: Session, name: str, application: str | None) -> None:
 @of_application
 @with_session
 def run(session: Session, name: str, application: str | None) -> None:
-    """Run the schedule NAME once more, now, beside its own occurrences.
+    """Start an extra run of the schedule NAME now, in addition to its occurrences.
 
     \b
     Example:
@@ -196,7 +196,7 @@ def run(session: Session, name: str, application: str | None) -> None:
 @of_application
 @with_session
 def delete(session: Session, name: str, application: str | None) -> None:
-    """Remove the schedule NAME with its history; a run that is under way is the last one.
+    """Delete the schedule NAME with its history. A run that is in progress is the last one.
 
     \b
     Example:

@@ -160,10 +160,10 @@ def span(seconds: float) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """The same JSON document for a terminal: what is not printable stands in it as an escape.
+    """Escape what is not printable in a JSON document, for a terminal.
 
-    A stored text may hold what a terminal obeys: C1 controls, or characters that change the direction of writing and
-    so show a text as another one. A line end is never part of a string here; JSON escapes it.
+    A stored text may contain what a terminal obeys: C1 controls, or characters that change the direction of writing and
+    so disguise a text. A line end is never part of a string here; JSON escapes it.
     """
     return "\n".join(
         line if line.isprintable() else "".join(map(_escaped_character, line)) for line in text.split("\n")
@@ -201,7 +201,7 @@ def rich_table(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in shown:
         is_text = title in TEXT_COLUMNS
-        # What is cut short is of no use, an id above all: texts give way.
+        # A shortened value is useless, above all an id, so only texts wrap.
         table.add_column(
             title, no_wrap=not is_text, overflow="fold", min_width=None if is_text else widths[title]
         )

@@ -25,7 +25,7 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--http-allow",
     multiple=True,
     metavar="HOST[:PORT]",
-    help="Take HTTP jobs for this address as well; workers need it, too.  [env var: TASKHARBOR_HTTP_ALLOW]",
+    help="Accept HTTP jobs for this address as well; workers need this option too.  [env var: TASKHARBOR_HTTP_ALLOW]",
 )
 @click.option(
     "--trusted-proxy",
@@ -38,14 +38,14 @@ LEVELS = ["debug", "info", "warning", "error"]
     type=click.IntRange(1),
     default=500,
     show_default=True,
-    help="How many connections are kept; one client has at most half of them.",
+    help="Maximum number of connections; one client has at most half of them.",
 )
 @click.option(
     "--grace-seconds",
     type=duration,
     default="10",
     show_default=True,
-    help="How long requests may take to finish when it is stopped.",
+    help="How long requests may take to finish at a shutdown.",
 )
 @click.option(
     "--log-format",
@@ -67,10 +67,10 @@ def serve(
 ) -> None:
     """Serve the REST interface.
 
-    Its documentation is at /docs. It executes no jobs: `taskharbor worker` does. Without a token (see
-    `taskharbor token create`) it serves this machine only, and everyone on it may do everything. Make a
-    token before you put a proxy in front of it.
-    SIGTERM or SIGINT (Ctrl-C) lets requests finish and then ends it.
+    Its documentation is at /docs. The server executes no jobs: `taskharbor worker` does. Without a token (see
+    `taskharbor token create`) it accepts requests only from this machine, and every caller there may do
+    everything. Make a token before you put a proxy in front of it.
+    SIGTERM or SIGINT (Ctrl-C) lets requests finish and then stops the server.
 
     \b
     Examples:
@@ -122,22 +122,22 @@ async def _serve(
     if is_open:
         if not is_loopback(host):
             raise click.ClickException(
-                f"the store has no token, so that anybody who reaches {host} could do everything: make one with "
-                "`taskharbor token create`, or serve this machine only, with --host 127.0.0.1"
+                f"the store has no token, so every caller that reaches {host} could do everything: make one with "
+                "`taskharbor token create`, or serve only this machine, with --host 127.0.0.1"
             )
         if proxies:
             raise click.ClickException(
-                "the store has no token, so that anybody whom the trusted proxy serves could do everything: make one "
+                "the store has no token, so every client of the trusted proxy could do everything: make one "
                 "with `taskharbor token create`"
             )
         logger.warning(
-            "there is no token: only this machine is served, and everyone on it may do everything; make one with "
-            "`taskharbor token create` before you put a proxy in front of this"
+            "the store has no token: only this machine is served, and every caller on it may do everything; make one "
+            "with `taskharbor token create` before you put a proxy in front of this server"
         )
     app = application(harbor, open_on_loopback=is_open, trusted_proxies=trusted_proxy)
 
     class Server(uvicorn.Server):
-        """Ends the streams of events when it is told to stop: by themselves they would never end."""
+        """A server that ends the event streams when it stops: they never end by themselves."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             app.state.feed.stop()
@@ -160,13 +160,13 @@ async def _serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # who is trusted is said by --trusted-proxy, and read by the application
+        proxy_headers=False,  # the application reads them, from the proxies of --trusted-proxy
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=max(1, round(grace_seconds)),
     )
-    # uvicorn raises the signal again once it has stopped, for whoever listened before. To us it is the end that
-    # was asked for: the store is closed then, and the status is 0.
+    # uvicorn raises the signal again once it has stopped. Here the stop is what was asked for: close the store and
+    # exit with status 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server = Server(config)

@@ -1,4 +1,4 @@
-"""What every command is given: the harbor that was named, and the screen to answer on."""
+"""What every command gets: the harbor that the user named, and the screen to print on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Session:
         self.screen = screen
 
     def open(self, *, create: bool = False) -> Harbor:
-        """The harbor that was named. Without `create`, a store in a file has to be there already."""
+        """Open the harbor that the user named. Without `create`, a store in a file must exist."""
         if self.app is not None:
             harbor = self._open_app(self.app)
         else:
@@ -43,7 +43,7 @@ class Session:
         return harbor
 
     def _refuse_missing_file(self, harbor: Harbor) -> None:
-        """Looking must not make a store: what was mistyped would look like one that is empty."""
+        """Refuse to create a store by reading: a mistyped name would look like an empty store."""
         from taskharbor.drivers.sqlite import SQLiteDriver
 
         if not isinstance(harbor.driver, SQLiteDriver) or os.path.exists(harbor.driver.path):
@@ -55,7 +55,7 @@ class Session:
         )
 
     def run(self, work: Callable[[Harbor], Awaitable[T]], *, create: bool = False) -> T:
-        """Do the work with the harbor, and let go of it."""
+        """Do the work with the harbor, and close it."""
         import asyncio
 
         from taskharbor.sync import fastest_loop
@@ -69,7 +69,7 @@ class Session:
 
     def _open_app(self, app: str) -> Harbor:
         if self.url is not None:
-            os.environ["TASKHARBOR_URL"] = self.url  # what an application's Harbor() goes by
+            os.environ["TASKHARBOR_URL"] = self.url  # an application's Harbor() reads it
         harbor = load_app(app, self.include)
         if self.url is not None and harbor.url != self.url:
             from taskharbor.telemetry.logs import masked_url
@@ -133,7 +133,7 @@ def _import(module_name: str, app: str) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the application's own code it went wrong."""
+    """Return where in the application's own code the error happened."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename != __file__]
     own = [frame for frame in own if os.path.dirname(importlib.__file__) not in frame.filename] or own
@@ -163,7 +163,7 @@ def with_session(command: Callable[Concatenate[Session, P], None]) -> Callable[.
         metavar="URL",
         help="The store, such as sqlite:///harbor.db.  [env var: TASKHARBOR_URL]",
     )
-    @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
     @functools.wraps(command)
     def with_options(*args: Any, app: str | None, url: str | None, as_json: bool, **kwargs: Any) -> None:
         command(Session(app, url, Screen(as_json=as_json)), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""`taskharbor worker --processes N`: the supervisor's face."""
+"""`taskharbor worker --processes N`: runs the supervisor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from taskharbor.cli.entry import CommandFailed
 from taskharbor.cli.screen import Screen
 from taskharbor.worker.supervisor.channel import WorkerConfig
 from taskharbor.worker.supervisor.parent import STUCK_SECONDS, GaveUp, Settings, Supervisor
@@ -25,7 +26,9 @@ def supervise(
     health_address: tuple[str, int] | None,
 ) -> None:
     if sys.platform == "win32":
-        raise click.UsageError("--processes needs sessions and signals as POSIX has them; leave it out here")
+        raise click.UsageError(
+            "--processes needs the sessions and signals of POSIX; leave it out on this system"
+        )
     stuck = STUCK_SECONDS if stuck_seconds is None else stuck_seconds
     if stuck <= 0:
         raise click.UsageError("--stuck-seconds must be more than 0")
@@ -40,7 +43,4 @@ def supervise(
     try:
         asyncio.run(run())
     except GaveUp as error:
-        failed: type[click.ClickException] = type(
-            "_Failed", (click.ClickException,), {"exit_code": error.code}
-        )
-        raise failed(str(error)) from None
+        raise CommandFailed(str(error), error.code) from None

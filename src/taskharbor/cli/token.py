@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group(no_args_is_help=False)
 def token() -> None:
-    """Say who may use the REST interface.
+    """Manage the tokens of the REST interface.
 
     \b
     Example:
@@ -35,11 +35,11 @@ def token() -> None:
     "change many jobs at once.",
 )
 @click.option(
-    "--expires-in", type=duration, help="Let it end after this time, such as 30d.  [default: never]"
+    "--expires-in", type=duration, help="Let it expire after this time, such as 30d.  [default: never]"
 )
 @with_session
 def create(session: Session, name: str, role: str, expires_in: float | None) -> None:
-    """Make a token for NAME and show it: now, and never again.
+    """Create a token for NAME and print it, only this once.
 
     \b
     Example:
@@ -60,7 +60,7 @@ def create(session: Session, name: str, role: str, expires_in: float | None) -> 
 @token.command("list")
 @with_session
 def list_tokens(session: Session) -> None:
-    """Show whom tokens were made for; the tokens themselves are kept by nobody.
+    """List the names and roles of tokens. The store does not keep the tokens themselves.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def list_tokens(session: Session) -> None:
 @click.argument("token_id", metavar="ID")
 @with_session
 def revoke(session: Session, token_id: str) -> None:
-    """Let the token ID (see `token list`) be good for nothing; servers know within a second or two.
+    """Revoke the token ID (see `token list`); servers refuse it within two seconds.
 
     \b
     Example:
@@ -92,7 +92,7 @@ def revoke(session: Session, token_id: str) -> None:
     from taskharbor.drivers.typed_records import TOKENS
 
     if not session.run(lambda harbor: TOKENS.drop(harbor.driver, [token_id])):
-        raise click.ClickException(f"no token has the id {token_id}; `taskharbor token list` has them all")
+        raise click.ClickException(f"no token has the id {token_id}; `taskharbor token list` lists them")
     if session.screen.as_json:
         session.screen.document({"id": token_id, "revoked": True})
     else:

@@ -35,8 +35,8 @@ def prune(
 ) -> None:
     """Delete finished jobs and their history.
 
-    Without --older-than, what the application's retention says is deleted: succeeded and cancelled
-    jobs after 7 days, unless it says otherwise. Dead jobs go only when they are named.
+    Without --older-than, it deletes by the application's retention: by default, succeeded and cancelled
+    jobs after 7 days. It deletes dead jobs only with --state dead.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def prune(
     if states and older_than is None:
         raise click.UsageError("--state needs --older-than: say how old the jobs must be")
     if not yes:
-        confirm("delete", _told_which(older_than, states or DEFAULT_STATES, limit))
+        confirm("delete", _described(older_than, states or DEFAULT_STATES, limit))
 
     async def work(harbor: Harbor) -> int:
         from taskharbor.client.retention import Retention
@@ -64,8 +64,8 @@ def prune(
         session.screen.line(f"{pruned} deleted")
 
 
-def _told_which(older_than: float | None, states: tuple[str, ...], limit: int | None) -> str:
-    """What a prune is about to delete, in words."""
+def _described(older_than: float | None, states: tuple[str, ...], limit: int | None) -> str:
+    """Describe what a prune deletes."""
     which = f"at most {limit} of the jobs" if limit is not None else "every job"
     if older_than is None:
         return f"{which} that the retention does not keep"
@@ -77,8 +77,8 @@ def _told_which(older_than: float | None, states: tuple[str, ...], limit: int | 
 def migrate(session: Session) -> None:
     """Bring the store's schema up to date.
 
-    A new store is made by whoever uses it first; this is for one that is shared with another
-    application, and for upgrades that should happen before the new workers start.
+    The first command or process that uses a new store creates its schema. Run this for a store that is
+    shared with another application, and for upgrades before the new workers start.
 
     \b
     Example:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from taskharbor.cli.entry import CommandFailed
 from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StoreUnavailable, UnresponsiveHandler
@@ -26,13 +27,6 @@ POLICIES = (
     *("default", "full_jitter", "conservative", "aggressive", "standard"),
     *("network", "external_api", "database", "email", "schedule", "none"),
 )
-EXIT_UNRESPONSIVE = (
-    75  # "try again later", as sysexits.h says: whoever started the worker should start it again
-)
-
-
-class GivenUp(click.ClickException):
-    exit_code = EXIT_UNRESPONSIVE
 
 
 @click.command
@@ -51,34 +45,34 @@ class GivenUp(click.ClickException):
     type=duration,
     default="30",
     show_default=True,
-    help="How long a worker that has vanished keeps its jobs.",
+    help="How long a dead worker's jobs stay reserved for it.",
 )
 @click.option(
     "--grace-seconds",
     type=duration,
     default="7",
     show_default=True,
-    help="How long running jobs may take to end at a shutdown; the process is gone two seconds later at the "
-    "latest. What stops it (docker stop: after 10 s) has to wait for longer than both.",
+    help="How long running jobs may take to finish at a shutdown; the process exits two seconds later at the "
+    "latest. Whatever stops it (docker stop: after 10 s) must wait for longer than both.",
 )
 @click.option(
     "--retry",
     type=click.Choice(POLICIES, case_sensitive=False),
     metavar="PRESET|none",
-    help="The policy of jobs that have none of their own: one of "
-    f"{', '.join(POLICIES[:-1])}; with none their first failure is their last.  [default: the application's]",
+    help="The policy of jobs without one: "
+    f"{', '.join(POLICIES[:-1])}; with none, the first failure is final.  [default: the application's]",
 )
 @click.option(
     "--max-attempts",
     type=click.IntRange(0, 10_000),
     metavar="N",
-    help="Let no job fail more often in a run, whatever it asks for; 0 lifts the cap.  [default: the policy's]",
+    help="Limit the failures of a run, whatever the job asks for; 0 removes the limit.  [default: the policy's]",
 )
 @click.option(
     "--unresponsive-seconds",
     type=duration,
     metavar="SECONDS",
-    help="End, with status 75, when a handler in a thread has not ended so long after its timeout "
+    help="Exit with status 75 when a handler in a thread still runs this long after its timeout "
     "or its cancellation.  [default: never]",
 )
 @click.option(
@@ -97,35 +91,35 @@ class GivenUp(click.ClickException):
 @click.option(
     "--processes",
     type=click.IntRange(1, 1_000),
-    help="Supervise so many worker processes, each with its own --concurrency.  [default: work in this one]",
+    help="Supervise this many worker processes, each with its own --concurrency.  [default: work in this one]",
 )
 @click.option(
     "--stuck-seconds",
     type=duration,
-    help="Replace a process whose event loop stands still for so long.  [default: 300; with --processes]",
+    help="Replace a process whose event loop is blocked for this long.  [default: 300; with --processes]",
 )
 @click.option(
     "--max-jobs",
     type=click.IntRange(min=1),
-    help="Let a process that has begun so many jobs finish them and end; with --processes it is replaced.",
+    help="Let a process finish and exit after it has begun this many jobs; with --processes it is replaced.",
 )
 @click.option(
     "--max-memory",
     type=click.IntRange(min=1),
     metavar="MIB",
-    help="Let a process that has more memory than this finish its jobs and end; with --processes it is "
+    help="Let a process that uses more memory than this finish its jobs and exit; with --processes it is "
     "replaced.",
 )
 @click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Touch this file every second while all is well; removed at the end.",
+    help="Touch this file every second while the worker is healthy, and remove it at the end.",
 )
 @click.option(
     "--health-port",
     metavar="[HOST:]PORT",
     type=host_and_port,
-    help="Answer HTTP with 200 while all is well, else 503; on 127.0.0.1 unless a host is named.",
+    help="Answer HTTP with 200 while the worker is healthy, else 503; on 127.0.0.1 unless a host is named.",
 )
 @click.option(
     "--log-format",
@@ -160,13 +154,13 @@ def worker(
 ) -> None:
     """Execute jobs.
 
-    SIGTERM or SIGINT (Ctrl-C) lets running jobs finish and then ends it; a second one ends it at once.
-    Without an application only the built-in tasks are known: http, echo, sleep and fail. With --json, log
+    SIGTERM or SIGINT (Ctrl-C) lets running jobs finish and then stops the worker; a second one stops it at once.
+    Without an application, the worker knows only the built-in tasks: http, echo, sleep and fail. With --json, log
     lines are JSON, and the store's counts are printed at the end.
 
-    With --processes a supervisor keeps that many worker processes running. It extends their leases from
-    outside, so that no handler can lose its lease by holding up its process, and when one of them dies its
-    jobs start again at once.
+    With --processes a supervisor keeps that many worker processes running. It extends their leases, so that
+    a handler that blocks its process does not lose its lease, and when a process dies, its jobs start again
+    at once.
 
     \b
     Examples:
@@ -178,7 +172,9 @@ def worker(
     from taskharbor.worker.supervisor.channel import WorkerConfig
 
     if include and session.app is None:
-        raise click.UsageError("--include names modules of an application: name that as well, with --app")
+        raise click.UsageError(
+            "--include names modules of an application: name the application as well, with --app"
+        )
     session.include = include
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
@@ -215,10 +211,10 @@ def worker(
 def work_here(
     session: Session, config: WorkerConfig, health_file: Path | None, health_address: tuple[str, int] | None
 ) -> None:
-    """The worker is this process."""
+    """Work in this process."""
     with session.open(create=True) as harbor:
         from taskharbor.worker.signals import run_with_signals
-        from taskharbor.worker.supervisor.child_main import worker_for
+        from taskharbor.worker.supervisor.child_main import EXIT_REPLACE, worker_for
         from taskharbor.worker.supervisor.health import HealthReports, health_of, work_with_health_reports
 
         if session.app is None:
@@ -229,13 +225,13 @@ def work_here(
             reports = HealthReports(lambda: health_of(works), health_file, health_address)
             run_with_signals(lambda: work_with_health_reports(works, work, reports), works)
         except UnresponsiveHandler as error:
-            raise GivenUp(str(error)) from error
+            raise CommandFailed(str(error), EXIT_REPLACE) from error
         if session.screen.as_json:
             session.screen.document({"worker": works.name, "counts": counts_of(harbor)})
 
 
 def counts_of(harbor: Harbor) -> dict[str, int]:
-    """Nothing, while the store is away: that is no reason for a worker that was told to stop to fail."""
+    """Return the counts, or nothing if the store is unavailable: a worker that stops must not fail for that."""
     try:
         return {str(state): jobs for state, jobs in harbor.jobs.counts().items()}
     except StoreUnavailable:
@@ -243,11 +239,11 @@ def counts_of(harbor: Harbor) -> dict[str, int]:
 
 
 def open_to_http_jobs(entries: tuple[str, ...]) -> None:
-    """Name addresses where the application's Harbor and processes started from here find them: in the environment."""
+    """Put addresses into the environment, where the application's Harbor and child processes find them."""
     if entries:
         from taskharbor.http.addresses import ALLOW_VARIABLE, allow_list
 
-        allow_list(entries)  # a wrong one is told at once
+        allow_list(entries)  # refuses an invalid one at once
         named = [entry for entry in os.environ.get(ALLOW_VARIABLE, "").split(",") if entry.strip()]
         os.environ[ALLOW_VARIABLE] = ",".join([*named, *entries])
 

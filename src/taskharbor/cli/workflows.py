@@ -1,4 +1,4 @@
-"""`taskharbor workflow …`: looking at workflows and changing their fate."""
+"""`taskharbor workflow …`: reading and changing workflows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def workflow() -> None:
 @workflow.command("list")
 @click.option("--state", type=click.Choice(STATES), help="Only workflows in this state.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
-@click.option("--cursor", metavar="ID", help="Go on where the last list ended.")
+@click.option("--cursor", metavar="ID", help="Continue after the previous list.")
 @with_session
 def list_workflows(session: Session, limit: int, cursor: str | None, state: WorkflowStateName | None) -> None:
     """Show workflows, newest first.
@@ -80,7 +80,7 @@ def list_workflows(session: Session, limit: int, cursor: str | None, state: Work
 def show(session: Session, workflow_id: str) -> None:
     """Draw the workflow ID as a tree, with the state and the times of its jobs.
 
-    Of a group of more than 20 only the members that failed are drawn, the others are counted.
+    In a group of more than 20, only the members that failed are drawn; the others are counted.
 
     \b
     Example:
@@ -97,7 +97,7 @@ def show(session: Session, workflow_id: str) -> None:
 
 
 async def _read(harbor: Harbor, workflow_id: str) -> tuple[Workflow, dict[int, Job[Any]], dict[str, Attempt]]:
-    """The workflow, those of its jobs that are kept, and the latest attempt of each that is drawn by itself."""
+    """Read the workflow, its jobs that still exist, and the latest attempt of each job that is drawn."""
     from taskharbor.client.handle import Job
     from taskharbor.workflow.tree import branches, leaves
 
@@ -124,7 +124,7 @@ def _state_in(jobs: dict[int, Job[Any]]) -> Any:
 def _draw(screen: Screen, found: Workflow, jobs: dict[int, Job[Any]], attempts: dict[str, Attempt]) -> None:
     from taskharbor.workflow.tree import branches, drawn
 
-    def told(index: int) -> str:
+    def line_of(index: int) -> str:
         if index not in jobs:
             return f"job {index}: deleted"
         job = jobs[index]
@@ -134,7 +134,7 @@ def _draw(screen: Screen, found: Workflow, jobs: dict[int, Job[Any]], attempts: 
         return "  ".join(parts)
 
     screen.line(f"workflow {found.id}: {found.state}, {_succeeded(found)}")
-    for line in drawn(branches(found.shape), _state_in(jobs), told):
+    for line in drawn(branches(found.shape), _state_in(jobs), line_of):
         screen.line(line)
 
 
@@ -152,7 +152,7 @@ def _times(job: Job[Any], attempt: Attempt | None, screen: Screen) -> list[str]:
 @click.argument("workflow_id", metavar="ID")
 @with_session
 def cancel(session: Session, workflow_id: str) -> None:
-    """End all of the workflow ID that has not begun; what is running is asked to end.
+    """Cancel the jobs of the workflow ID that have not begun, and ask its running jobs to stop.
 
     \b
     Example:
@@ -163,10 +163,10 @@ def cancel(session: Session, workflow_id: str) -> None:
 
 @workflow.command("retry")
 @click.argument("workflow_id", metavar="ID")
-@click.option("--force", is_flag=True, help="Also members that are at_most_once and may have been executed.")
+@click.option("--force", is_flag=True, help="Include at_most_once members that may have been executed.")
 @with_session
 def retry(session: Session, workflow_id: str, force: bool) -> None:
-    """Begin again what is dead or cancelled in the workflow ID, so that it goes on.
+    """Start a new run of the dead and cancelled jobs of the workflow ID.
 
     \b
     Example:

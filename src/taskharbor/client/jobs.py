@@ -33,6 +33,7 @@ from taskharbor.drivers.base import (
     RunNow,
     Update,
 )
+from taskharbor.drivers.capabilities import Steps
 from taskharbor.errors import ConfigurationError, JobConflict
 from taskharbor.records import JobFilter, JobRecord, State, StateName
 from taskharbor.rules.lifecycle import CANCELLABLE, DELETABLE
@@ -189,7 +190,7 @@ class Jobs(Operator):
     async def asteps(self, id: object) -> builtins.list[Step]:
         """Return the job's durable steps, in the order in which attempts stored them."""
         job_id = checked_id(id)
-        steps = await self._driver.steps(job_id)
+        steps = await Steps.of(self._driver).steps(job_id)
         if not steps:
             await self.aget(job_id)  # none yet, or no such job?
         found = [Step(name, decode_result(step.result), step.number) for name, step in steps.items()]

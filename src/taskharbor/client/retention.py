@@ -10,6 +10,7 @@ from msgspec import Struct
 from taskharbor.clock import seconds_to_micros
 from taskharbor.codec import shorten
 from taskharbor.drivers.base import Driver
+from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import State
 from taskharbor.rules.lifecycle import TERMINAL
@@ -58,6 +59,7 @@ class Retention(Struct, frozen=True):
             raise ConfigurationError(
                 f"limit must be a whole number from 0, or None for all, not {shorten(limit)}"
             )
+        upkeep = Upkeep.of(driver)
         now = await driver.now()
         before = {
             state: now - seconds_to_micros(seconds)
@@ -67,7 +69,7 @@ class Retention(Struct, frozen=True):
         pruned = 0
         while before and (limit is None or pruned < limit):
             batch = BATCH if limit is None else min(BATCH, limit - pruned)
-            deleted = await driver.prune(before, batch)
+            deleted = await upkeep.prune(before, batch)
             pruned += deleted
             if deleted < batch:
                 break

@@ -28,6 +28,7 @@ from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, encode_payload
 from taskharbor.drivers.base import Cancel, Delete, OperationResult, OperationVerdict, Seen, Update
+from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreUnavailable
 from taskharbor.records import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
 from taskharbor.rules.lifecycle import TERMINAL
@@ -290,9 +291,10 @@ class Schedules(Operator):
         raise _too_quick(_name_of(record))
 
     async def _prune_history(self, keep: int, before: int) -> int:
+        upkeep = Upkeep.of(self._driver)
         pruned, ids = 0, [record.id async for record, _ in self._all()]
         for start in range(0, len(ids), HISTORY_BATCH):
-            pruned += await self._driver.prune_history(ids[start : start + HISTORY_BATCH], keep, before)
+            pruned += await upkeep.prune_history(ids[start : start + HISTORY_BATCH], keep, before)
         return pruned
 
     # -- helpers --

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from taskharbor.drivers.base import Driver
+from taskharbor.drivers.capabilities import Transactions
 from taskharbor.sync import run_inline, run_on_loop_thread
 
 P = ParamSpec("P")
@@ -41,7 +42,9 @@ def sync_method(
     def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         _warn_inside_a_loop(name)
         driver = self._driver
-        here = driver.inline or (takes_part and driver.uses_callers_thread())
+        here = driver.inline or (
+            takes_part and isinstance(driver, Transactions) and driver.uses_callers_thread()
+        )
         try:
             call = method(self, *args, **kwargs)
         except TypeError as error:  # from binding the arguments: the coroutine has not begun

@@ -12,6 +12,7 @@ from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Cancel, Requeue, member_id
+from taskharbor.drivers.capabilities import Workflows as WorkflowsCapability
 from taskharbor.errors import JobConflict
 from taskharbor.records import JobFilter, JobRecord, State
 from taskharbor.rules.operating import needs_force
@@ -54,7 +55,7 @@ class Workflows(Operator):
         from taskharbor.workflow.handle import Workflow, not_found
 
         workflow_id = checked_id(id)
-        [record] = await self._driver.get_workflows([workflow_id])
+        [record] = await WorkflowsCapability.of(self._driver).get_workflows([workflow_id])
         if record is None:
             raise not_found(workflow_id)
         return Workflow._stored(record, self._harbor)
@@ -80,7 +81,7 @@ class Workflows(Operator):
     async def _page(self, cursor: str | None, limit: int) -> WorkflowList:
         from taskharbor.workflow.handle import Workflow
 
-        page = await self._driver.list_workflows(cursor=cursor, limit=limit)
+        page = await WorkflowsCapability.of(self._driver).list_workflows(cursor=cursor, limit=limit)
         found = [Workflow._stored(record, self._harbor) for record in page.workflows]
         return WorkflowList(found, page.next_cursor)
 

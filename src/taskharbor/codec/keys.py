@@ -9,7 +9,7 @@ import msgspec
 
 
 class KeyTwice(ValueError):
-    """One object of a JSON text holds a key twice: whoever reads it gets the last one's value only."""
+    """An object of a JSON text has a key twice: a reader would get only the last value."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"two keys of one object are both written as {key!r}")

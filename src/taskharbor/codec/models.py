@@ -11,7 +11,7 @@ from taskharbor.codec.keys import ensure_each_key_once
 
 
 def is_model(kind: object) -> bool:
-    """Is this a pydantic model class? Never imports pydantic: without it nobody can have defined one."""
+    """Whether this is a pydantic model class. Never imports pydantic: a program with models has done so."""
     base = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
     return base is not None and isinstance(kind, type) and issubclass(kind, base)
 

@@ -1,4 +1,4 @@
-"""Where and why a value cannot be JSON at all, in words for whoever passed it."""
+"""Say where and why a value cannot be JSON, for the caller's error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SCALARS = (
 
 
 def problem_in(value: object) -> str | None:
-    """Where and why a value cannot be JSON at all, or None; only used to word an error."""
+    """Say where and why a value cannot be JSON, or None; only called to word an error."""
     stack: list[tuple[str, int, bool, object]] = [("", 0, False, value)]
     while stack:
         path, depth, in_model, item = stack.pop()

@@ -154,7 +154,7 @@ def _is_too_deep(encoded: bytes) -> bool:
         level = [msgspec.json.decode(encoded)]
     except RecursionError:
         return True
-    except msgspec.MsgspecError:  # not about depth: whoever decodes it next says what it is
+    except msgspec.MsgspecError:  # not about depth: the next decoder reports it
         return False
     for _ in range(NESTING_LIMIT):
         level = [

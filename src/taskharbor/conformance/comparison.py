@@ -10,7 +10,7 @@ from taskharbor.drivers.base import Claim, SettleAnswer, SettleResult, Transitio
 
 
 def differences(expected: object, answer: object, path: str = "answer") -> Iterator[str]:
-    """Where two answers differ, one line for each leaf: a whole dump of two stores helps nobody."""
+    """Where two answers differ, one line for each leaf: a whole dump of two stores helps no reader."""
     if type(expected) is not type(answer):
         yield f"  {path}: {answer!r} instead of {expected!r}"
     elif isinstance(expected, Struct):

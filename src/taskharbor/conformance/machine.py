@@ -36,6 +36,7 @@ from taskharbor.drivers.base import (
     StepNote,
     Transition,
 )
+from taskharbor.drivers.capabilities import Capability, Steps, Upkeep, Workflows
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, Progress, State
@@ -52,16 +53,21 @@ VERBS: dict[str, Verb] = {}
 WEIGHTS: dict[str, int] = {}
 NEEDS_A_LEASE: set[str] = set()
 NEEDS_A_CLAIM: set[str] = set()
+OFFERED: dict[str, type[Capability]] = {}  # the verbs that not every store has
 
 
-def verb(weight: int, needs: set[str] | None = None) -> Callable[[Verb], Verb]:
-    """Something that may happen in a story, so many times as often as what has the weight 1."""
+def verb(
+    weight: int, needs: set[str] | None = None, offered: type[Capability] | None = None
+) -> Callable[[Verb], Verb]:
+    """Register something that may happen in a story, `weight` times as often as what has the weight 1."""
 
     def register(function: Verb) -> Verb:
         VERBS[function.__name__] = function
         WEIGHTS[function.__name__] = weight
         if needs is not None:
             needs.add(function.__name__)
+        if offered is not None:
+            OFFERED[function.__name__] = offered
         return function
 
     return register
@@ -81,6 +87,8 @@ class DriverMachine(RuleBasedStateMachine):
         self._cleanup = ExitStack()
         self._subject = self._cleanup.enter_context(opened(type(self).factory))
         self._reference = self._cleanup.enter_context(opened(MemoryDriver))
+        self._reference.capabilities = self._subject.capabilities
+        self._missing = {name for name, each in OFFERED.items() if each not in self._subject.capabilities}
         self._ids = 0
         self._tokens = 0
         self._jobs: list[str] = []  # ids, of jobs that exist or have existed
@@ -98,6 +106,7 @@ class DriverMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def step(self, data: Draw) -> None:
         impossible = (set() if self._live else NEEDS_A_LEASE) | (set() if self._claims else NEEDS_A_CLAIM)
+        impossible |= self._missing
         possible = [name for name, weight in WEIGHTS.items() if name not in impossible for _ in range(weight)]
         VERBS[data.draw(st.sampled_from(possible), label="verb")](self, data)
 
@@ -161,7 +170,7 @@ class DriverMachine(RuleBasedStateMachine):
         batch = [self._new_job(features) for features in data.draw(stories.batches, label="batch")]
         self._enqueue(batch + batch[:1] if data.draw(stories.rarely, label="first twice") else batch)
 
-    @verb(3)
+    @verb(3, offered=Workflows)
     def enqueue_dependant(self, data: Draw) -> None:
         """Of one or two stored jobs, and of one that comes after it in the same batch."""
         known = [
@@ -173,7 +182,7 @@ class DriverMachine(RuleBasedStateMachine):
         other = self._new_job([])
         return self._enqueue([self._new_job(features, depends_on=(other.id, *known)), other])
 
-    @verb(1)
+    @verb(1, offered=Workflows)
     def enqueue_dependant_of_an_unknown_job(self, data: Draw) -> None:
         features = data.draw(stories.features_of_jobs, label="features")
         batch = [self._new_job(features), self._new_job([], depends_on=(self._new_id(),))]
@@ -184,7 +193,7 @@ class DriverMachine(RuleBasedStateMachine):
         features = data.draw(stories.features_of_jobs, label="features")
         self._enqueue([self._new_job(features, id=self._job(data), idempotency_key=None)])
 
-    @verb(1)
+    @verb(1, offered=Workflows)
     def enqueue_crosswise(self, data: Draw) -> None:
         """Few ids under few keys, and one that depends on such an id."""
         ids, key = [self._new_id(), self._new_id()], st.sampled_from((None, "k", "c", "d"))
@@ -194,7 +203,7 @@ class DriverMachine(RuleBasedStateMachine):
         batch = [self._new_job([], id=job_id, idempotency_key=key) for job_id, key in pairs]
         self._enqueue([*batch, self._new_job([], depends_on=(pairs[-1][0],))])
 
-    @verb(3)
+    @verb(3, offered=Workflows)
     def enqueue_workflow(self, data: Draw) -> None:
         """A few jobs, most of which depend on some before them; often under a key that is taken."""
         shape = data.draw(st.lists(stories.dependencies, max_size=4), label="shape")
@@ -262,12 +271,12 @@ class DriverMachine(RuleBasedStateMachine):
     @verb(2, NEEDS_A_CLAIM)
     def extend_whatever(self, data: Draw) -> None:
         lease = data.draw(stories.lease_times, label="lease")
-        extensions = [Extension("nobody/1", lease), Extension(self._claim(data).token, lease)]
+        extensions = [Extension("stranger/1", lease), Extension(self._claim(data).token, lease)]
         self.both(lambda store: store.beat(*extensions))
 
     @verb(1, NEEDS_A_CLAIM)
     def look(self, data: Draw) -> None:
-        tokens = sorted({"nobody/1", self._claim(data).token, self._claim(data).token})
+        tokens = sorted({"stranger/1", self._claim(data).token, self._claim(data).token})
         self.both(lambda store: store.look(*tokens).jobs)
 
     @verb(3, NEEDS_A_LEASE)
@@ -301,7 +310,7 @@ class DriverMachine(RuleBasedStateMachine):
         claimed = self._claim(data)
         proofs: list[dict[str, Any]] = [
             {},
-            {"token": "nobody/1"},
+            {"token": "stranger/1"},
             {"number": claimed.number - 1},
             {"number": claimed.number + 1},
         ]
@@ -329,20 +338,20 @@ class DriverMachine(RuleBasedStateMachine):
 
     # -- notes --
 
-    @verb(3, NEEDS_A_LEASE)
+    @verb(3, NEEDS_A_LEASE, Steps)
     def note(self, data: Draw) -> None:
         held = self._held(data)
         name = data.draw(st.sampled_from(("charge", "'")), label="step")
         step = StepNote(held.token, held.id, held.number, name, f"{self._tokens}")
         self._note(step, ProgressNote(held.token, held.id, held.number, Progress(1 / 3, name)))
 
-    @verb(1, NEEDS_A_CLAIM)
+    @verb(1, NEEDS_A_CLAIM, Steps)
     def note_whatever(self, data: Draw) -> None:
         claimed, off = self._claim(data), data.draw(st.sampled_from((0, 1)), label="number off by")
         self._note(StepNote(claimed.token, claimed.id, claimed.number + off, "late", "0"))
 
     def _note(self, *notes: Note) -> None:
-        self.both(lambda store: store.run(store.driver.note(notes, now=store.now)))
+        self.both(lambda store: store.run(store.stepping.note(notes, now=store.now)))
 
     # -- operators --
 
@@ -371,12 +380,12 @@ class DriverMachine(RuleBasedStateMachine):
         paused = data.draw(st.booleans(), label="paused")
         self.both(lambda store: store.run(store.driver.pause(queue, paused)))
 
-    @verb(1)
+    @verb(1, offered=Upkeep)
     def expire(self, data: Draw) -> None:
         limit = data.draw(st.integers(1, 3), label="limit")
         self.both(lambda store: store.expire(limit))
 
-    @verb(1)
+    @verb(1, offered=Upkeep)
     def prune(self, data: Draw) -> None:
         states = data.draw(
             st.sampled_from((tuple(TERMINAL), (State.SUCCEEDED,), (State.DEAD,))), label="states"

@@ -32,7 +32,7 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     member_id,
 )
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import CAPABILITIES, Capability, Records, Steps, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.records import (
     AttemptRecord,
@@ -59,7 +59,7 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 LEASE = 30 * SECOND
-STILL_SECONDS = 0.2  # of real time without news
+STILL_SECONDS = 0.2  # of real time without a change
 # An instant with all six digits after the second, so that a store which rounds is found out by every test.
 START = 1_767_225_600 * SECOND + 123_457
 
@@ -87,6 +87,7 @@ class Store:
         self.driver = driver
         self.clock = clock
         self.runner = runner
+        self.capabilities = {each for each in CAPABILITIES if isinstance(driver, each)}
         self._jobs = 0
         self._tokens = 0
 
@@ -94,11 +95,33 @@ class Store:
     def now(self) -> int:
         return self.clock.now()
 
+    def need(self, capability: type[Capability]) -> None:
+        """Skip the test if the store does not offer what it is about."""
+        if capability not in self.capabilities:
+            pytest.skip(f"the store has no {capability.CAPABILITY}")
+
+    # What the driver offers, for a test that is about it; a test of a store without it is skipped.
+
+    @property
+    def workflows(self) -> Workflows:
+        self.need(Workflows)
+        return Workflows.of(self.driver)
+
+    @property
+    def stepping(self) -> Steps:
+        self.need(Steps)
+        return Steps.of(self.driver)
+
+    @property
+    def upkeep(self) -> Upkeep:
+        self.need(Upkeep)
+        return Upkeep.of(self.driver)
+
     def pass_time(self, micros: int) -> None:
         self.clock.advance(micros / SECOND)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        # The runner's own `run` sets a signal handler each time, and formats the whole answer in doing so, for nobody.
+        # The runner's own `run` sets a signal handler each time, and formats the whole answer which no test reads.
         return self.runner.get_loop().run_until_complete(coroutine)
 
     # -- enqueue --
@@ -109,6 +132,8 @@ class Store:
         return f"019b76da-a800-7000-8000-{self._jobs:012x}"
 
     def new(self, **fields: Any) -> NewJob:
+        if fields.get("depends_on"):
+            self.need(Workflows)
         return NewJob(**{"id": fields.get("id") or self.new_id(), "task": "test:task", **fields})
 
     def enqueue(self, **fields: Any) -> str:
@@ -134,7 +159,7 @@ class Store:
         return workflow, jobs
 
     def enqueue_workflow(self, workflow: NewWorkflow, jobs: Sequence[NewJob]) -> WorkflowEnqueued:
-        return self.run(self.driver.enqueue_workflow(workflow, jobs, now=self.now))
+        return self.run(self.workflows.enqueue_workflow(workflow, jobs, now=self.now))
 
     def workflow(self, *dependencies: Sequence[int], **fields: Any) -> list[str]:
         """Store a workflow; its id, and those of its jobs."""
@@ -263,12 +288,12 @@ class Store:
     def report(self, held: Held, fraction: float, message: str = "", **fields: Any) -> SettleAnswer:
         proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
         note = ProgressNote(progress=Progress(fraction, message), **proof)
-        [answer] = self.run(self.driver.note([note], now=self.now))
+        [answer] = self.run(self.stepping.note([note], now=self.now))
         return answer
 
     def step(self, held: Held, name: str, result: str, **fields: Any) -> SettleAnswer:
         proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
-        [answer] = self.run(self.driver.note([StepNote(name=name, result=result, **proof)], now=self.now))
+        [answer] = self.run(self.stepping.note([StepNote(name=name, result=result, **proof)], now=self.now))
         return answer
 
     # -- reads --
@@ -293,14 +318,14 @@ class Store:
 
     def steps(self, job_id: str) -> dict[str, str]:
         """The results of its steps, by name."""
-        return {name: step.result for name, step in self.run(self.driver.steps(job_id)).items()}
+        return {name: step.result for name, step in self.run(self.stepping.steps(job_id)).items()}
 
     def results(self, job_id: str) -> list[MemberResult]:
-        [results] = self.run(self.driver.results([job_id]))
+        [results] = self.run(self.workflows.results([job_id]))
         return results
 
     def find_workflow(self, workflow_id: str) -> WorkflowRecord | None:
-        [record] = self.run(self.driver.get_workflows([workflow_id]))
+        [record] = self.run(self.workflows.get_workflows([workflow_id]))
         return record
 
     def numbers(self, workflow_id: str) -> tuple[int, int, int, int, int]:
@@ -313,7 +338,7 @@ class Store:
         listed: list[WorkflowRecord] = []
         cursor: str | None = None
         while True:
-            page = self.run(self.driver.list_workflows(cursor=cursor, limit=page_size))
+            page = self.run(self.workflows.list_workflows(cursor=cursor, limit=page_size))
             listed += page.workflows
             cursor = page.next_cursor
             if cursor is None:
@@ -343,21 +368,23 @@ class Store:
     def everything(self) -> dict[str, Any]:
         """All that can be read: two stores, or two moments, are the same when this is."""
         driver, now, jobs = self.driver, self.now, self.listed()
-        workflows = self.listed_workflows()
 
         async def read() -> dict[str, Any]:
-            return {
+            found: dict[str, Any] = {
                 "jobs": jobs,
                 "history": {job.id: await driver.history(job.id) for job in jobs},
-                "steps": {job.id: await driver.steps(job.id) for job in jobs},
-                "results": await driver.results([job.id for job in jobs]),
-                "workflows": workflows,
                 "counts": await driver.counts(now=now),
                 "queues": await driver.queues(now=now),
                 "leases": sorted(await driver.leases(now=now), key=lambda lease: lease.token),
             }
+            if Steps in self.capabilities:
+                found["steps"] = {job.id: await Steps.of(driver).steps(job.id) for job in jobs}
+            if Workflows in self.capabilities:
+                found["results"] = await Workflows.of(driver).results([job.id for job in jobs])
+            return found
 
-        return self.run(read())
+        found = self.run(read())
+        return found | {"workflows": self.listed_workflows()} if Workflows in self.capabilities else found
 
     # -- operators --
 
@@ -375,17 +402,18 @@ class Store:
         self.run(self.driver.pause(queue, False))
 
     def expire(self, limit: int = 100) -> list[str]:
-        return self.run(self.driver.expire(limit, now=self.now))
+        return self.run(self.upkeep.expire(limit, now=self.now))
 
     def prune(self, before: dict[State, int], limit: int = 100) -> int:
-        return self.run(self.driver.prune(before, limit, now=self.now))
+        return self.run(self.upkeep.prune(before, limit, now=self.now))
 
     def prune_history(self, *ids: str, keep: int = 100, before: int = 0) -> int:
-        return self.run(self.driver.prune_history(ids, keep, before, now=self.now))
+        return self.run(self.upkeep.prune_history(ids, keep, before, now=self.now))
 
     # -- records --
 
     def put_records(self, kind: RecordKind, about: dict[str, str], lasts: int | None = None) -> None:
+        self.need(Records)
         self.run(Records.of(self.driver).put_records(kind, about, lasts, now=self.now))
 
     def records(self, kind: RecordKind) -> list[Record]:
@@ -451,17 +479,25 @@ class Chapter:
     factory: ClassVar[Factory]
     another: ClassVar[Another | None]
     threads: ClassVar[bool]
+    needs: ClassVar[type[Capability] | None] = (
+        None  # the chapter is left out for a store that does not offer it
+    )
 
     @pytest.fixture
-    def store(self) -> Iterator[Store]:
+    def store(self, request: pytest.FixtureRequest) -> Iterator[Store]:
+        chapter: type[Chapter] = next(
+            each for each in type(self).__mro__ if request.function.__name__ in vars(each)
+        )
         with opened(type(self).factory) as store:
+            if chapter.needs is not None:
+                store.need(chapter.needs)
             yield store
 
 
 async def waiting_for_change(driver: Driver) -> asyncio.Future[None]:
-    """Somebody who waits, and whom the driver's own affairs do not wake: that it has begun to listen, say.
+    """Start a wait that the driver's own affairs do not end, such as that it has begun to listen.
 
-    A driver may have more news than there are; then it has some now and then, and that is as still as it gets.
+    A driver may report more changes than there are. The wait then ends now and then, and that is as still as it gets.
     """
     for _ in range(10):
         waiting = asyncio.ensure_future(driver.wait_for_change(driver.change_token(), 3600))

@@ -15,11 +15,9 @@ Rules for every verb:
 
 from __future__ import annotations
 
-import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract.enqueueing import (
@@ -80,79 +78,20 @@ from taskharbor.drivers.contract.sizes import (
     text_size,
     transition_size,
 )
-from taskharbor.errors import ConfigurationError
 from taskharbor.records import (
     AttemptRecord,
     JobFilter,
     JobRecord,
-    MemberResult,
     NewJob,
-    NewWorkflow,
     QueueRecord,
     State,
-    StepRecord,
-    WorkflowRecord,
 )
 
 
-class Driver(ABC):
-    """A store. Every verb is a coroutine; see the module's rules.
+class Leasing(ABC):
+    """Jobs under a lease, from the claim to the settle: all that a worker needs of a source of jobs."""
 
-    A driver whose `inline` is true never suspends when `sync_call` is active, so that the synchronous
-    surface can step its coroutines in the caller's own thread, without a loop.
-    """
-
-    inline: ClassVar[bool] = False
-    clock: Clock
-    outlook = Outlook()  # a driver that knows better says so with every `take_expired`
-
-    # -- life --
-
-    @abstractmethod
-    async def open(self) -> None:
-        """Connect and check the schema. Idempotent; every other verb opens on first use."""
-
-    async def open_for_work(self) -> None:
-        """Open, and refuse with `AccessDenied` where a worker would not be let do all that it has to."""
-        await self.open()
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Let go of every connection and thread. Idempotent."""
-
-    @abstractmethod
-    async def migrate(self) -> list[str]:
-        """Bring the schema up to date; the names of the migrations that were applied."""
-
-    @abstractmethod
-    async def check(self) -> list[Check]:
-        """Is the store reachable, durable, up to date, its clock sane?"""
-
-    @abstractmethod
-    async def now(self) -> int:
-        """The store's time."""
-
-    # -- the hot path --
-
-    @abstractmethod
-    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
-        """Store all of the jobs or none, durably.
-
-        A job whose id, or whose (queue, idempotency key), is already kept, or comes twice in the batch,
-        is answered with the one that exists; nothing of that one changes. A job that depends on others
-        waits for them; a dependency that nobody knows is refused with `ConfigurationError`.
-        """
-
-    @abstractmethod
-    async def enqueue_workflow(
-        self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
-    ) -> WorkflowEnqueued:
-        """Store a workflow and all of its jobs, or nothing.
-
-        If a workflow of this id or key is kept already, nothing is stored, whatever the jobs are. The jobs have
-        the ids that follow the workflow's, in their order (see `member_id`), and no keys; an id among
-        them that is taken is refused with `ConfigurationError`.
-        """
+    outlook = Outlook()  # what the latest `take_expired` saw; a driver that knows less leaves the default
 
     @abstractmethod
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:
@@ -203,16 +142,60 @@ class Driver(ABC):
 
         In the same transaction a success releases those for whom it was the last one to wait for, and any other
         end of a job cancels those that end with it, and those that end with them. (So it is when an operator
-        or its age ends a job.) One that would have ended with several of a batch is told of the first of them.
+        or its age ends a job.) A dependant cancelled by several jobs of the batch is reported with the first.
 
         A refused settle, heartbeat or note proves that the worker which claimed under this token is alive. If its lease
         is over, the store marks it `worker_survived`, under whatever token a collector holds it, and so it does with
         the `lost` rows that collectors have settled from it. A transition that names a `worker` proves nothing.
         """
 
+
+class Driver(Leasing):
+    """The core that every store has. What a store may offer beyond it is in `taskharbor.drivers.capabilities`.
+
+    A driver whose `inline` is true never suspends while `in_sync_call` is true. The synchronous surface then steps its
+    coroutines in the caller's own thread, without a loop.
+    """
+
+    inline: ClassVar[bool] = False
+    clock: Clock
+
+    # -- life --
+
     @abstractmethod
-    async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
-        """Store progress and steps, fenced and refused as a settle is."""
+    async def open(self) -> None:
+        """Connect and check the schema. Idempotent; every other verb opens on first use."""
+
+    async def open_for_work(self) -> None:
+        """Open, and refuse with `AccessDenied` where a worker would not be let do all that it has to."""
+        await self.open()
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of every connection and thread. Idempotent."""
+
+    @abstractmethod
+    async def migrate(self) -> list[str]:
+        """Bring the schema up to date; the names of the migrations that were applied."""
+
+    @abstractmethod
+    async def check(self) -> list[Check]:
+        """Is the store reachable, durable, up to date, its clock sane?"""
+
+    @abstractmethod
+    async def now(self) -> int:
+        """The store's time."""
+
+    # -- the hot path --
+
+    @abstractmethod
+    async def enqueue(self, jobs: Sequence[NewJob], *, now: int | None = None) -> list[Enqueued]:
+        """Store all of the jobs or none, durably.
+
+        A job whose id, or whose (queue, idempotency key), is already kept, or comes twice in the batch,
+        is answered with the one that exists; nothing of that one changes. A job that depends on others
+        waits for them; an unknown dependency is refused with `ConfigurationError`.
+        """
 
     @abstractmethod
     def change_token(self) -> int:
@@ -240,28 +223,6 @@ class Driver(ABC):
         """The job's attempts, newest first."""
 
     @abstractmethod
-    async def steps(self, job_id: str) -> dict[str, StepRecord]:
-        """The job's durable steps, by name."""
-
-    @abstractmethod
-    async def results(
-        self, ids: Sequence[str], *, bytes_limit: int | None = None
-    ) -> builtins.list[builtins.list[MemberResult]]:
-        """For each of these jobs: what those it depends on have come to, in the order it named them.
-
-        From the first job on with which all results together would have more than `bytes_limit` bytes, its members
-        and those of the jobs after it come without their results, marked as `left_out`.
-        """
-
-    @abstractmethod
-    async def get_workflows(self, ids: Sequence[str]) -> builtins.list[WorkflowRecord | None]:
-        """The workflows with these ids, each with how many of its jobs stand where."""
-
-    @abstractmethod
-    async def list_workflows(self, *, cursor: str | None = None, limit: int = 100) -> WorkflowPage:
-        """Workflows by id, newest first."""
-
-    @abstractmethod
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
         """Every queue that holds runnable or running jobs, or is paused, by name."""
 
@@ -276,63 +237,12 @@ class Driver(ABC):
     ) -> list[OperationResult]:
         """Do one thing to each of these jobs whose state allows it; see `taskharbor.rules.lifecycle`.
 
-        A dependant that ended with several of them is told of the first one, by id.
+        A dependant that ended with several of them is reported with the first one, by id.
         """
 
     @abstractmethod
     async def pause(self, queue: str, paused: bool) -> None:
         """Set or lift the flag that keeps a queue from being claimed."""
-
-    @abstractmethod
-    async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
-        """Cancel at most `limit` jobs that were not begun by their `expires_at`.
-
-        Which, the first to expire first; and then, by id, the dependants that ended with them.
-        """
-
-    async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
-        """Release or cancel the dependants that a member's end missed, since they were being stored at that moment.
-
-        At most `limit` dependencies are looked at. Gives the jobs that it released or cancelled, by id. Only a store
-        in which a producer's transaction stays open beside settles has anything to do here; each worker asks about
-        once a second.
-        """
-        return []
-
-    @abstractmethod
-    async def prune(self, before: dict[State, int], limit: int, *, now: int | None = None) -> int:
-        """Delete at most `limit` jobs that came to one of these terminal states before the instant given.
-
-        A job that an unfinished one depends on stays. So does a member of a workflow for as long as any
-        other member of it has to stay.
-        """
-
-    @abstractmethod
-    async def prune_history(
-        self, ids: Sequence[str], keep: int, before: int, *, now: int | None = None
-    ) -> int:
-        """Delete the attempts of these jobs beyond the newest `keep`, and those that ended before the instant given.
-
-        The attempts of a job's present run stay, its latest one stays, and so does what a live lease still names.
-        How many were deleted.
-        """
-
-    # -- the caller's own transaction --
-
-    def in_transaction(self) -> bool:
-        """Whether this context takes part in a caller's transaction that is open."""
-        return False
-
-    def uses_callers_thread(self) -> bool:
-        """Whether an enqueue in this context runs in the thread of whoever calls it, and never has to suspend."""
-        return self.inline
-
-    def transaction(self, connection: Any) -> AbstractContextManager[None]:
-        """While this is active, enqueues of this context run on the caller's connection."""
-        raise ConfigurationError(
-            f"{type(self).__name__} cannot enqueue inside a caller's transaction; "
-            "enqueue after committing it, or use a store that keeps its jobs in the same database"
-        )
 
     # The last one, because from here on `list` in this class means the verb.
 

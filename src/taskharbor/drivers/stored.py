@@ -1,7 +1,7 @@
 """Reading what a store holds, whatever that is.
 
 A newer version may have written a row, or a person by hand. One value that is not what belongs there must hide neither
-its job nor the jobs beside it: it is read as a stand-in, and told as it is.
+its job nor the jobs beside it: it is read as a stand-in, and reported as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Reading:
     def text(self, name: str, value: Any) -> str:
         if type(value) is str and is_text(value):
             return value
-        return self.told(name, value)
+        return self.report(name, value)
 
     def optional_text(self, name: str, value: Any) -> str | None:
         return None if value is None else self.text(name, value)
@@ -53,7 +53,7 @@ class Reading:
     def integer(self, name: str, value: Any, least: int = 0, most: int = NUMBER_MAX) -> int:
         if type(value) is int and least <= value <= most:
             return value
-        self.told(name, value)
+        self.report(name, value)
         return min(max(value, least), most) if type(value) is int else max(least, 0)
 
     def instant(self, name: str, value: Any) -> int:
@@ -67,15 +67,15 @@ class Reading:
             return None
         found = known.get(value) if isinstance(value, str) else None
         if found is None:
-            self.told(name, value)
+            self.report(name, value)
         return found
 
-    def told(self, name: str, value: object) -> str:
+    def report(self, name: str, value: object) -> str:
         self.odd[name] = shown = as_shown(value)
         return shown
 
     def unreadable(self, raw: str | None = None) -> str | None:
-        """Tell all of it as JSON, with the row that was kept when the job was set aside; None if all is well."""
+        """Report all of it as JSON, with the row that was kept when the job was set aside; None if all is well."""
         if not self.odd and raw is None:
             return None
         odd: dict[str, object] = dict(self.odd)

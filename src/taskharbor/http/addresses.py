@@ -1,8 +1,8 @@
 """Which addresses an HTTP job may reach: public ones, and what an allow-list opens.
 
-A worker stands inside a network, and whoever can enqueue a job names a URL. Without this check the worker would be
-their way to what only the inside can reach: a database, an admin page, a cloud's metadata service with its
-credentials. The check is of the address that is connected to, not of its name.
+A worker is inside a network, and every producer of jobs names a URL. Without this check, a producer could use the
+worker to reach what only the inside can reach: a database, an admin page, a cloud's metadata service with its
+credentials. The check is on the address that is connected to, not on its name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CLOSED_V6 = {
     "fec0::/10": "site-local",
     "ff00::/8": "multicast",
 }
-_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")  # nothing else has been given out for use by everybody
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")  # no other range is assigned for public use
 _ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # the middle of an address whose end is an IPv4 address
 
 _CLOSED: dict[int, tuple[tuple[Network, str], ...]] = {
@@ -73,7 +73,7 @@ _CLOSED: dict[int, tuple[tuple[Network, str], ...]] = {
 
 
 def closed_because(address: Address) -> str | None:
-    """Why an address is closed by default, in a few words; None for one that anybody on the internet can reach."""
+    """Say why an address is closed by default; None for one that is public on the internet."""
     for network, why in _CLOSED[address.version]:
         if address in network:
             return why

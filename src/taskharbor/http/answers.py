@@ -97,7 +97,7 @@ def told_without(secrets: Sequence[str], text: str) -> str:
 def retry_after_seconds(value: str | None, now: int) -> float | None:
     """The delay that a `Retry-After` header asks for, in seconds or as a date; None if it asks for none.
 
-    At most a day: whoever answers must not be able to put a job off for ever.
+    At most a day: a server must not be able to delay a job without end.
     """
     if value is None:
         return None

@@ -75,7 +75,7 @@ SYSTEM = Network(resolver.SYSTEM.resolve, connect, trust)
 
 
 class Wire:
-    """How much a server has sent, and how much it may: it can neither hold the loop up nor go on without an end."""
+    """How much a server has sent, and how much it may: so that it can neither block the loop nor send without end."""
 
     def __init__(self) -> None:
         self._left = HEAD_BYTES_MAX
@@ -209,7 +209,7 @@ class Outgoing:
             raise HttpError(f"{self.target} redirects from https to http ({target}), which is not followed")
         headers, body, method = self.headers, self.body, self.method
         if target.origin != self.target.origin:
-            # What was meant for one server is none of another's business.
+            # Another server must not see what was meant for the first.
             headers = tuple(each for each in headers if not is_secret(each[0]))
         if status == 303 or (status in (301, 302) and method == "POST"):
             if method != "HEAD":
@@ -278,7 +278,7 @@ async def _send(outgoing: Outgoing, allow: AllowList, network: Network) -> Answe
 
 
 def _content(outgoing: Outgoing) -> bytes | None:
-    """Servers want to be told that nothing follows, by methods that usually bring something."""
+    """Send a length of 0 with methods that usually have a body, as servers expect."""
     if outgoing.body is None and outgoing.method in ("POST", "PUT", "PATCH"):
         return b""
     return outgoing.body

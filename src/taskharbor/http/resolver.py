@@ -28,7 +28,7 @@ def look_up(host: str, port: int) -> list[str]:
 
 
 class _Lookup:
-    """A name that is looked up, or waits for a thread, and who waits for its addresses."""
+    """A lookup that runs or waits for a thread, with the callers that wait for its addresses."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -102,7 +102,7 @@ class Resolver:
         result: Sequence[str] | Exception
         try:
             result = self._look(lookup.host, lookup.port)
-        except Exception as error:  # noqa: BLE001 - it goes to those who asked
+        except Exception as error:  # noqa: BLE001 - the callers get it
             result = error
         with self._lock:
             self._begun[lookup.domain] -= 1

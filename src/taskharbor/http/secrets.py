@@ -2,7 +2,7 @@
 
 The payload is kept as it was given, because a worker has to send it. Whatever shows it (lists, `inspect`, the REST
 interface, a repr) shows what `shown_payload` makes of it. A header is taken for a secret unless it is known not to be
-one: nobody can tell from the name `X-Acme` what it holds.
+one: the name `X-Acme` does not show what it holds.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Target(NamedTuple):
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def __str__(self) -> str:
-        """For messages: the query may hold what is nobody's business."""
+        """Return the URL for messages, without the query, which may contain secrets."""
         path, query, _ = self.path.partition("?")
         return shown_url(f"{self.scheme}://{self.authority}{path}") + ("?…" if query else "")
 

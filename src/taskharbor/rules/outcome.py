@@ -33,7 +33,7 @@ class Expired(Struct, frozen=True):
 
 
 class Missed(Struct, frozen=True):
-    """An occurrence of a recurring job that nobody began within its grace: it is dropped."""
+    """An occurrence of a recurring job that no worker began within its grace: it is dropped."""
 
     late_seconds: float
     grace_seconds: float
@@ -67,7 +67,7 @@ class Slept(Struct, frozen=True):
 
 
 class CancelledOnRequest(Struct, frozen=True):
-    """Somebody asked for it to be cancelled, and it ended without succeeding."""
+    """A caller asked to cancel it, and it ended without succeeding."""
 
     error: str | None = None
 

@@ -39,7 +39,7 @@ UNSETTLED_MAX = 20  # times that a bug of ours may keep a job from being settled
 UNSETTLED_DELAY_MAX_SECONDS = 300.0
 
 # How an attempt was lost: the `detail` of its row, which later losses are weighed by.
-LOST_TOGETHER = "together"  # with others, so nobody knows whose fault it was
+LOST_TOGETHER = "together"  # with others, so it is unknown whose fault it was
 LOST_ALONE = "alone"  # executed alone: its own doing
 LOST_SUPERVISED = "supervised"  # the whole tree was killed
 DISTURBED = "disturbed"  # not lost, but cut off by other code in its worker: a `released` row
@@ -252,8 +252,8 @@ def settle_loss(
 ) -> Transition:
     """What becomes of a job whose lease expired. `history` is newest first, without this attempt.
 
-    Under a supervisor a lease expires only when the supervisor is gone as well: whoever was alone then did not
-    bring that about.
+    Under a supervisor a lease expires only when the supervisor is gone as well: a job that was alone then did not
+    cause that.
     """
     kind = LOST_SUPERVISED if lease.supervised else LOST_ALONE if lease.alone else LOST_TOGETHER
     loss = Loss(
@@ -300,7 +300,7 @@ def weigh_loss(
     if job.delivery is Delivery.AT_MOST_ONCE:
         reason = Reason.LOST
     elif loss.worker_survived:
-        pass  # its worker is alive: an outage counts for nobody
+        pass  # its worker is alive: an outage counts against no job
     elif loss.kind == LOST_ALONE:
         if 1 + sum(row.detail == LOST_ALONE for row in lost) >= max_losses:
             reason = Reason.POISON
@@ -326,7 +326,7 @@ def weigh_loss(
     )
 
 
-# Nobody is condemned for these, but nobody loops for ever either: they count against the higher limit.
+# Hardly the doing of the job. They count against the higher limit, so that no job loops without end.
 _HARDLY_ITS_DOING = frozenset({LOST_SUPERVISED, LOST_ENDED})
 
 

@@ -1,6 +1,6 @@
 """Recurring jobs: which occurrence follows the end of a run. Pure functions, as all of the policy is.
 
-Every transition of a recurring job carries its next occurrence, also one that only puts the job back: somebody may
+Every transition of a recurring job carries its next occurrence, also one that only puts the job back: an operator may
 have asked to cancel it, and the version that comes with the occurrence tells whether the schedule has been changed.
 """
 
@@ -30,9 +30,9 @@ from taskharbor.records import (
 )
 from taskharbor.schedule import parse
 
-# The place of a paused schedule: nobody claims it there.
+# The place of a paused schedule: no worker claims it there.
 PARKED_AT = to_micros(datetime(9999, 1, 1, tzinfo=UTC))
-# Begins the `detail` of an attempt that failed or fell asleep in a run that somebody asked for.
+# Begins the `detail` of an attempt that failed or fell asleep in an extra run.
 RUN_NOW = "run now"
 LATER = 60 * MICROS_PER_SECOND  # for what cannot be computed here: another worker may be able to
 DELETED = "its schedule was deleted while it ran"
@@ -48,7 +48,7 @@ class Run(Struct, frozen=True):
 
     due_at: int
     began_at: int | None = None
-    is_extra: bool = False  # somebody asked for it, so that it consumes no occurrence
+    is_extra: bool = False  # an operator asked for it, so that it consumes no occurrence
 
     @classmethod
     def of(cls, job: Claimed, started_at: int | None, rows: Sequence[AttemptRecord]) -> Run:
@@ -77,7 +77,7 @@ def next_due(recurrence: Recurrence, run: Run, now: int) -> int:
     try:
         schedule = parse(recurrence.schedule, recurrence.timezone)
         if run.is_extra and (run.due_at > now or recurrence.misfire is Misfire.SKIP):
-            # As if it had not been: one that has come due is dropped by whoever claims it, if it is too late by then.
+            # As if it had not been: the worker that claims a due occurrence drops it if it is too late by then.
             return run.due_at
         if recurrence.misfire is Misfire.RUN_ONCE:
             # What was due before this run began, it has made up for; what came due since was missed.
@@ -102,7 +102,7 @@ def armed(
 ) -> Transition:
     """The same ending with the occurrence that follows it, for a job whose options say that it recurs.
 
-    One that does so no longer ends, unless somebody has made it a schedule again.
+    One that does so no longer ends, unless it was made a schedule again.
     """
     recurrence = options.recurrence
     if recurrence is None:
@@ -171,7 +171,7 @@ def has_begun(job: Claimed, rows: Sequence[AttemptRecord]) -> bool:
 
 
 def after_cancelling(record: JobRecord, now: int) -> Occurrence:
-    """The occurrence that follows one which somebody cancelled before it began."""
+    """The occurrence that follows one that was cancelled before it began."""
     recurrence = record.options.recurrence
     assert recurrence is not None, "only a recurring job has occurrences"
     due_at = record.due_at if record.due_at is not None else record.run_at
@@ -186,7 +186,7 @@ def after_cancelling(record: JobRecord, now: int) -> Occurrence:
 
 
 def was_rearmed(transition: Transition, settled: SettleResult) -> bool:
-    """Whether this ended an occurrence. One that was put back has ended it if somebody had asked to cancel it."""
+    """Whether this ended an occurrence. One that was put back has ended it if a caller had asked to cancel it."""
     next_one = transition.occurrence
     if next_one is None or settled.run_at is None:
         return False

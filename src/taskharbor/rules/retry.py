@@ -394,7 +394,7 @@ def _decide_by_code(
 ) -> Decision:
     """The same rule, where a policy brings code: whatever that does, a decision is made.
 
-    A function that fails, or answers with something else, is a problem to be told of; the policy's own lists and
+    A function that fails, or answers with something else, is a problem to report; the policy's own lists and
     numbers stand in for it.
     """
     problems: list[str] = []

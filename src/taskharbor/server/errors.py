@@ -15,6 +15,7 @@ from taskharbor.codec import clean_text
 from taskharbor.errors import (
     ConfigurationError,
     JobConflict,
+    MissingCapability,
     PayloadError,
     PayloadTooLarge,
     StoreError,
@@ -91,6 +92,8 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(409, "conflict", message, {"jobId": error.job_id})
         case LookupError() if hasattr(error, "job_id") or hasattr(error, "workflow_id"):
             return ApiError(404, "not_found", str(error))
+        case MissingCapability():
+            return ApiError(501, "unsupported", str(error), {"capability": error.capability})
         case ConfigurationError():
             return ApiError(422, "unprocessable", _as_sent(str(error)))
         case PayloadError():

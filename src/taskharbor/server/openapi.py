@@ -120,7 +120,7 @@ def _responses(operation: Operation, named: dict[Any, Any]) -> dict[str, Any]:
         responses[str(status)] = {"description": HTTPStatus(status).phrase}
         if operation.document is not None:
             responses[str(status)]["content"] = {operation.media_type: {"schema": named[operation.document]}}
-    errors = {400, 500, 503, *operation.errors}
+    errors = {400, 500, 501, 503, *operation.errors}
     if operation.role is not None:
         errors |= {401, 403, 429}
     if operation.method in ("POST", "PATCH", "DELETE"):

@@ -161,7 +161,7 @@ class Reporter:
         await report_dependants(self._events, settled, logger, read)
 
     def expired(self, record: JobRecord) -> None:
-        """A job that nobody began by its `expires_at`, or that ended with such a one."""
+        """A job that no worker began by its `expires_at`, or that ended with such a one."""
         report_cancelled(self._events, record, logger)
 
     def unreadable(self, record: JobRecord) -> None:

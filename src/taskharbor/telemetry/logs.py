@@ -29,7 +29,7 @@ _CONTINUED = "    | "  # begins each line of a traceback, so that none can pass 
 
 # -- secrets -------------------------------------------------------------------------------------
 
-# Greedy up to the last @ of the word: a password may hold an @ or a / that nobody escaped. It is only looked for
+# Greedy up to the last @ of the word: a password may contain an unescaped @ or /. It is only looked for
 # in what ends with an @, and from a :// on, so that the time it takes grows with the text and no faster.
 _WORD = re.compile(r"\S+")
 _USERINFO = re.compile(r"(?P<before>(?<=[A-Za-z0-9+.-])://(?!/)[^:/@]*:).*@")
@@ -39,7 +39,7 @@ _SECRET_PARAMETER = re.compile(
 
 
 def masked_url(url: str) -> str:
-    """The URL with its password, and any parameter that names one, replaced by `***`."""
+    """Return the URL with `***` for its password and for any parameter that names one."""
     if "@" in url:
         url = _WORD.sub(_without_password, url)
     return _SECRET_PARAMETER.sub(rf"\g<before>{MASK}", url)
@@ -52,7 +52,7 @@ def _without_password(word: re.Match[str]) -> str:
 
 
 def masked(text: str) -> str:
-    """A text in which every URL is a masked one."""
+    """Return the text with every URL in it masked."""
     return masked_url(text) if "://" in text else text
 
 
@@ -60,7 +60,7 @@ def masked(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text with everything that is not printable written as an escape, line ends above all."""
+    """Return the text with everything that is not printable, line ends above all, written as an escape."""
     if text.isprintable():
         return text
     return "".join(
@@ -96,7 +96,7 @@ class Line:
 
     @property
     def named(self) -> frozenset[str]:
-        """The fields that the sentence holds."""
+        """The fields that the sentence names."""
         return _names_in(self._template)
 
     @property
@@ -108,7 +108,7 @@ class Line:
 
 
 class _Shown:
-    """Fields as a sentence shows them."""
+    """Format fields as a sentence shows them."""
 
     __slots__ = ("_fields",)
 
@@ -166,7 +166,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; the fields stand beside time, level, logger and message."""
+    """One JSON object per line: time, level, logger, message, and the fields beside them."""
 
     def format(self, record: logging.LogRecord) -> str:
         document: dict[str, Any] = {
@@ -190,7 +190,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> tuple[str, frozenset[str]]:
-    """What the record says in words, and which of its fields are in them."""
+    """Return the record's sentence, and the fields that it names."""
     if isinstance(record.msg, Line):
         return record.msg.sentence, record.msg.named
     return masked(record.getMessage()), frozenset()
@@ -206,7 +206,7 @@ def _given(fields: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _pairs(fields: Mapping[str, Any], said: frozenset[str]) -> list[str]:
-    """The fields that the sentence does not say already."""
+    """Return the fields that the sentence does not name."""
     return [f"{_key(name)}={_text_value(value)}" for name, value in fields.items() if name not in said]
 
 
@@ -283,7 +283,7 @@ def configure(
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that it is found again."""
+    """Our own class, so that a second `configure` finds it."""
 
 
 __all__ = [

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
+from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.records import State
 from taskharbor.views.documents import QueueDocument, RunningDocument, Stats, WorkerDocument, instant
@@ -30,7 +31,8 @@ async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[Wor
     started = {job_id: at for lease in leases for job_id, at in lease.running.items()}
     records = await harbor.driver.get(sorted(started, key=lambda job_id: started[job_id])[:running_max])
     found = {record.id: record for record in records if record is not None}
-    known = {record.name: record for record in await WORKERS.all(harbor.driver)}
+    reported = await WORKERS.all(harbor.driver) if Records.offered_by(harbor.driver) else []
+    known = {record.name: record for record in reported}
     leases_of: dict[str, list[LeaseRecord]] = {name: [] for name in known}
     for lease in leases:
         leases_of.setdefault(lease.worker, []).append(lease)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskharbor.worker")
 
 RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
-STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for so long is handed back
+STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for this long is handed back
 # How long who retires waits before people hear of it; each next time twice as long.
 RETIRING_TOLD_SECONDS = 60.0
 RETIRING_TOLD_SECONDS_MAX = 3600.0
@@ -335,14 +335,14 @@ class WorkerRun:
         return self._pipeline.is_idle
 
     async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
-        """Wait for a step, but not once somebody wants an end now."""
+        """Wait for a step, but not once the worker must end now."""
         await _unless(self._ending_now, step)
 
     def raise_if_given_up(self) -> None:
         if self._unresponsive.given_up:
             names = ", ".join(sorted({execution.claimed.task for execution in self._unresponsive.given_up}))
             raise UnresponsiveHandler(
-                f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of being told to; "
+                f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of the request; "
                 "this worker has shut down, and its process should end and be started again"
             )
 
@@ -378,7 +378,7 @@ class WorkerRun:
             )
 
     def _tell_stopping(self) -> None:
-        """Who was told to stop says what it waits for, and for how long."""
+        """Log what a stopping worker waits for, and for how long."""
         if self._worker._on_stop is not None:
             self._worker._on_stop()
         if not self._stopping.is_set():

@@ -43,7 +43,7 @@ def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Work
         asyncio.set_event_loop(loop)
         _run_to_the_end(loop, with_signals(), worker)
     finally:
-        # Not asyncio.Runner: it would wait for ever for a handler that does not let itself be cancelled.
+        # Not asyncio.Runner: it would wait without end for a handler that does not let itself be cancelled.
         leftover = asyncio.all_tasks(loop)
         for task in leftover:
             task.cancel()

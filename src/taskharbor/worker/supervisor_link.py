@@ -40,4 +40,4 @@ class SupervisorLink(Protocol):
         """The expiry that the supervisor has last reached for this lease; 0 for none."""
 
     def suspects_waiting(self) -> None:
-        """Somebody should execute a suspect alone."""
+        """Ask for a process that executes a suspect alone."""

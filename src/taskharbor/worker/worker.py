@@ -39,19 +39,19 @@ GRACE_SECONDS = 7.0
 class Worker:
     """Executes the jobs of some queues, or of all.
 
-    `retry` is the policy for jobs that have none of their own, and caps everybody's limit with its
+    `retry` is the policy for jobs that have none of their own, and caps every job's limit with its
     `max_attempts` (0 lifts the cap); None means that the first failure is the last. Left out, it is the harbor's
     `worker_retry`.
 
-    `unresponsive_seconds` ends the worker, with `UnresponsiveHandler`, when a handler in a thread has not ended so long
-    after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
-    replaces a process of `isolation="process"` handlers after so many jobs.
+    `unresponsive_seconds` ends the worker, with `UnresponsiveHandler`, when a handler in a thread has not ended
+    this long after it timed out or was cancelled: only the end of the process ends such a thread. `handler_max_jobs`
+    replaces a process of `isolation="process"` handlers after this many jobs.
 
-    `max_jobs` and `max_memory_mib` let the worker retire: when it has begun so many jobs, or its process has more
+    `max_jobs` and `max_memory_mib` let the worker retire: when it has begun this many jobs, or its process has more
     memory, it claims no more, hands back what it has not begun, and `run` returns when its handlers have ended by
     themselves, however long that takes.
 
-    `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history has them all the same.
+    `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history still has them.
     """
 
     _oversight: SupervisorLink | None = None  # a supervisor in another process
@@ -148,7 +148,7 @@ class Worker:
         return "starting" if self._shift is None else self._shift.phase
 
     def _leave(self) -> None:
-        """Shut down gracefully for a reason of its own; whoever then says `stop` says it for the first time."""
+        """Shut down gracefully for a reason of its own; a `stop` after that counts as the first."""
         if self._shift is not None:
             self._shift.leave()
 

@@ -1,4 +1,4 @@
-"""The task that a workflow runs when a member of it dies: stored with the death, in the same transaction."""
+"""The failure task of a workflow: enqueued when a member dies, in the same transaction."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REMEMBERED_MAX = 256
 
 
 class Template(Struct, frozen=True, omit_defaults=True):
-    """The job that is made of it, but for its id and what it is told."""
+    """The failure task as it is stored; its job still lacks an id and the argument that says what died."""
 
     task: str
     payload: str
     queue: str
-    parameter: str | None = None  # that takes what died; None: it wants to know nothing
+    parameter: str | None = None  # takes the description of what died; None for none
     priority: int = 0
     delay: int | None = None
     delivery: Delivery | None = None
@@ -61,7 +61,7 @@ class WorkflowReader(Protocol):
 
 
 class FailureTasks:
-    """Adds the workflow's task to the transition by which a member dies."""
+    """Adds the failure task's job to the transition by which a member dies."""
 
     def __init__(self, store: WorkflowReader) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class FailureTasks:
 
 def _job(template: Template, transition: Transition, job: Claimed, workflow_id: str) -> NewJob:
     # One for the workflow, however many of its members die: the same id means the same job. A member that
-    # dies again after somebody retried it is news.
+    # dies again after a retry enqueues it again.
     about = "first" if job.first_number == 1 else f"{job.id}/{job.first_number}"
     payload = template.payload
     if template.parameter is not None:
@@ -115,6 +115,6 @@ def _job(template: Template, transition: Transition, job: Claimed, workflow_id: 
 
 
 def with_argument(payload: str, parameter: str, value: str) -> str:
-    """A payload with one more argument, all of them JSON."""
+    """Return the JSON payload with one more argument."""
     name = msgspec.json.encode(parameter).decode()
     return f"{{{name}:{value}}}" if payload == "{}" else f"{payload[:-1]},{name}:{value}}}"

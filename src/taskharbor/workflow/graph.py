@@ -1,4 +1,4 @@
-"""The graph of a workflow: which job waits for which, and what it takes of their results. Pure.
+"""The graph of a workflow: which job waits for which, and which results it takes. Pure.
 
 A part of a workflow is placed after a `Point`: what came before it, as what it hands on and as whom to wait for.
 Those are two things: a group of nothing hands on an empty list, and what follows must still wait for what
@@ -25,13 +25,13 @@ DEPENDENCIES_MAX = 500_000
 NESTING_MAX = 100
 
 Value = (
-    Any  # the index of a member, or a list of values: whose results are handed on, and how they are nested
+    Any  # the index of a member, or a list of values: whose results are passed on, and how they are nested
 )
-Shape = Any  # JSON: how it was put together, for whoever draws it or asks for its result
+Shape = Any  # JSON: how it was composed, to draw it and to build its result
 
 
 class Point(Struct, frozen=True, gc=False):
-    """A place in a workflow: what is handed on there, and the members to wait for."""
+    """A place in a workflow: the value passed on there, and the members to wait for."""
 
     value: Value
     after: tuple[int, ...]
@@ -52,13 +52,13 @@ class Graph(Struct, frozen=True):
 
 
 class Sequential(Struct, frozen=True):
-    """One after the other."""
+    """Parts that run one after another."""
 
     parts: tuple[Any, ...]
 
 
 class Parallel(Struct, frozen=True):
-    """All at the same time."""
+    """Parts that run at the same time."""
 
     parts: tuple[Any, ...]
 
@@ -71,7 +71,7 @@ class Joined(Struct, frozen=True):
 
 
 class Woven(Struct, frozen=True):
-    """Parts by name, and the names of those that each comes after; a text instead of a list means that very one."""
+    """Parts by name, and the names that each comes after: a list, or a text for a single one."""
 
     parts: Mapping[str, Any]
     after: Mapping[str, str | tuple[str, ...] | None]
@@ -81,7 +81,7 @@ Part = Any  # a Signature or one of these
 
 
 def graph_of(part: Part) -> Graph:
-    """Place everything, or raise a `ConfigurationError` or `PayloadError` that says what cannot be."""
+    """Place every part, or raise a `ConfigurationError` or `PayloadError` that says what is wrong."""
     placing = _Placing()
     shape, _ = placing.place(part, None, 0)
     return Graph(tuple(placing.members), shape)
@@ -91,16 +91,15 @@ class _Placing:
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._dependencies = 0
-        self._nameless: set[int] = (
-            set()
-        )  # options that name no job, by their identity: most signatures share theirs
+        # The `id()` of options that were checked to name no job: most signatures share theirs.
+        self._nameless: set[int] = set()
 
     def place(self, part: Part, before: Point | None, depth: int) -> tuple[Shape, Point]:
         if depth > NESTING_MAX:
             raise ConfigurationError(
                 f"a workflow is nested deeper than {NESTING_MAX} levels; put steps of a chain side by side instead"
             )
-        if hasattr(part, "takes_result"):  # first, since most are: a signature
+        if hasattr(part, "takes_result"):  # a signature; checked first, since most parts are
             index = self._member(part, before)
             return index, Point(index, (index,))
         match part:
@@ -199,7 +198,7 @@ def _all_of(points: Iterable[Point], before: Point | None = None) -> tuple[int, 
 
 
 def _in_order(woven: Woven) -> list[str]:
-    """Every part after those that it comes after."""
+    """Sort the parts so that each follows those it comes after."""
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for name, after in woven.after.items():
         names = (after,) if isinstance(after, str) else after or ()
@@ -221,7 +220,7 @@ def _in_order(woven: Woven) -> list[str]:
 
 
 def _takes(signature: Signature[Any], before: Point) -> Takes:
-    """The first parameter that is not given takes what is handed on."""
+    """Pass the value to the first parameter that is not given."""
     plan = signature.task.plan
     parameter = next((name for name in plan.parameters if name not in signature.arguments), None)
     if parameter is None:
@@ -266,7 +265,7 @@ def _refuse_own_names(signature: Signature[Any]) -> None:
 
 
 def value_of(shape: Shape) -> Value:
-    """Whose results the workflow's own result is made of, and how they are nested."""
+    """Return which members' results make up the workflow's result, and how they are nested."""
     if isinstance(shape, int):
         return shape
     match shape:
@@ -291,5 +290,5 @@ def indexes_in(value: Value) -> list[int]:
 
 
 def filled(value: Value, results: Mapping[int, Any]) -> Any:
-    """The same nesting, with each member's result in its place."""
+    """Return the same nesting with each member replaced by its result."""
     return [filled(each, results) for each in value] if isinstance(value, list) else results[value]

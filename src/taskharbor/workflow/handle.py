@@ -1,4 +1,4 @@
-"""`Workflow`: put together step by step, or, once it is stored, what a caller holds of it."""
+"""`Workflow`: a graph that a caller builds step by step, or a stored workflow as it was read."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from taskharbor.client.waiting import Pending, until_ended
 from taskharbor.clock import from_micros
 from taskharbor.codec import agreeing, counted, shorten
 from taskharbor.drivers.base import member_id
+from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import (
     ConfigurationError,
     JobNotFound,
@@ -37,12 +38,14 @@ NAMED_MAX = 5  # members that an error's text names
 
 
 class WorkflowState(StrEnum):
-    """Where a workflow as a whole stands."""
+    """The state of a workflow as a whole."""
 
     RUNNING = "running"
-    STUCK = "stuck"  # members are dead or cancelled: it cannot end until somebody retries them
+    STUCK = "stuck"  # members are dead or cancelled: it cannot end until they are retried
     SUCCEEDED = "succeeded"
-    CANCELLED = "cancelled"  # by somebody, or because a member failed and the others end with it
+    CANCELLED = (
+        "cancelled"  # by an operator, or because a member failed and the others were cancelled with it
+    )
 
 
 WorkflowStateName = Literal["running", "stuck", "succeeded", "cancelled"]
@@ -61,7 +64,7 @@ UNREADABLE_MAX = 200  # characters that are shown of it
 
 
 class About(Struct, frozen=True, omit_defaults=True):
-    """What the store keeps of a workflow without looking at it."""
+    """The part of a workflow that the store keeps without reading it."""
 
     shape: Any
     on_failure: Literal["wait", "cancel"] = "wait"
@@ -72,7 +75,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, text: str) -> About:
-        """Read it; what cannot be read (a newer version wrote it, or a person by hand) has an unknown shape."""
+        """Decode it. Text that cannot be read, from a newer version or a manual edit, gives an unknown shape."""
         try:
             return msgspec.json.decode(text, type=cls)
         except (ValueError, RecursionError):
@@ -80,7 +83,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
 
 class WorkflowProgress(Struct, frozen=True):
-    """So many of its jobs have succeeded."""
+    """How many of its jobs have succeeded."""
 
     done: int
     total: int
@@ -104,7 +107,7 @@ def state_of(record: WorkflowRecord, on_failure: str) -> WorkflowState:
 
 
 class Workflow(Composition):
-    """A graph of jobs: first put together with `add`, then, from `enqueue` on, the one that is stored.
+    """A graph of jobs: built with `add`, and stored by `enqueue`.
 
         workflow = Workflow()
         load = workflow.add(load_orders.s("2026-01"))
@@ -113,7 +116,7 @@ class Workflow(Composition):
         stored = workflow.enqueue()
 
     What comes `after` one step takes its result; what comes after a list of steps takes a list of their results.
-    A stored one tells how it stood when it was read; `refresh()` gives a newer one.
+    A stored workflow is as it was when it was read; `refresh()` returns a newer one.
     """
 
     def __init__(self) -> None:
@@ -140,7 +143,7 @@ class Workflow(Composition):
     def __hash__(self) -> int:
         return hash(self._kept[0].id) if self._kept is not None else id(self)
 
-    # -- putting it together --
+    # -- building --
 
     def add(
         self,
@@ -149,7 +152,7 @@ class Workflow(Composition):
         *,
         name: str | None = None,
     ) -> Node:
-        """Add a step, after others; by their names also after those that are added later."""
+        """Add a step after others; a name may be that of a step added later."""
         return self._woven.add(step, after, name)
 
     @property
@@ -210,7 +213,7 @@ class Workflow(Composition):
 
     @property
     def shape(self) -> Any:
-        """How it was put together, in JSON: chains, groups and chords of the indexes of its jobs."""
+        """How it was composed, in JSON: chains, groups and chords of the indexes of its jobs."""
         return self._about.shape
 
     @property
@@ -235,32 +238,32 @@ class Workflow(Composition):
 
     @property
     def jobs(self) -> WorkflowJobs:
-        """Its jobs, in order; they are read from the store as they are looked at."""
+        """Its jobs, in order; iterating reads them from the store."""
         record, harbor = self._stored_parts
         return WorkflowJobs(record.id, record.total, harbor)
 
-    # -- what can be asked of it --
+    # -- reading and changing it --
 
     async def arefresh(self) -> Workflow:
-        """The workflow as it stands now."""
+        """Read the workflow again."""
         return await self._harbor.workflows.aget(self.id)
 
     refresh = sync_method(arefresh)
 
     async def acancel(self) -> Workflow:
-        """End all that has not begun, and ask what is running to end."""
+        """Cancel the members that have not begun, and ask running ones to stop."""
         return await self._harbor.workflows.acancel(self.id)
 
     cancel = sync_method(acancel)
 
     async def aretry(self, *, force: bool = False) -> Workflow:
-        """Begin again what is dead or cancelled; see `harbor.workflows.retry`."""
+        """Begin a new run of dead and cancelled members; see `harbor.workflows.retry`."""
         return await self._harbor.workflows.aretry(self.id, force=force)
 
     retry = sync_method(aretry)
 
     async def aresult(self, timeout: float | None = None) -> Any:
-        """Wait for it to succeed, and give its result: the last step's, or the list of a group's.
+        """Wait for it to succeed, and return its result: the last step's, or the list of a group's.
 
         Raises WorkflowStuck, which names the members, when it cannot end by itself; WorkflowCancelled,
         WorkflowNotFound, and TimeoutError when `timeout` seconds have passed.
@@ -270,7 +273,7 @@ class Workflow(Composition):
     result = sync_method(aresult)
 
     async def _result(self) -> Any:
-        [record] = await self._driver.get_workflows([self.id])
+        [record] = await Workflows.of(self._driver).get_workflows([self.id])
         if record is None:
             raise not_found(self.id)
         state = state_of(record, self._about.on_failure)
@@ -317,7 +320,7 @@ class Workflow(Composition):
         return WorkflowCancelled(self.id, f"workflow {self.id} {how}: {named}", ids)
 
     async def _failed(self) -> list[JobRecord]:
-        """Members that are dead, or cancelled for their own sake; the dead ones first."""
+        """Return the members that are dead, or cancelled themselves rather than with a dependency; dead ones first."""
         failed: list[JobRecord] = []
         for state in (State.DEAD, State.CANCELLED):
             cursor: str | None = None

@@ -1,4 +1,4 @@
-"""What workflows are written with: chain, group, chord, and `Workflow().add(…)`."""
+"""The parts of workflows: chain, group, chord, and the steps of `Workflow().add(…)`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ NO_OPTIONS = WorkflowOptions()
 
 
 class Composition:
-    """Something that can be enqueued as a workflow, or be a part of another one."""
+    """A composition that can be enqueued as a workflow, or be a part of another one."""
 
     _options: WorkflowOptions = NO_OPTIONS
 
     def _part(self) -> Part:
-        """What this is to the graph."""
+        """Return this as a part of the graph."""
         raise NotImplementedError
 
     def _copy(self) -> Self:
@@ -57,10 +57,10 @@ class Composition:
         failure_task: Signature[Any] | None = None,
         correlation_id: str | None = None,
     ) -> Self:
-        """The same with options for the workflow as a whole.
+        """Return the same with options for the workflow as a whole.
 
         `on_failure` says what becomes of those that depend on a member which is dead or cancelled: they `"wait"`,
-        and the workflow is stuck until somebody retries that member, or they are cancelled (`"cancel"`).
+        and the workflow is stuck until that member is retried, or they are cancelled (`"cancel"`).
         `failure_task` is enqueued when a member dies, in the same transaction, once for each workflow; it
         takes a dictionary that says what died, by its first parameter that is not given.
         """
@@ -86,7 +86,7 @@ class Composition:
         return copy
 
     async def aenqueue(self) -> Workflow:
-        """Store all of its jobs, or nothing, in one call."""
+        """Store all of its jobs in one call, or none."""
         from taskharbor.workflow.storing import store_workflow
 
         return await store_workflow(self._harbor, self._part(), self._options)
@@ -157,7 +157,7 @@ Written = Signature[Any] | Composition
 
 
 def chain(*steps: Written | Iterable[Written]) -> Chain:
-    """One step after the other; each takes the result of the one before it: `chain(fetch.s("u"), parse.s())`."""
+    """One step after another; each takes the result of the step before it: `chain(fetch.s("u"), parse.s())`."""
     parts = _parts(steps)
     if not parts:
         raise ConfigurationError("a chain needs at least one step; for example chain(first.s(1), second.s())")
@@ -179,7 +179,7 @@ def chord(members: Written | Iterable[Written], finalizer: Written) -> Chord:
 
 
 def _parts(written: tuple[Any, ...]) -> tuple[Part, ...]:
-    """Given one by one, or as one iterable."""
+    """Accept parts one by one, or as one iterable."""
     if len(written) == 1 and not isinstance(written[0], Signature | Composition):
         [only] = written
         if isinstance(only, str) or not isinstance(only, Iterable):
@@ -208,7 +208,7 @@ def _no_part(written: object) -> ConfigurationError:
 
 
 def signatures_in(part: Part) -> Iterator[Signature[Any]]:
-    """Every signature, without recursion: how deep it may be is for the graph to say."""
+    """Yield every signature, without recursion: the graph checks the depth."""
     stack = [part]
     while stack:
         match stack.pop():
@@ -229,7 +229,7 @@ class Node(Struct, frozen=True):
 
 
 class Weaving:
-    """The steps of a `Workflow()` that is being put together."""
+    """The steps of a `Workflow()` that is being built."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Part] = {}

@@ -1,4 +1,4 @@
-"""From a graph to jobs in the store: one call, all or nothing."""
+"""Store a workflow's graph as jobs: one call, all or nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import uuid_utils
 from taskharbor.client.options import job_maker
 from taskharbor.client.transaction import block_of
 from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, State, Takes, WorkflowRecord
 from taskharbor.workflow.failure import failure_template
@@ -29,7 +30,7 @@ assert MEMBERS_MAX < 1 << INDEX_BITS, "every job of a workflow has an id after i
 
 
 async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -> Workflow:
-    """Everything is checked before anything is stored."""
+    """Store the workflow after checking every part of it."""
     graph = graph_of(part)
     _refuse_strangers(harbor, graph, options)
     workflow_id = options.id or new_workflow_id()
@@ -39,9 +40,10 @@ async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -
     block = block_of(harbor)
     if block is not None:
         block.refuse_when_over()
-    answer = await harbor.driver.enqueue_workflow(new, jobs)
+    workflows = Workflows.of(harbor.driver)
+    answer = await workflows.enqueue_workflow(new, jobs)
     if answer.existed:
-        [known] = await harbor.driver.get_workflows([answer.id])
+        [known] = await workflows.get_workflows([answer.id])
         if known is not None:
             return Workflow._stored(known, harbor, existed=True)
     elif block is None and harbor.events.wanted("enqueued"):
@@ -59,7 +61,7 @@ def _answer(job: NewJob, now: int) -> Enqueued:
 
 
 def new_workflow_id() -> str:
-    """A UUIDv7 with zeros at its end: the ids of the jobs follow it and meet no other's."""
+    """Make a UUIDv7 that ends with zeros: the ids of its jobs count on from there, and collide with no other's."""
     return str(uuid.UUID(int=uuid_utils.uuid7().int >> INDEX_BITS << INDEX_BITS))
 
 
@@ -82,7 +84,7 @@ def _refuse_strangers(harbor: Harbor, graph: Graph, options: WorkflowOptions) ->
 
 
 def jobs_of(graph: Graph, workflow_id: str, options: WorkflowOptions) -> list[NewJob]:
-    """The jobs to store, their arguments validated; what members share is worked out once."""
+    """Build the jobs to store, with validated arguments; options that members share are prepared once."""
     ids = _ids_after(workflow_id, len(graph.members))
     makers: dict[tuple[int, int, str | None, str], Any] = {}
     jobs: list[NewJob] = []
@@ -129,7 +131,7 @@ def _maker(signature: Signature[Any], takes: Takes | None, workflow_id: str, who
 
 
 def _ids_after(workflow_id: str, count: int) -> list[str]:
-    """The ids that follow a workflow's own, as text."""
+    """Return the ids that follow a workflow's own, as text."""
     first = uuid.UUID(workflow_id).int + 1
     if first + count > 1 << 128:
         raise ConfigurationError(f"{workflow_id} cannot be a workflow's id: no ids follow it for its jobs")

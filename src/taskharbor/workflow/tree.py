@@ -1,4 +1,4 @@
-"""A workflow drawn as a tree: its shape, with something to say about each job. Pure."""
+"""Draw a workflow as a tree, with a text for each job. Pure."""
 
 from __future__ import annotations
 
@@ -59,29 +59,29 @@ def _node(node: dict[str, Any]) -> Branch:
     return Branch(f"{node['name']}{after}", (branches(node["part"]),))
 
 
-def drawn(twig: Twig, state_of: Callable[[int], str], told: Callable[[int], str]) -> Iterator[str]:
-    """The tree, line by line; `told` says what there is to say about a job."""
-    yield _label(twig, state_of, told)
+def drawn(twig: Twig, state_of: Callable[[int], str], text_of: Callable[[int], str]) -> Iterator[str]:
+    """Draw the tree line by line; `text_of` returns the text of a job."""
+    yield _label(twig, state_of, text_of)
     children = _children(twig, state_of)
     for position, child in enumerate(children):
         last = position == len(children) - 1
-        lines = drawn(child, state_of, told)
+        lines = drawn(child, state_of, text_of)
         yield f"{'└─' if last else '├─'} {next(lines)}"
         for line in lines:
             yield f"{'   ' if last else '│  '}{line}"
 
 
 def leaves(twig: Twig, state_of: Callable[[int], str]) -> Iterator[int]:
-    """The jobs that are drawn one by one."""
+    """Return the jobs that are drawn one by one."""
     if isinstance(twig, Leaf):
         yield twig.index
     for child in _children(twig, state_of):
         yield from leaves(child, state_of)
 
 
-def _label(twig: Twig, state_of: Callable[[int], str], told: Callable[[int], str]) -> str:
+def _label(twig: Twig, state_of: Callable[[int], str], text_of: Callable[[int], str]) -> str:
     if isinstance(twig, Leaf):
-        return told(twig.index)
+        return text_of(twig.index)
     if isinstance(twig, Branch):
         return twig.label
     states = Counter(map(state_of, twig.indexes))

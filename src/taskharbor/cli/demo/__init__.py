@@ -1,1 +1,1 @@
-"""`taskharbor demo`: a show in four scenes, with a real store and real worker processes."""
+"""`taskharbor demo`: four scenes, with a real store and real worker processes."""

@@ -17,14 +17,14 @@ TERMINATED = 143  # as a shell says of a process that SIGTERM ended
 
 
 @click.command
-@click.option("--url", metavar="URL", help="Perform on this store, and leave the jobs there to look at.")
-@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON document.")
+@click.option("--url", metavar="URL", help="Use this store, and leave the jobs there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def demo(url: str | None, as_json: bool) -> None:
-    """Show TaskHarbor at work, in about 12 seconds.
+    """Show what TaskHarbor does, in about 12 seconds.
 
     Real workers serve a temporary SQLite store: jobs succeed, one is retried, one dies and is
-    requeued, and one outlives a worker that is killed.
-    Everything it makes is removed at the end.
+    requeued, and one survives its worker, which is killed.
+    The demo removes everything that it made.
 
     \b
     Example:
@@ -33,33 +33,33 @@ def demo(url: str | None, as_json: bool) -> None:
     screen = Screen(as_json=as_json)
     if url is not None and url.startswith("memory:"):
         raise click.UsageError(
-            "memory:// cannot be shared with the demo's workers; name another store, or none"
+            "the demo's workers cannot share memory://; name another store, or leave --url out"
         )
     with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="taskharbor-demo-") as folder:
-        _perform(url, Path(folder), screen)
+        _run(url, Path(folder), screen)
 
 
-def _perform(url: str | None, folder: Path, screen: Screen) -> None:
-    from taskharbor.cli.demo.crew import Crew
-    from taskharbor.cli.demo.play import QUEUE, Play
-    from taskharbor.cli.demo.stage import stage_for
+def _run(url: str | None, folder: Path, screen: Screen) -> None:
+    from taskharbor.cli.demo.output import output_for
+    from taskharbor.cli.demo.scenario import QUEUE, Scenario
+    from taskharbor.cli.demo.workers import Workers
     from taskharbor.client.harbor import Harbor
 
     store = url or f"sqlite:///{folder}/harbor.db"
     with (
         Harbor(store) as harbor,
-        stage_for(as_json=screen.as_json, is_terminal=screen.is_terminal) as stage,
-        Crew(store, QUEUE, folder) as crew,
+        output_for(as_json=screen.as_json, is_terminal=screen.is_terminal) as output,
+        Workers(store, QUEUE, folder) as workers,
     ):
-        play = Play(harbor, stage, crew, folder)
-        play.perform()
+        scenario = Scenario(harbor, output, workers, folder)
+        scenario.run()
         if screen.as_json:
-            screen.document(play.document())
+            screen.document(scenario.document())
             return
-        stage.summary(("JOBS", "TASK", "STATE", "ATTEMPTS"), play.summary())
-        stage.close(
+        output.summary(("JOBS", "TASK", "STATE", "ATTEMPTS"), scenario.summary())
+        output.close(
             [
-                f"Done in {stage.seconds:.1f} s: {len(play.jobs)} jobs, every one of them succeeded.",
+                f"Done in {output.seconds:.1f} s: {len(scenario.jobs)} jobs, every one of them succeeded.",
                 "",
                 *what_next(url),
             ]
@@ -86,14 +86,14 @@ def what_next(url: str | None) -> list[str]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the show as an exception does, so that no worker and no folder stays behind."""
+    """Let SIGTERM raise, so that no worker and no folder stays behind."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(TERMINATED)
 
     try:
         before = signal.signal(signal.SIGTERM, end)
-    except ValueError:  # not the main thread: signals are somebody else's
+    except ValueError:  # not the main thread, which owns the signals
         yield
         return
     try:

@@ -35,14 +35,14 @@ LINES_AROUND = 14  # headline, headings, titles and the spaces between four tabl
     "--interval", type=duration, default="2", show_default=True, help="How long one frame is shown."
 )
 @click.option(
-    "--once", is_flag=True, help="Show one frame, after one interval, and exit; a pipe gets just that."
+    "--once", is_flag=True, help="Print one frame after one interval, and exit; the default in a pipe."
 )
 @with_session
 def top(session: Session, interval: float, once: bool) -> None:
     """Watch queues, rates, workers, running jobs and dead ones.
 
-    Leave it with q or Ctrl-C. It only reads. Rates are what the counts became in one interval. With --json, or
-    in a pipe, it is one frame.
+    Leave it with q or Ctrl-C. It only reads. Rates show how the counts changed in one interval. With --json, or
+    in a pipe, it prints one frame.
 
     \b
     Examples:
@@ -88,8 +88,8 @@ async def _show_live(harbor: Harbor, console: Console, interval: float) -> None:
             try:
                 frame = await look(harbor)
             except StoreError as error:  # it may come back
-                told = one_line(masked(f"the store is away: {error}"))
-                live.update(Text(told, style="red"), refresh=True)
+                outage = one_line(masked(f"the store is unavailable: {error}"))
+                live.update(Text(outage, style="red"), refresh=True)
             else:
                 rates = None if before is None else rates_between(before, frame)
                 live.update(_drawn(frame, rates, console), refresh=True)

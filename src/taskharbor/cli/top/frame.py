@@ -1,4 +1,4 @@
-"""One look at a store, and what changed since the look before."""
+"""One frame: what a store holds now, and what changed since the previous frame."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def tables(frame: Frame, rows_max: int) -> list[Table]:
                 (worker.worker, worker.open, worker.expired, doing(worker.running[:1]))
                 for worker in stats.workers[:rows_max]
             ],
-            "no worker holds a job",
+            "no worker is running",
             ("EXPIRED",),
         ),
         Table(

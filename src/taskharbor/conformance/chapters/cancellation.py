@@ -78,10 +78,10 @@ class Cancellation(Chapter):
         """Between two heartbeats a worker looks at its own leases: who was asked, by lease, in order of id."""
         store.enqueue_all(*[store.new() for _ in range(5)])
         first, second = store.claim("worker/1", limit=3), store.claim("worker/2", limit=2)
-        assert store.look("worker/1", "worker/2", "nobody/1").jobs == {}
+        assert store.look("worker/1", "worker/2", "stranger/1").jobs == {}
         store.operate(Cancel(), first[2].id, first[0].id, second[1].id)
         asked = {"worker/1": (first[0].id, first[2].id), "worker/2": (second[1].id,)}
-        assert store.look("worker/1", "worker/2", "nobody/1").jobs == asked
+        assert store.look("worker/1", "worker/2", "stranger/1").jobs == asked
         assert store.look("worker/2").jobs == {"worker/2": (second[1].id,)}
         store.end_cancelled(first[0])
         store.succeed(second[1])
@@ -166,14 +166,14 @@ class Cancellation(Chapter):
         assert store.lose(collected).state is State.CANCELLED
 
     def test_job_whose_lease_expired_is_asked_as_a_running_one(self, store: Store) -> None:
-        """An expired lease that nobody collected makes a running job, so that cancelling it is a request."""
+        """An expired lease that is not collected makes a running job, so that cancelling it is a request."""
         held = store.running()
         store.let_expire()
         assert store.do(Cancel(), held.id) is OperationVerdict.REQUESTED
         assert store.lose(store.collect_one()).state is State.CANCELLED
 
     def test_collector_hears_the_request_too(self, store: Store) -> None:
-        """A request that comes after the collection reaches whoever holds the lease now."""
+        """A request that comes after the collection reaches the holder of the lease now."""
         held = store.running()
         store.let_expire()
         collected = store.collect_one("collector/1")
@@ -205,6 +205,6 @@ class Cancellation(Chapter):
         """A stale outcome ends nothing, asked or not."""
         held = store.running()
         store.do(Cancel(), held.id)
-        forged = Held("nobody/1", held.job)
+        forged = Held("stranger/1", held.job)
         assert store.fail(forged).answer is SettleAnswer.LEASE_MISMATCH
         assert store.state(held.id) is State.RUNNING

@@ -141,7 +141,7 @@ class Claiming(Chapter):
         assert store.claimed_ids() == [job.id for job in jobs]
 
     def test_high_priority_in_the_future_waits_for_its_time(self, store: Store) -> None:
-        """A job ahead of its time holds nobody up, whatever its priority."""
+        """A job ahead of its time holds no other job up, whatever its priority."""
         urgent, plain = store.enqueue(priority=100, delay=SECOND), store.enqueue()
         assert store.claimed_ids() == [plain]
         store.pass_time(SECOND)
@@ -222,7 +222,7 @@ class Claiming(Chapter):
     # -- pause --
 
     def test_paused_queue_gives_nothing_until_it_is_resumed(self, store: Store) -> None:
-        """Pausing a queue stops its claims and nobody else's."""
+        """Pausing a queue stops its claims and no others."""
         paused, other = store.enqueue(queue="a"), store.enqueue(queue="b")
         store.pause("a")
         assert store.claimed_ids() == [other]
@@ -305,7 +305,7 @@ class Claiming(Chapter):
     # -- suspects --
 
     def test_suspects_wait_in_a_place_of_their_own(self, store: Store) -> None:
-        """A suspect is handed out only to whoever asks for suspects, and then nothing else is."""
+        """A suspect is handed out only to a claim that asks for suspects, and then nothing else is."""
         suspect = store.running()
         store.lose(suspect, suspect=True)
         plain = store.enqueue()
@@ -316,7 +316,7 @@ class Claiming(Chapter):
         assert (held.id, held.number) == (suspect.id, 2)
 
     def test_claim_tells_that_a_suspect_is_waiting(self, store: Store) -> None:
-        """Somebody should execute a suspect alone, so every ordinary claim of its queue says that one is due."""
+        """A worker should execute a suspect alone, so every ordinary claim of its queue says that one is due."""
         suspect = store.running(queue="a")
         store.lose(suspect, suspect=True, delay=MINUTE)
         assert not store.ask().suspects_waiting

@@ -35,7 +35,7 @@ class Delivering(Chapter):
         assert store.everything() == before
 
     def test_one_run_commits_one_outcome(self, store: Store) -> None:
-        """A worker that lost its job commits nothing once somebody else has finished it."""
+        """A worker that lost its job commits nothing once another worker has finished it."""
         late = store.running()
         store.let_expire()
         store.lose(store.collect_one())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import HOUR, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Cancel, Delete, OperationVerdict, Requeue, SettleAnswer
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import AttemptStatus, State
 
 
 class Dependants(Chapter):
+    needs = capabilities.Workflows
+
     def test_dependant_waits_until_all_have_succeeded(self, store: Store) -> None:
         """A job that depends on others is waiting, and ready with the last of their successes."""
         first, second = store.running(), store.running()
@@ -23,13 +26,13 @@ class Dependants(Chapter):
         assert store.claimed_ids() == [waiting]
 
     def test_enqueue_answers_that_the_job_waits(self, store: Store) -> None:
-        """A producer is told that its job is waiting, and for when."""
+        """The producer's answer says that its job is waiting, and for when."""
         before = store.enqueue()
         [answer] = store.enqueue_all(store.new(depends_on=(before,), delay=HOUR))
         assert (answer.state, answer.run_at) == (State.WAITING, store.now + HOUR)
 
     def test_unknown_dependency_is_refused(self, store: Store) -> None:
-        """To wait for a job that does not exist would be to wait for ever."""
+        """Waiting for a job that does not exist would never end."""
         job = store.new(depends_on=(store.enqueue(), store.new_id()))
         with pytest.raises(ConfigurationError):
             store.enqueue_all(job)
@@ -108,7 +111,7 @@ class Dependants(Chapter):
         assert (store.state(later), store.job(later).run_at) == (State.SCHEDULED, place + HOUR)
 
     def test_waiting_job_stays_waiting_when_its_run_at_passes(self, store: Store) -> None:
-        """Time alone releases nobody."""
+        """Time alone releases no job."""
         waiting = store.enqueue(depends_on=(store.running().id,), delay=HOUR)
         store.pass_time(2 * HOUR)
         assert store.state(waiting) is State.WAITING
@@ -165,7 +168,7 @@ class Dependants(Chapter):
         assert store.state(waiting) is State.READY
 
     def test_job_that_an_unfinished_one_depends_on_cannot_be_deleted(self, store: Store) -> None:
-        """Deleting it would leave somebody waiting for ever; once nobody waits, it can go."""
+        """Deleting it would leave a job waiting without end; once no job waits, it can go."""
         held = store.running()
         waiting = store.enqueue(depends_on=(held.id,))
         store.bury(held)

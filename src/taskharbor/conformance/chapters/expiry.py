@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import HOUR, MINUTE, SECOND, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Requeue, Update
 from taskharbor.records import AttemptStatus, Reason, State
 
 
 class Expiry(Chapter):
+    needs = capabilities.Upkeep
+
     @pytest.mark.parametrize("state", [State.READY, State.SCHEDULED, State.WAITING])
     def test_unbegun_job_is_cancelled_when_it_expires(self, store: Store, state: State) -> None:
         """Ready, scheduled or waiting: what was not begun by its expires_at is cancelled, reason expired."""
@@ -23,14 +26,14 @@ class Expiry(Chapter):
         assert record.finished_at == store.now
 
     def test_expired_job_is_not_claimed_after_the_sweep(self, store: Store) -> None:
-        """Once it is cancelled nobody is given the job."""
+        """Once it is cancelled no worker receives the job."""
         store.enqueue(expires_at=store.now)
         store.expire()
         assert store.claim() == []
         assert store.expire() == []
 
     def test_claim_tells_the_worker_when_the_job_expires(self, store: Store) -> None:
-        """The claim itself does not look: the worker is told, and ends an expired job before it begins."""
+        """The claim itself does not look: the worker receives the expiry, and ends an expired job before it begins."""
         job_id = store.enqueue(expires_at=store.now)
         held = store.claim_one()
         assert (held.id, held.job.expires_at) == (job_id, store.now)

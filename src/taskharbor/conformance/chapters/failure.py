@@ -159,7 +159,7 @@ class Failure(Chapter):
         assert store.job(held.id).error == text
 
     def test_dead_jobs_are_the_dead_letter_queue(self, store: Store) -> None:
-        """Listing the dead gives the dead-letter queue; nobody is handed one of them."""
+        """Listing the dead gives the dead-letter queue; no claim hands one out."""
         dead = [store.job_in(State.DEAD) for _ in range(3)]
         store.job_in(State.SUCCEEDED)
         assert store.listed_ids(state=State.DEAD) == dead[::-1]

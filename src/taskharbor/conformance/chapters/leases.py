@@ -82,9 +82,9 @@ class Leases(Chapter):
         assert store.everything() == before
 
     def test_unknown_lease_cannot_be_extended(self, store: Store) -> None:
-        """A token that has no lease is told so: never claimed, or all of it settled."""
+        """A token that has no lease is refused as such: never claimed, or all of it settled."""
         held = store.running()
-        assert store.extend("nobody/1").answer is SettleAnswer.NOT_RUNNING
+        assert store.extend("stranger/1").answer is SettleAnswer.NOT_RUNNING
         store.succeed(held)
         assert store.extend(held.token).answer is SettleAnswer.NOT_RUNNING
 
@@ -94,9 +94,9 @@ class Leases(Chapter):
         store.pass_time(LEASE // 2)
         dead = store.running()
         beat = store.beat(
-            *[Extension(held.token, HOUR) for held in (other, live)], Extension("nobody/1", HOUR)
+            *[Extension(held.token, HOUR) for held in (other, live)], Extension("stranger/1", HOUR)
         )
-        assert [extended.token for extended in beat.leases] == [other.token, live.token, "nobody/1"]
+        assert [extended.token for extended in beat.leases] == [other.token, live.token, "stranger/1"]
         assert [extended.answer for extended in beat.leases] == [
             SettleAnswer.DONE,
             SettleAnswer.DONE,
@@ -169,7 +169,7 @@ class Fencing(Chapter):
         """A job is settled by the token that holds it, and by no other."""
         held, other = store.running(), store.running()
         before = store.everything()
-        for token in (other.token, "nobody/1", held.token + "x", held.token.upper(), ""):
+        for token in (other.token, "stranger/1", held.token + "x", held.token.upper(), ""):
             assert store.succeed(held, token=token).answer is SettleAnswer.LEASE_MISMATCH, token
         assert store.everything() == before
 
@@ -185,7 +185,7 @@ class Fencing(Chapter):
         """That another lease covers the job is said first, even when that one or one's own has expired."""
         held = store.running()
         store.let_expire()
-        assert store.succeed(held, token="nobody/1").answer is SettleAnswer.LEASE_MISMATCH
+        assert store.succeed(held, token="stranger/1").answer is SettleAnswer.LEASE_MISMATCH
         assert store.succeed(held, number=9).answer is SettleAnswer.LEASE_MISMATCH
         store.collect()
         assert store.succeed(held).answer is SettleAnswer.LEASE_MISMATCH
@@ -211,7 +211,7 @@ class Fencing(Chapter):
         assert store.step(held, "a", "1") is SettleAnswer.LEASE_EXPIRED
         assert store.everything() == before
 
-    @pytest.mark.parametrize("proof", [{"token": "nobody/1"}, {"number": 2}])
+    @pytest.mark.parametrize("proof", [{"token": "stranger/1"}, {"number": 2}])
     def test_mismatched_lease_stores_no_note(self, store: Store, proof: dict[str, Any]) -> None:
         """Another token or number can neither report progress nor store a step."""
         held = store.running()
@@ -236,7 +236,7 @@ class Fencing(Chapter):
         store.enqueue_all(*[store.new() for _ in range(30)])
         held = store.claim(limit=30)
         children = [store.new(payload=large_text(n)) for n in range(10)]
-        stranger = Held("nobody/1", held[3].job)
+        stranger = Held("stranger/1", held[3].job)
         endings = [
             store.transition(each, AttemptStatus.SUCCEEDED, State.SUCCEEDED, result=large_text(n))
             for n, each in enumerate([*held[:3], stranger, *held[4:20]])
@@ -295,10 +295,10 @@ class Fencing(Chapter):
         assert store.everything() == before
 
     def test_recorded_attempt_is_done_only_for_its_own_token(self, store: Store) -> None:
-        """Whoever did not settle the attempt itself is told that it is over, not that it did it."""
+        """A caller that did not settle the attempt itself learns that it is over, not that it did it."""
         held = store.running()
         store.succeed(held)
-        refused = store.succeed(held, token="nobody/1")
+        refused = store.succeed(held, token="stranger/1")
         assert (refused.answer, refused.recorded) == (SettleAnswer.NOT_RUNNING, AttemptStatus.SUCCEEDED)
 
     def test_same_transition_twice_in_a_batch_takes_effect_once(self, store: Store) -> None:
@@ -348,7 +348,7 @@ class Fencing(Chapter):
     def test_empty_batches_do_nothing(self, store: Store) -> None:
         """No transitions, notes, extensions or ids: no answers."""
         assert store.settle_all() == []
-        assert store.run(store.driver.note([], now=store.now)) == []
+        assert store.run(store.stepping.note([], now=store.now)) == []
         assert store.beat().leases == []
         assert store.operate(Cancel()) == []
         assert store.run(store.driver.get([], now=store.now)) == []
@@ -451,7 +451,7 @@ class Collecting(Chapter):
         assert expired.running == {third.id: began_at}
 
     def test_lease_of_a_suspect_is_marked_alone(self, store: Store) -> None:
-        """Only a loss while alone counts against a job, so the collector is told."""
+        """Only a loss while alone counts against a job, so the collector learns of it."""
         store.lose(store.running(), suspect=True)
         store.claim_one(suspects=True)
         store.let_expire()
@@ -708,7 +708,7 @@ def _settle(store: Store, held: Held) -> None:
 
 def _note(store: Store, held: Held) -> None:
     note = StepNote(held.token, held.id, held.number, "step", "1")
-    assert store.run(store.driver.note([note], now=store.now)) != [SettleAnswer.DONE]
+    assert store.run(store.stepping.note([note], now=store.now)) != [SettleAnswer.DONE]
 
 
 WAYS_TO_ASK = (_beat, _settle, _note)

@@ -1,4 +1,4 @@
-"""Opening, closing, the clock and waiting for news."""
+"""Opening, closing, the clock and waiting for a change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Life(Chapter):
         assert store.state(job_id) is State.READY
 
     def test_closing_twice_is_fine(self, store: Store) -> None:
-        """Whoever closes a driver need not know whether somebody has closed it before."""
+        """A caller that closes a driver need not know whether it is closed already."""
         store.run(store.driver.close())
         store.run(store.driver.close())
 
@@ -79,7 +79,7 @@ class Life(Chapter):
         assert (claim.now, claim.expires_at) == (later, later + LEASE)
 
     def test_wait_ends_when_its_time_is_over(self, store: Store) -> None:
-        """Waiting for news never lasts longer than was asked for."""
+        """Waiting for a change never lasts longer than was asked for."""
 
         async def story() -> None:
             async with asyncio.timeout(PATIENCE_SECONDS):

@@ -54,7 +54,7 @@ class Operators(Chapter):
 
     @pytest.mark.parametrize("verb", list(VERBS))
     def test_unknown_job_is_not_found(self, store: Store, verb: str) -> None:
-        """An unknown id is answered as such, and hinders nobody."""
+        """An unknown id is answered as such, and hinders no other."""
         unknown = store.new_id()
         [answer] = store.run(store.driver.operate(VERBS[verb][0], [unknown], now=store.now))
         assert (answer.job_id, answer.verdict) == (unknown, OperationVerdict.NOT_FOUND)

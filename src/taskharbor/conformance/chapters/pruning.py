@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.conformance.store import DAY, HOUR, SECOND, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Cancel
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import Options, State
@@ -12,6 +13,8 @@ from taskharbor.rules.lifecycle import TERMINAL, UNFINISHED
 
 
 class Pruning(Chapter):
+    needs = capabilities.Upkeep
+
     @pytest.mark.parametrize("state", sorted(TERMINAL))
     def test_finished_job_is_pruned_after_its_time(self, store: Store, state: State) -> None:
         """What came to its end before the instant given is deleted; in that very instant is not before it."""

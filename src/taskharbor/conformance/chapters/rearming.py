@@ -118,7 +118,7 @@ class Rearming(Chapter):
         assert store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1)).answer is SettleAnswer.DONE
 
     def test_lease_errors_come_before_a_changed_schedule(self, store: Store) -> None:
-        """Whoever does not hold the job is told that first."""
+        """A caller that does not hold the job learns that first."""
         held = store.running()
         other = Occurrence(store.now, 9)
         assert store.succeed(held, number=7, occurrence=other).answer is SettleAnswer.LEASE_MISMATCH
@@ -224,7 +224,7 @@ class Rearming(Chapter):
         )
 
     def test_cancelling_an_occurrence_asks_a_running_one_to_end(self, store: Store) -> None:
-        """The worker is told as ever; the settle brings the next occurrence."""
+        """The worker learns of it as ever; the settle brings the next occurrence."""
         held = recurring(store)
         assert store.do(Cancel(Occurrence(store.now + HOUR, 1)), held.id) is OperationVerdict.REQUESTED
         assert store.extend(held.token).cancel_requested == (held.id,)
@@ -232,7 +232,7 @@ class Rearming(Chapter):
         assert store.job(held.id).due_at == store.now + DAY
 
     def test_cancelling_by_another_version_of_the_schedule_changes_nothing(self, store: Store) -> None:
-        """Whoever computed the next occurrence from an old schedule is told to do it again."""
+        """A caller that computed the next occurrence from an old schedule has to compute it again."""
         held = store.running()
         store.succeed(held, occurrence=Occurrence(store.now + HOUR, 1))
         before = store.everything()
@@ -240,7 +240,7 @@ class Rearming(Chapter):
         assert store.everything() == before
 
     def test_cancelling_an_occurrence_of_an_earlier_run_changes_nothing(self, store: Store) -> None:
-        """Whoever looked before the last run would set an occurrence that has had its run already."""
+        """A caller that looked before the last run would set an occurrence that has had its run already."""
         held = store.running()
         store.succeed(held, occurrence=Occurrence(store.now, 1))
         stale = Cancel(Occurrence(store.now + MINUTE, 1), Seen(held.number, False))
@@ -276,7 +276,7 @@ class Rearming(Chapter):
         )
 
     def test_ending_relies_on_the_version_that_was_read(self, store: Store) -> None:
-        """Somebody may have made a schedule again of what is in its last run."""
+        """A job in its last run may have become a schedule again."""
         for end in (store.succeed, store.bury, store.hand_back):
             held = recurring(store)
             assert store.do(Update(priority=1, while_running=True), held.id) is OperationVerdict.DONE
@@ -327,7 +327,7 @@ class Rearming(Chapter):
             assert store.do(Update(priority=1, while_running=True), job_id) is OperationVerdict.CONFLICT
 
     def test_change_relies_on_the_version_that_was_read(self, store: Store) -> None:
-        """Of two who change what they have both read, the second one is told."""
+        """Of two who change what they have both read, the second one is refused."""
         job_id = store.enqueue()
         assert store.do(Update(priority=1, version=1), job_id) is OperationVerdict.DONE
         before = store.everything()
@@ -335,7 +335,7 @@ class Rearming(Chapter):
         assert store.everything() == before
 
     def test_place_can_be_set_to_the_due_time_whatever_that_is(self, store: Store) -> None:
-        """Whoever resumes a schedule need not know when it is due."""
+        """A caller that resumes a schedule need not know when it is due."""
         held, due_at = store.running(), store.now + MINUTE
         store.succeed(held, occurrence=Occurrence(due_at, 1, store.now + 100 * DAY))
         assert store.do(Update(at_due=True), held.id) is OperationVerdict.DONE

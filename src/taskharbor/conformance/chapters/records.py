@@ -6,6 +6,7 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import DAY, MINUTE, SECOND, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import WorkerRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.typed_records import TOKENS, WORKERS
@@ -15,6 +16,8 @@ A, B = '{"of":"a"}', '{"of":"b"}'
 
 
 class Records(Chapter):
+    needs = capabilities.Records
+
     @pytest.mark.parametrize("kind", RecordKind)
     def test_record_is_kept_until_it_expires(self, store: Store, kind: RecordKind) -> None:
         """A record that lasts for a minute is gone in the instant when the minute is over."""

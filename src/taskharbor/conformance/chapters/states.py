@@ -33,7 +33,7 @@ class States(Chapter):
         assert (store.state(job_id), store.counts()[State.READY]) == (State.READY, 1)
 
     def test_job_whose_lease_expired_is_still_running(self, store: Store) -> None:
-        """Until somebody collects it, a job with an expired lease is running to every reader, and shown as such."""
+        """Until it is collected, a job with an expired lease is running to every reader, and shown as such."""
         held = store.running()
         assert not store.job(held.id).lease_expired
         store.let_expire()

@@ -6,11 +6,14 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Store
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, StepNote
 from taskharbor.records import Delivery, Options, Progress, State
 
 
 class Steps(Chapter):
+    needs = capabilities.Steps
+
     # -- steps --
 
     def test_step_is_stored_once(self, store: Store) -> None:
@@ -84,12 +87,12 @@ class Steps(Chapter):
         first, second = store.running(), store.running()
         notes: list[Note] = [
             StepNote(first.token, first.id, 1, "a", "1"),
-            ProgressNote("nobody/1", second.id, 1, Progress(0.9)),
+            ProgressNote("stranger/1", second.id, 1, Progress(0.9)),
             ProgressNote(second.token, second.id, 1, Progress(0.2)),
             StepNote(first.token, first.id, 1, "a", "2"),
             StepNote(first.token, store.new_id(), 1, "a", "1"),
         ]
-        answers = store.run(store.driver.note(notes, now=store.now))
+        answers = store.run(store.stepping.note(notes, now=store.now))
         assert answers == [
             SettleAnswer.DONE,
             SettleAnswer.LEASE_MISMATCH,
@@ -100,7 +103,7 @@ class Steps(Chapter):
         assert (store.steps(first.id), store.job(second.id).progress) == ({"a": "1"}, Progress(0.2))
 
     def test_collector_holds_the_right_to_note(self, store: Store) -> None:
-        """Whoever holds the lease may write under it, a collector too."""
+        """The holder of a lease may write under it, a collector too."""
         store.running()
         store.let_expire()
         held = store.collect_one()
@@ -128,7 +131,7 @@ class Children(Chapter):
         """Stale, mismatched or expired: what comes with a refused transition does not exist."""
         held, child = store.running(), store.new(idempotency_key="k")
         store.succeed(held, number=7, inserts=(child,))
-        store.succeed(held, token="nobody/1", inserts=(child,))
+        store.succeed(held, token="stranger/1", inserts=(child,))
         store.let_expire()
         store.succeed(held, inserts=(child,))
         assert store.find(child.id) is None

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store, large_text
+from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import (
     Cancel,
     Delete,
@@ -27,6 +28,8 @@ ALL_OVER = {State.SUCCEEDED: 0, State.DEAD: 0, State.CANCELLED: 0}
 
 
 class Workflows(Chapter):
+    needs = capabilities.Workflows
+
     # -- storing --
 
     def test_workflow_is_stored_with_its_jobs(self, store: Store) -> None:
@@ -65,7 +68,7 @@ class Workflows(Chapter):
             (200, [second]),
             (199, [first, second]),
         ):
-            answers = store.run(store.driver.results(jobs, bytes_limit=limit))
+            answers = store.run(store.workflows.results(jobs, bytes_limit=limit))
             assert [[each.job_id for each in members] for members in answers] == [[a, b], [b], []]
             for job_id, members in zip(jobs, answers, strict=True):
                 assert all(each.succeeded for each in members)
@@ -152,7 +155,7 @@ class Workflows(Chapter):
         assert store.numbers(workflow_id) == (1, 1, 1, 0, 3)
 
     def test_results_come_in_the_order_of_the_dependencies(self, store: Store) -> None:
-        """Whoever depends on jobs can read what they resulted in; one that has not succeeded has none."""
+        """A dependant can read the results of the jobs it depends on; one that has not succeeded has none."""
         a, b, c = store.running(), store.running(), store.enqueue(delay=HOUR)
         waiting = store.enqueue(depends_on=(b.id, c, a.id))
         store.succeed(a, result='"a"')
@@ -175,7 +178,7 @@ class Workflows(Chapter):
 
     @pytest.mark.parametrize("ending", ["dead", "cancelled", "asked to end"])
     def test_settle_tells_who_ended_with_the_job(self, store: Store, ending: str) -> None:
-        """Each dependant, by id, and only the settle that took effect: whoever tells others tells them once."""
+        """Each dependant, by id, and only the settle that took effect: each is reported once."""
         _, _a, b, last = store.workflow(*CHAIN, ends_with_members=True)
         store.workflow(*CHAIN)
         held = store.claim_one(limit=1)
@@ -206,7 +209,7 @@ class Workflows(Chapter):
         return [store.transition(each, *DEATH, reason=Reason.EXHAUSTED) for each in held]
 
     def test_expiry_cancels_those_that_end_with_it(self, store: Store) -> None:
-        """Not begun in time: whoever waits for it waits no longer."""
+        """Not begun in time: what waits for it waits no longer."""
         workflow, [a, b] = store.new_workflow((), (0,), ends_with_members=True)
         store.enqueue_workflow(workflow, [replace(a, expires_at=store.now + SECOND), b])
         store.pass_time(SECOND)
@@ -233,7 +236,7 @@ class Workflows(Chapter):
         assert [store.state(job_id) for job_id in (b, last)] == [State.WAITING] * 2
 
     def test_explicitly_cancelled_jobs_are_so_for_their_own_sake(self, store: Store) -> None:
-        """Whoever is named in the same call has been cancelled, not drawn along."""
+        """A job that the same call names has been cancelled, not drawn along."""
         _, *members = store.workflow(*CHORD, ends_with_members=True)
         assert store.operate(Cancel(), *members) == [OperationVerdict.DONE] * 3
         assert {store.job(job_id).reason for job_id in members} == {Reason.CANCELLED}
@@ -291,7 +294,7 @@ class Workflows(Chapter):
     # -- running twice --
 
     def test_member_that_is_run_twice_releases_no_dependant_twice(self, store: Store) -> None:
-        """Its worker died after the side effect: the second run releases the last one, the first one nobody."""
+        """Its worker died after the side effect: the second run releases the last one, the first one none."""
         _, _a, last = store.workflow((), (0,))
         stale = store.claim_one()
         store.let_expire()
@@ -307,7 +310,7 @@ class Workflows(Chapter):
     # -- being kept --
 
     def test_member_of_an_unfinished_workflow_cannot_be_deleted(self, store: Store) -> None:
-        """Not the one that is long over, nor the one that nobody depends on."""
+        """Not the one that is long over, nor the one that no job depends on."""
         workflow_id, a, b, c = store.workflow((), (), ())
         held: list[Held] = store.claim()
         store.succeed(held[0])
@@ -338,7 +341,7 @@ class Workflows(Chapter):
         assert store.listed() == []
 
     def test_large_workflow_is_pruned_bit_by_bit(self, store: Store) -> None:
-        """Once nothing of it has to stay, its jobs go as any others, at most so many at a time."""
+        """Once nothing of it has to stay, its jobs go as any others, at most `limit` at a time."""
         workflow_id, *members = store.workflow((), (), (), idempotency_key="k")
         store.operate(Cancel(), *members)
         store.pass_time(1)

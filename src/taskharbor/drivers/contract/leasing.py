@@ -29,7 +29,7 @@ class ClaimRequest(Struct, frozen=True):
     lease: int  # microseconds
     limit: int
     queues: tuple[str, ...] | None = None  # None: every queue
-    # At most so many at_most_once jobs: they are never claimed beyond the free slots. The claim ends
+    # The most at_most_once jobs to claim: they are never claimed beyond the free slots. The claim ends
     # before the first one too many, so that the order stays strict and the search bounded.
     once_limit: int = 0
     suspects: bool = False  # claim from the suspects' place instead, to execute alone
@@ -67,7 +67,7 @@ class Claim(Struct, frozen=True):
     jobs: list[Claimed]
     # When the next job ahead becomes runnable, if neither limit was reached.
     next_due: int | None = None
-    suspects_waiting: bool = False  # somebody should execute a suspect alone
+    suspects_waiting: bool = False  # a worker should execute a suspect alone
     # False: jobs may be runnable that this claim had room for and did not look for. One at `next_due` does.
     searched: bool = True
     more: bool = False  # it ended at `bytes_limit`: there is more to claim at once

@@ -13,7 +13,7 @@ from taskharbor.records import Delivery, Options, State
 
 
 class Seen(Struct, frozen=True):
-    """Where a job stood when somebody looked: its latest attempt, and whether that was under way.
+    """Where a job stood when a caller looked: its latest attempt, and whether that was under way.
 
     A recurring job goes from run to run without a change of its version; what was worked out from an earlier run
     must not be done to a later one.
@@ -60,7 +60,7 @@ class Update(Struct, frozen=True):
     """Change what is set here, and nothing else.
 
     A job with an idempotency key stays in its queue. `while_running` changes a running job as well, from its
-    next run on: its place and due time are then the settle's to set, which will be told that it changed.
+    next run on: its place and due time are then the settle's to set, which learns that it changed.
     """
 
     priority: int | UnsetType = UNSET
@@ -111,6 +111,6 @@ def with_dependants(
     ]
 
 
-# The row of history that a cancelled occurrence leaves which nobody had claimed.
+# The row of history that a cancelled occurrence leaves if no worker had claimed it.
 OPERATOR = "operator/cancel"  # as a token
 NOT_BEGUN = "cancelled before it began"

@@ -24,7 +24,7 @@ class Transition(Struct, frozen=True, gc=False):
 
     To `READY`, the job is runnable after `delay` from the store's now, or, when `delay` is None, at once
     and in the place it had. With `occurrence`, any ending re-arms the job instead of finishing it.
-    A job that somebody asked to cancel ends cancelled, whatever this says, unless it succeeded; an
+    A job that a caller asked to cancel ends cancelled, whatever this says, unless it succeeded; an
     `occurrence` that came with `READY` is used only then.
     """
 

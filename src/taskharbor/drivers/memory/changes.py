@@ -1,6 +1,6 @@
 """The lock around the store, and the changes that wakes those who wait for a change.
 
-Nobody may miss a change that comes between looking and waiting: every change raises a counter, and a wait
+No waiter may miss a change that comes between looking and waiting: every change raises a counter, and a wait
 that finds it further on than the caller saw it returns at once.
 """
 
@@ -23,7 +23,7 @@ class Changes:
         _fork.watch(self)
 
     def post(self) -> None:
-        """Something has changed (the lock is held): wake everybody, whatever thread or loop they wait in."""
+        """Something has changed (the lock is held): wake every waiter, whatever thread or loop they wait in."""
         self.count += 1
         self._changed.notify_all()
         for sleeper in self._sleepers:
@@ -65,7 +65,7 @@ def _wake(sleeper: asyncio.Future[None]) -> None:
 def _wake_from_any_thread(sleeper: asyncio.Future[None]) -> None:
     try:
         sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
-    except RuntimeError:  # its loop has been closed: nobody waits there any more
+    except RuntimeError:  # its loop has been closed: no caller waits there any more
         pass
 
 
@@ -75,8 +75,8 @@ def _wake_from_any_thread(sleeper: asyncio.Future[None]) -> None:
 class _Fork:
     """A child of fork has a copy of every store, as of every other object.
 
-    Every lock is taken before the fork: one that another thread held would be held in the child for
-    ever, by nobody, over a store half changed.
+    Every lock is taken before the fork: one that another thread held would stay held in the
+    child, without an owner, over a store half changed.
     """
 
     def __init__(self) -> None:

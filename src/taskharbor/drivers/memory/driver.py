@@ -28,7 +28,7 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import Records, Steps, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
 from taskharbor.drivers.memory.changes import Changes
@@ -48,7 +48,7 @@ from taskharbor.records import (
 from taskharbor.sync import in_sync_call
 
 
-class MemoryDriver(Driver, Records):
+class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
     """A store in this process's memory, and the reference of what a store does.
 
     It may be used from any number of threads and event loops. Every instance is a store of its own; it
@@ -74,7 +74,7 @@ class MemoryDriver(Driver, Records):
 
     async def close(self) -> None:
         with self._changes.lock:
-            self._changes.post()  # nobody is left waiting
+            self._changes.post()  # no waiter is left
 
     async def migrate(self) -> list[str]:
         return []
@@ -82,7 +82,7 @@ class MemoryDriver(Driver, Records):
     async def check(self) -> list[Check]:
         return [
             Check("reachable", True, "in this process"),
-            # Whoever names memory:// knows that.
+            # A caller that names memory:// knows that.
             Check("durability", False, "jobs are kept in memory and end with this process", severe=False),
             Check("schema", True, "memory has none"),
         ]

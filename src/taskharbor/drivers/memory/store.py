@@ -124,7 +124,7 @@ class Places:
 
 
 class Store:
-    """All of the state, and the one way a job changes its spot. Whoever calls holds the lock."""
+    """All of the state, and the one way a job changes its spot. The caller holds the lock."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
@@ -190,7 +190,7 @@ class Store:
     # -- dependants that end with a job, and begin again with it --
 
     def cancel_dependants(self, ended: Iterable[str], now: int) -> tuple[str, ...]:
-        """Whoever waits for one that ended without success and ends with it; and so on."""
+        """Cancel the dependants that end with a job that ended without success; and theirs."""
         ends = list(ended)
         cancelled: list[str] = []
         while ends:

@@ -1,9 +1,9 @@
 """Learning of other processes' doings: LISTEN and NOTIFY, coalesced, with polling as the net.
 
 A notification in every transaction would make every commit wait for a lock that the whole server shares. So
-nobody notifies inside a transaction of ours: after a commit a task of the loop does, at most every few milliseconds
-for all that happened meanwhile. A notification may be lost with its sender; whoever waits looks by itself from
-time to time. Inside a caller's transaction, whose commit nobody tells us of, the schema's own functions notify, up to
+no transaction of ours notifies: after a commit a task of the loop does, at most every few milliseconds
+for all that happened meanwhile. A notification may be lost with its sender; a waiter looks by itself from
+time to time. Inside a caller's transaction, whose commit we cannot see, the schema's own functions notify, up to
 a bounded rate.
 """
 
@@ -41,7 +41,7 @@ STOP_SECONDS = 1.0
 LISTENER = "taskharbor listener"  # what the server calls its connection
 CANCEL = "cancel"  # a notification that begins with it says that running jobs were asked to end
 MORE = "more"  # a notification that says so stands for others that were not sent …
-MORE_SECONDS = (0.25, 1.0)  # … and may have been committed only so long after it
+MORE_SECONDS = (0.25, 1.0)  # … and may have been committed only this long after it
 
 
 def channel_of(schema: str) -> str:
@@ -63,7 +63,7 @@ class Changes:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._name = f"{self._pid}-{os.urandom(6).hex()}"  # so that nobody listens to himself
+        self._name = f"{self._pid}-{os.urandom(6).hex()}"  # so that no process listens to itself
         self._lock = threading.Lock()
         self._count = 0
         self._cancel_count = 0
@@ -95,7 +95,7 @@ class Changes:
         return self._cancel_count
 
     def post(self, *, cancels: bool = False) -> None:
-        """The store has changed: wake everybody in this process, whatever loop they wait in."""
+        """The store has changed: wake every waiter of this process, whatever its loop."""
         with self._lock:
             self._count += 1
             self._cancel_count += cancels
@@ -103,7 +103,7 @@ class Changes:
         for sleeper in sleepers:
             try:
                 sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
-            except RuntimeError:  # its loop has been closed: nobody waits there any more
+            except RuntimeError:  # its loop has been closed: no caller waits there any more
                 continue
 
     async def wait(self, seen: int, seconds: float) -> None:
@@ -127,7 +127,7 @@ class Changes:
             with self._lock:
                 self._sleepers.discard(sleeper)
 
-    # -- what is told --
+    # -- notifying --
 
     def tell(self, *, urgent: bool, cancels: bool = False) -> None:
         """Something was committed: this process knows at once, the others in a moment."""
@@ -153,11 +153,11 @@ class Changes:
                 telling = asyncio.run_coroutine_threadsafe(mine.tell_the_rest(), loop)
                 try:
                     telling.result(STOP_SECONDS)
-                except (TimeoutError, CancelledError):  # somebody polls
+                except (TimeoutError, CancelledError):  # waiters poll
                     telling.cancel()
 
     async def close(self) -> None:
-        """Nobody is left waiting, and no task is left behind on this loop or another one that runs."""
+        """No waiter is left, and no task is left behind on this loop or another one that runs."""
         self._check_fork()
         with self._lock:
             loops = list(self._loops.items())
@@ -226,7 +226,7 @@ class _OfLoop:
                 Lane.REST, lambda s: s.row("notify", self._channel, payload), prompt=True
             )
         except TaskHarborError as error:
-            # The store is away: whoever waits looks by himself.
+            # The store is away: waiters look by themselves.
             logger.debug("a notification was not sent: %s", error)
 
     # -- hearing --
@@ -234,10 +234,10 @@ class _OfLoop:
     def listen(self) -> bool:
         """Have a listener; whether it hears already."""
         if self._listener is None or self._listener.done():
-            self._listener = own_task(self._listen_for_ever())
+            self._listener = own_task(self._keep_listening())
         return self._listening
 
-    async def _listen_for_ever(self) -> None:
+    async def _keep_listening(self) -> None:
         pause = 0.05
         while True:
             try:

@@ -1,6 +1,6 @@
 """Where the next claim begins to look, while the search for it is a far one.
 
-Claims delete rows. As long as somebody's open transaction may still see them, the server cannot remove them, and a
+Claims delete rows. As long as an open transaction may still see them, the server cannot remove them, and a
 search for the first live row walks past every one. A claim that has walked far leaves a trail (see the function
 `claim_on_trail` in `migrations/0010_initial/4_claim_and_settle.sql`); the next ones follow it, and search the whole of
 the queues every now and then for what lies beside it: a job that was handed back to its old place, one whose
@@ -73,7 +73,7 @@ class ClaimHints:
         now = self._clock.monotonic()
         if now < known.search_at:
             return SearchPlan(known.trail, search=False)
-        # Should it take so long that its answer is given up, the trail is followed before it is tried again.
+        # Should it take longer than its answer is waited for, the trail is followed before it is tried again.
         known.searched *= 2
         known.search_at = now + _pause_after(known.searched)
         return SearchPlan(known.trail)
@@ -131,5 +131,5 @@ def _looks(request: ClaimRequest) -> bool:
 
 
 def _pause_after(searched: float) -> float:
-    """Seconds from a search that took so many until the next."""
+    """Seconds from the end of a search to the next one, by how long it took."""
     return min(max(SEARCH_SECONDS_MIN, SEARCH_SHARE * searched), SEARCH_SECONDS_MAX)

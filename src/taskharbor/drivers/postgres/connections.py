@@ -1,7 +1,7 @@
 """Connections: a few for each event loop, made when they are first needed and replaced when they break.
 
 A connection belongs to the loop it was made on. Claims, settles and everything else have lanes of their
-own, so that a worker's hot path never waits behind a list that somebody asked for.
+own, so that a worker's hot path never waits behind a list that a caller asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONNECT_SECONDS = 5.0
 # When nothing has moved for this long an answer counts as lost: see `wire`. What a worker lives by is answered within
 # milliseconds or not at all, and it has to go on soon after the network does.
 PROMPT_SECONDS = 5.0
-# Everything else may wait for somebody's locks, or have much to do.
+# Everything else may wait for other clients' locks, or have much to do.
 COMMAND_SECONDS = 15.0
 PATIENCE_MAX = 8  # times as long, where a slow server, not the network, is why nothing was answered in time
 JOBS_PER_SECOND_AT_LEAST = 1000.0  # what even a slow server stores in bulk
@@ -42,7 +42,7 @@ TRANSACTION_BYTES = 1_048_576
 STATEMENT_BYTES = 262_144
 LARGE_BYTES = 131_072  # a statement of a transaction from here on may be on its way for a while …
 BYTES_PER_SECOND_AT_LEAST = 65_536.0  # … on the slowest network that is waited for
-COLLISIONS_MAX = 20  # how often a transaction is repeated because of somebody else's locks
+COLLISIONS_MAX = 20  # how often a transaction is repeated because of other clients' locks
 CLOSE_SECONDS = 3.0
 GRACE_SECONDS = 0.5  # for which a cancelled caller waits until its connection is made
 
@@ -103,7 +103,7 @@ class Session:
         )
 
     def expect(self, jobs: int) -> None:
-        """So many jobs at once may take longer than usual."""
+        """Allow more time for many jobs at once."""
         if self.watch is not None:
             self.watch.expect(COMMAND_SECONDS + jobs / JOBS_PER_SECOND_AT_LEAST)
 
@@ -237,7 +237,7 @@ class Connections:
                 except COLLISIONS:
                     if repetition == COLLISIONS_MAX - 1:
                         raise
-                # Jittered: whoever it collided with begins anew as well.
+                # Jittered: the other side of the collision begins anew as well.
                 await asyncio.sleep(random.uniform(0, 0.002 * (repetition + 1)))
         except asyncpg.InsufficientPrivilegeError as error:
             raise await self._denied(error) from error
@@ -287,7 +287,7 @@ class Connections:
                 if whole:
                     pool.give_back(lane, wire)
                 else:
-                    # Cancelled or broken in the middle of something: nobody knows what it would answer next.
+                    # Cancelled or broken in the middle of something: its next answer is unknown.
                     connection.terminate()
 
     async def _denied(self, error: asyncpg.InsufficientPrivilegeError) -> BaseException:

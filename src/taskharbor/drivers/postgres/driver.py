@@ -40,7 +40,7 @@ from taskharbor.drivers.base import (
     transition_size,
 )
 from taskharbor.drivers.callers import PostgresCaller, caller_of
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.postgres import (
     enqueue,
@@ -93,11 +93,11 @@ OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
 
-class PostgresDriver(Driver, Records):
+class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
     The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
-    pooler that lends connections for one transaction at a time: no session state, and news by polling alone.
+    pooler that lends connections for one transaction at a time: no session state, and changes by polling alone.
     """
 
     inline = False

@@ -96,7 +96,7 @@ async def _insert_all(session: Session, jobs: Sequence[NewJob]) -> int:
 
 
 def _in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
-    """Inserting a key that somebody else is inserting waits for that one: two batches must not wait crosswise."""
+    """Inserting a key that another client is inserting waits for that one: two batches must not wait crosswise."""
     if all(job.idempotency_key is None for job in jobs):
         return jobs
     return sorted(jobs, key=lambda job: (job.queue, job.idempotency_key or "", job.id))

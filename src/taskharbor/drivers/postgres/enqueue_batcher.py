@@ -1,7 +1,7 @@
 """Enqueues that come while another one is being stored share the next statement, and so one commit.
 
-Fifty callers need no more round trips, and no more flushes of the server's disk, than one. Nobody waits for
-others to come: whoever finds nothing under way is stored at once.
+Fifty callers need no more round trips, and no more flushes of the server's disk, than one. No caller waits for
+others to come: a call that finds nothing under way is stored at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taskharbor.own_tasks import own_task
 from taskharbor.records import NewJob
 
 BATCH_MAX = 1000  # jobs in one statement
-ALONE_FROM = 200  # so many jobs of one caller are a batch already, and nobody is made to wait for it
+ALONE_FROM = 200  # jobs; that many of one caller are a batch already, and no other caller waits for it
 
 Store = Callable[[Sequence[NewJob], int | None], Awaitable[list[Enqueued]]]
 
@@ -32,7 +32,7 @@ class _Call(Struct):
 
 
 class EnqueueBatcher:
-    """`store` is called with the jobs of one caller or of several; what one got wrong concerns only himself."""
+    """`store` is called with the jobs of one caller or of several; one caller's invalid job never fails another's."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class EnqueueBatcher:
         )
 
     async def store(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
-        # Storing a key may have to wait for somebody else's transaction: that is nobody else's to wait for.
+        # Storing a key may have to wait for another client's transaction; no other caller has to.
         if len(jobs) >= ALONE_FROM or any(job.idempotency_key is not None for job in jobs):
             return await self._store(jobs, now)
         loop = asyncio.get_running_loop()
@@ -102,9 +102,7 @@ class _OfLoop:
         if len(batch) > 1:
             try:
                 answers = iter(await self._store([job for call in batch for job in call.jobs], batch[0].now))
-            except (
-                StoreError
-            ) as error:  # it may have happened all the same: nobody but the caller may repeat it
+            except StoreError as error:  # it may have happened anyway: only the caller may repeat it
                 for call in batch:
                     _fail(call, error)
                 return
@@ -127,5 +125,5 @@ def _fail(call: _Call, error: Exception) -> None:
 
 
 def _resolve(call: _Call, answers: list[Enqueued]) -> None:
-    if not call.stored.done():  # its caller may have given up: the jobs are stored all the same
+    if not call.stored.done():  # its caller may have given up: the jobs are stored anyway
         call.stored.set_result(answers)

@@ -18,7 +18,7 @@ from taskharbor.errors import (
     TaskHarborError,
 )
 
-# Errors after which the same transaction may well succeed: somebody else's locks were in the way.
+# Errors after which the same transaction may well succeed: other clients' locks were in the way.
 COLLISIONS = (
     exceptions.DeadlockDetectedError,
     exceptions.SerializationError,

@@ -114,14 +114,14 @@ def replication(settings: Settings) -> Check:
 
 
 def connections(settings: Settings) -> Check:
-    """Each loop of a process may have up to eight: one that cannot connect is told that the store is away."""
+    """Each loop of a process may have up to eight: one that cannot connect takes the store for away."""
     used, places = settings["connections"], settings["max_connections"]
     if used <= places * CONNECTIONS_SHARE_MAX:
         return Check("connections", True, f"{used} of {places} are in use")
     return Check(
         "connections",
         False,
-        f"{used} of {places} are in use, and whoever comes next may be refused: end what is idle, raise "
+        f"{used} of {places} are in use, and the next client may be refused: end what is idle, raise "
         "max_connections, or put a pooler before the server",
         severe=False,
     )

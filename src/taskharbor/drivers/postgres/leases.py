@@ -63,7 +63,7 @@ async def _strike_nobodys(session: Session, token: str, ids: list[str]) -> None:
 async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:
     """The answer to this very claim was lost: the same jobs, as far as they are not settled."""
     lease = await session.row("lease", request.token, session.given_now)
-    if lease is None:  # settled by whoever else knows the token, a moment ago
+    if lease is None:  # settled by another holder of the token, a moment ago
         now = await session.now()
         return Claim(now, now + request.lease, [])
     jobs = await unsettled(session, request.token)
@@ -120,9 +120,9 @@ async def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, 
 
 
 async def _mark_at_most_once(session: Session, marked: Sequence[tuple[str, str]]) -> None:
-    """In the leases, for whoever collects them, and in the jobs, for whoever reads them once they succeeded.
+    """In the leases, for their collector, and in the jobs, for readers once they succeeded.
 
-    The leases are locked; the jobs are next, by id, as everybody locks them.
+    The leases are locked; the jobs are next, by id, as every statement locks them.
     """
     await session.rows("lock_jobs", sorted({job_id for _, job_id in marked}))
     for token in dict.fromkeys(token for token, _ in marked):

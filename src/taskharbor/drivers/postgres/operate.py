@@ -1,6 +1,6 @@
 """What operators do to jobs, and what age does.
 
-Whoever changes a job that is not running holds the lock of its `jobs` row, and rewrites the row of its place:
+A change of a job that is not running holds the lock of its `jobs` row, and rewrites the row of its place:
 a claim, which takes no such lock, takes the place's row instead, so that one of the two finds it gone.
 """
 
@@ -68,7 +68,7 @@ class _Operating:
         self._held: set[str] | None = None  # jobs, if only some could be had
         self._tally: Counter[tuple[str, str]] = Counter()
         self._kept = workflows.Kept(session)
-        self._needed: set[str] = set()  # jobs that somebody depended on when we began
+        self._needed: set[str] = set()  # jobs that others depended on when we began
         # Tokens of the leases that name an ended one; None if not all of them are locked.
         self._named: set[str] | None = None
         self._doomed: list[Found] = []  # ended jobs to erase, all at once: there may be thousands
@@ -183,7 +183,7 @@ class _Operating:
         return OperationVerdict.REQUESTED
 
     async def _look_who_stays(self, found: dict[str, Found]) -> None:
-        """Once for all of them: which ones somebody depends on, and which leases still name one that has ended."""
+        """Once for all of them: which ones others depend on, and which leases still name one that has ended."""
         session, ids = self._session, sorted(found)
         ended = [job_id for job_id in ids if found[job_id].at.is_finished]
         await self._kept.look(ids)
@@ -203,7 +203,7 @@ class _Operating:
         if job.is_nowhere:
             await session.do("take_strays", [job.id])
         if job.at.is_finished and self._named is not None:
-            self._doomed.append(job)  # it can wait: under the lock of its row nobody takes it from there
+            self._doomed.append(job)  # it can wait: under the lock of its row no claim takes it from there
         else:
             naming = {row["token"] for row in await session.rows("leases_naming", [job.id])}
             if not naming <= self._locked or not await moving.leave(session, job):
@@ -216,7 +216,7 @@ class _Operating:
     async def _erase_doomed(self) -> None:
         doomed, self._doomed = self._doomed, []
         if doomed:
-            assert self._named is not None, "nobody is doomed otherwise"
+            assert self._named is not None, "no job is doomed otherwise"
             await erase(self._session, doomed, self._named)
 
 
@@ -260,7 +260,7 @@ async def expire(session: Session, ids: Sequence[str], at: int) -> list[str]:
 
 
 async def prune(session: Session, before: dict[State, int], limit: int) -> int:
-    """Small batches that wait for nobody, and that nobody but an operator of the same jobs waits for."""
+    """Small batches that wait for no lock, and that only an operator of the same jobs waits for."""
     await workflows.forget(session, before)
     bounds = [before.get(state) for state in (State.SUCCEEDED, State.DEAD, State.CANCELLED)]
     candidates = [row["id"] for row in await session.rows("prunable", *bounds, max(limit, 0))]
@@ -269,7 +269,7 @@ async def prune(session: Session, before: dict[State, int], limit: int) -> int:
     naming = sorted({row["token"] for row in await session.rows("leases_naming", candidates)})
     locked = {row["token"] for row in await session.rows("lock_leases", naming)} if naming else set()
     held = [row["id"] for row in await session.rows("try_lock_jobs", candidates)]
-    # Looked at again under their locks: somebody may have requeued one, or made another depend on it.
+    # Looked at again under their locks: another client may have requeued one, or made another depend on it.
     found = await places.find(session, held)
     needed = {row["id"] for row in await session.rows("needed", held)}
     doomed = [

@@ -80,8 +80,8 @@ def _stored(row: asyncpg.Record, read: Reading) -> StoredJob:
 
 
 def _nowhere(row: asyncpg.Record, read: Reading) -> Standing:
-    """A hand in the tables: the job is shown all the same, and can be brought back or deleted."""
-    read.told("place", "none: it is neither ready, waiting, leased nor ended")
+    """A hand in the tables: the job is shown anyway, and can be brought back or deleted."""
+    read.report("place", "none: it is neither ready, waiting, leased nor ended")
     number, attempts = row["latest_number"] or 0, row["latest_attempts"] or 0
     run_at = read.instant("run_at", row["run_at"])
     return Standing(State.DEAD, run_at, number, attempts, reason=Reason.UNREADABLE)

@@ -16,7 +16,7 @@ from taskharbor.records import AttemptRecord, JobFilter, JobRecord, QueueRecord,
 # Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
 SCAN_MAX = 5_000
 CHUNK_MIN, CHUNK_MAX = 20, 500
-KEPT_FROM = 50_000  # jobs: counting so many takes some 15 ms
+KEPT_FROM = 50_000  # jobs: counting them takes some 15 ms
 KEPT_SECONDS = 1.0
 
 Number = tuple[str, State, int, int | None]  # queue, state, jobs, the due time of the first
@@ -136,7 +136,7 @@ class Counted:
     """Counts of ready and scheduled jobs, kept for a second where counting them takes long.
 
     Counting is a scan, some 0.3 µs a job: a dashboard that looks every moment would keep a server busy that has a
-    million. Below `KEPT_FROM` jobs it is always done anew, so that whoever looks sees what he just did.
+    million. Below `KEPT_FROM` jobs it is always done anew, so that callers see their own last change.
     """
 
     def __init__(self) -> None:
@@ -185,13 +185,13 @@ async def lease_records(session: Session) -> list[LeaseRecord]:
     ]
 
 
-def still_running(told: str, unsettled: Sequence[str]) -> dict[str, int]:
-    """What the last heartbeat told, less what has been settled since."""
-    if told == "{}":
+def still_running(reported: str, unsettled: Sequence[str]) -> dict[str, int]:
+    """What the last heartbeat reported, less what has been settled since."""
+    if reported == "{}":
         return {}
     open_ones = set(unsettled)
     try:
-        running = _decode_running(told)
+        running = _decode_running(reported)
     except (msgspec.DecodeError, UnicodeError):  # written by hand: for onlookers, and for weighing a loss
         return {}
     return {job_id: started for job_id, started in running.items() if job_id in open_ones}

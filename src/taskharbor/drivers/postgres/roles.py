@@ -107,9 +107,9 @@ def grants(schema: str, names: Mapping[Role, Sequence[str]]) -> list[str]:
     schema is taken from it first, so that running them again after an upgrade is always right.
     """
     where = sql.quoted(schema)
-    everybody = dict.fromkeys(name for given in names.values() for name in given)
+    every_name = dict.fromkeys(name for given in names.values() for name in given)
     statements: list[str] = []
-    for name in everybody:
+    for name in every_name:
         role = quoted_role(name)
         statements += [
             f"REVOKE ALL ON ALL TABLES IN SCHEMA {where} FROM {role}",

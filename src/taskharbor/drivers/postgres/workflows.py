@@ -43,7 +43,7 @@ async def enqueue_workflow(
     last_id = jobs[-1].id if jobs else workflow.id
     row = (workflow.id, last_id, len(jobs), now, workflow.idempotency_key, workflow.about)
     for _ in range(RACES_MAX):
-        # Waits for whoever is storing one of the same id or key: then that one stands for this.
+        # Waits for a client that is storing one of the same id or key: the answer is then that one.
         async with session.carrying(text_size(workflow.about)):
             is_new = await session.value("insert_workflow", *row)
         if is_new:
@@ -96,7 +96,7 @@ async def _insert_members(session: Session, jobs: Sequence[NewJob], ids: dict[st
 
 
 def _apart(jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[list[NewJob]]]:
-    """Many that wait for nobody and differ in their ids and payloads only, as a chord's members do, are stored at
+    """Many that wait for no job and differ in their ids and payloads only, as a chord's members do, are stored at
     half the cost; all the others, and groups of those."""
     groups: dict[tuple[object, ...], list[NewJob]] = {}
     different: list[NewJob] = []
@@ -207,7 +207,7 @@ async def results(session: Session, ids: Sequence[str], bytes_limit: int | None)
 
 
 async def cancel_dependants(session: Session, ended: Sequence[str], now: int) -> list[str]:
-    """Whoever waits for one that ended without success and ends with it; and so on."""
+    """Cancel the dependants that end with a job that ended without success; and theirs."""
     if not ended:
         return []
     return [row["id"] for row in await session.rows("cancel_dependants", list(ended), now)]

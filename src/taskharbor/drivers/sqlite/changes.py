@@ -1,12 +1,11 @@
-"""Learning of other processes' commits.
+"""Notice commits of other processes.
 
-SQLite's data_version is another one after anybody has committed; looking at it costs a few microseconds.
-When to look is the question. On Linux the kernel tells when the write-ahead log is written to, so that an
-idle worker sleeps; the write comes a little before the commit, so it is then looked for closely. Elsewhere
-it is looked for every few milliseconds.
+SQLite's data_version changes with every commit, and reading it costs a few microseconds. The question is when to read
+it. On Linux the kernel reports a write to the write-ahead log, so that an idle worker sleeps. The write comes a little
+before the commit, so the watch then reads at short intervals. On other systems it reads every few milliseconds.
 
-However many wait on one event loop, one of us looks for all of them. A synchronous caller looks for itself.
-Nobody who waits opens the store: one that was closed meanwhile may have token, and whoever looks at it next opens it.
+One watch reads for all waiters of an event loop. A synchronous caller reads for itself. A waiter never opens the store:
+a store that was closed may have changed, and its next user opens it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CLOSE_SECONDS = 0.002  # after a write: about as long as a commit takes, look ag
 BLINK_SECONDS = 0.0001
 ALERT_PAUSE_SECONDS = 0.001
 ALERT_SECONDS = 0.05  # … and for a while every millisecond
-# The kernel gives each user few of them, 128 as a rule; whoever comes later looks every few milliseconds.
+# The kernel gives each user few of them, 128 as a rule; a loop without one reads every few milliseconds.
 DESCRIPTORS_MAX = 8
 
 IN_MODIFY = 0x2
@@ -57,7 +56,7 @@ class Watch:
                 await watch.wait(token, seconds)
 
     def close(self) -> None:
-        """Nobody is left waiting, and no descriptor open."""
+        """Wake all waiters, and close all descriptors."""
         self._closings += 1
         while self._by_loop:
             self._by_loop.popitem()[1].dismiss()
@@ -101,9 +100,9 @@ class Watch:
 
 
 class _LoopWatch:
-    """All that wait on one loop, and the one look at the store for all of them.
+    """All waiters of one loop, and the one read of the store for all of them.
 
-    There is no task to be left over: while somebody waits there is a timer, and the descriptor's callback.
+    There is no task that could be left over: while there are waiters, there is a timer and the descriptor's callback.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine, logs: LogWatchers) -> None:
@@ -132,13 +131,13 @@ class _LoopWatch:
                 self._rest()
 
     def dismiss(self) -> None:
-        """Wake everybody, from any thread, and look no more."""
+        """Wake all waiters, from any thread, and stop watching."""
         self._dismissed = True
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed: it has no waiters any more
             self._loop.call_soon_threadsafe(self._wake_all)
 
     def abandon(self) -> None:
-        """The loop was closed under those who waited."""
+        """Forget the waiters of a loop that was closed."""
         self._waiting.clear()
         self._logs.give_back(self._log)
         self._log = None
@@ -146,13 +145,13 @@ class _LoopWatch:
     # -- looking --
 
     def _look(self) -> None:
-        self._next_look = None  # whoever comes before those woken have gone begins anew
+        self._next_look = None  # a waiter that comes before the woken ones have gone begins anew
         self._stop_listening()
         if self._dismissed:
             return self._wake_all()
         try:
             version = self._engine.data_version_if_open()
-        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+        except Exception as error:  # noqa: BLE001 - it belongs to the waiters
             for woken in self._waiting:
                 if not woken.done():
                     woken.set_exception(error)
@@ -160,7 +159,7 @@ class _LoopWatch:
         for woken, token in self._waiting.items():
             if version != token:
                 _wake(woken)
-                self._stirred_at = float("-inf")  # that was it; the next write will be told of
+                self._stirred_at = float("-inf")  # that was the change; the kernel reports the next write
         if not all(woken.done() for woken in self._waiting):
             self._look_later()
         return None
@@ -181,7 +180,7 @@ class _LoopWatch:
             self._next_look = loop.call_later(POLL_SECONDS, self._look)
 
     def _listen(self) -> bool:
-        """Be told of the next write; False where the kernel does not."""
+        """Let the kernel report the next write; False where it cannot."""
         self._log = self._logs.current(self._log)
         if self._log is None:
             return False
@@ -203,7 +202,7 @@ class _LoopWatch:
         self._look()
 
     def _rest(self) -> None:
-        """Nobody waits: nothing is left to wake the loop."""
+        """Leave nothing that wakes a loop without waiters."""
         if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None

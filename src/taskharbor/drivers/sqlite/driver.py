@@ -30,7 +30,7 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.sqlite import (
     changes,
@@ -62,7 +62,7 @@ from taskharbor.records import (
 )
 
 
-class SQLiteDriver(Driver, Records):
+class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     """Jobs in one SQLite file, for any number of processes on one machine.
 
     `synchronous` is SQLite's own setting: FULL (the default) makes every accepted job survive a power
@@ -219,6 +219,9 @@ class SQLiteDriver(Driver, Records):
     def in_transaction(self) -> bool:
         session = self._caller_session.get()
         return session is not None and session.caller.in_transaction()
+
+    def uses_callers_thread(self) -> bool:
+        return True
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:

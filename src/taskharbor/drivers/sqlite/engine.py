@@ -1,9 +1,8 @@
 """Connections, threads and group commit: how operations reach one SQLite file.
 
-Every write is a function of a `Session`. Whoever holds the writer's lock takes all the writes that
-are waiting, from whatever thread or loop, and commits them in one transaction: fifty callers share one
-fsync. A synchronous caller does this in its own thread; asynchronous callers are served by one thread of
-the engine's, so that no loop waits for a disk.
+Every write is a function of a `Session`. The thread that holds the writer's lock takes all waiting writes, of
+any thread or loop, and commits them in one transaction: fifty callers share one fsync. A synchronous caller does
+this in its own thread. One thread of the engine serves all asynchronous callers, so that no loop waits for a disk.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("taskharbor.sqlite")
 
-BATCH_MAX = 256  # writes joined in one transaction, so that none waits for ever
+BATCH_MAX = 256  # writes joined in one transaction, so that each of them ends soon
 LOCK_PATIENCE_SECONDS = 60.0  # how long a write waits for other processes before the store is "unavailable"
 LOCK_WARNING_SECONDS = 5.0
 CLOSING_PATIENCE_SECONDS = 1.0
@@ -44,8 +43,8 @@ _OF_CONTENT = (sqlite3.SQLITE_CONSTRAINT_CHECK, sqlite3.SQLITE_CONSTRAINT_NOTNUL
 _INHERITED: list[object] = []
 
 
-# Re-entrant, so that a thread that comes again, in a signal handler or a finalizer that runs in the middle of
-# its turn, can be told so instead of waiting for itself for ever.
+# Re-entrant: a signal handler or a finalizer may run in the middle of its thread's own turn. The thread then gets an
+# error, and does not wait for itself.
 _Lock: TypeAlias = threading.RLock
 
 
@@ -78,25 +77,25 @@ class Engine:
         self._synchronous = synchronous
         self._pid = os.getpid()
         self._reset()
-        forking.tell(self)
+        forking.register(self)
 
     def _reset(self) -> None:
-        self._closing = False  # then nobody waits for other processes for long
+        self._closing = False  # then no write waits long for other processes
         self._pending: deque[_Write[Any]] = deque()
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
-        self._news_lock = threading.RLock()
+        self._change_lock = threading.RLock()
         self._open_lock = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        # Only ever asked for its data version, by event loops: it must not wait behind somebody's long read.
-        self._newsreader: sqlite3.Connection | None = None
+        # Event loops ask it for its data version, and nothing else: they must not wait behind a long read.
+        self._change_reader: sqlite3.Connection | None = None
         self._bell: SimpleQueue[bool] | None = None
         self._thread: threading.Thread | None = None
         self._read_pool: ThreadPoolExecutor | None = None
         self._held: list[_Lock] = []
         self._openings = 0
-        # The write-ahead log is the same file for as long as anybody has it open.
+        # The write-ahead log is the same file while any process has it open.
         self._log_path = ""
         self._file: int | None = None
         self._log: int | None = None
@@ -106,7 +105,7 @@ class Engine:
     def hold_for_fork(self) -> None:
         """Let go of the file before a fork. A child that inherits an open connection inherits SQLite's belief
         that this process holds its locks, which no child does: its parent would remove the write-ahead log
-        under it, and a lock held at that moment would stay held in the child for ever."""
+        under it, and no thread of the child would release a lock that was held at that moment."""
         if any(map(_is_mine, self._locks())):  # a fork in a signal handler that interrupted one of our calls
             return
         for lock in self._locks():
@@ -119,8 +118,8 @@ class Engine:
             self._held.pop().release()
 
     def _locks(self) -> tuple[_Lock, ...]:
-        # Whoever takes several takes them in this order.
-        return (self._write_lock, self._read_lock, self._news_lock, self._open_lock)
+        # A thread that takes several takes them in this order.
+        return (self._write_lock, self._read_lock, self._change_lock, self._open_lock)
 
     def forget_after_fork(self) -> None:
         # Should a connection have come along after all (a fork that Python did not see), SQLite forbids
@@ -141,11 +140,13 @@ class Engine:
             if self._writer is not None:
                 return
             try:
-                self._newsreader, self._reader, writer = self._patiently(self._connect_all)
+                self._change_reader, self._reader, writer = self._patiently(self._connect_all)
                 self._openings += 1
                 self._log_path = os.path.realpath(self.path) + "-wal"
                 self._file, self._log = _inode(self.path), _inode(self._log_path)
-                self._writer = writer  # the last one: whoever sees it, without the lock, finds the others
+                self._writer = (
+                    writer  # the last one: a thread that sees it, without the lock, finds the others
+                )
             except sqlite3.Error as error:
                 raise self._explained(error) from error
 
@@ -164,7 +165,7 @@ class Engine:
         return applied
 
     def _connect_all(self) -> tuple[sqlite3.Connection, sqlite3.Connection, sqlite3.Connection]:
-        """One to ask for news, one to read, one to write."""
+        """One to ask for changes, one to read, one to write."""
         with ExitStack() as undo:
             writer = self._connect()
             undo.callback(writer.close)
@@ -174,11 +175,11 @@ class Engine:
             reader = self._connect()
             undo.callback(reader.close)
             reader.execute("PRAGMA query_only = ON")
-            newsreader = self._connect()
-            undo.callback(newsreader.close)
-            newsreader.execute("PRAGMA query_only = ON")
+            change_reader = self._connect()
+            undo.callback(change_reader.close)
+            change_reader.execute("PRAGMA query_only = ON")
             undo.pop_all()
-        return newsreader, reader, writer
+        return change_reader, reader, writer
 
     def _connect(self) -> sqlite3.Connection:
         if not Path(self.path).resolve().parent.is_dir():
@@ -221,17 +222,17 @@ class Engine:
                 thread.join()
         if pool is not None:
             pool.shutdown(wait=True)
-        with self._write_lock, self._read_lock, self._news_lock:
+        with self._write_lock, self._read_lock, self._change_lock:
             self._let_go()
 
     def _let_go(self) -> None:
         connections = self._connections()
-        self._newsreader = self._reader = self._writer = None
+        self._change_reader = self._reader = self._writer = None
         for connection in connections:
             connection.close()
 
     def _connections(self) -> list[sqlite3.Connection]:
-        return [each for each in (self._newsreader, self._reader, self._writer) if each is not None]
+        return [each for each in (self._change_reader, self._reader, self._writer) if each is not None]
 
     # -- writes --
 
@@ -251,7 +252,7 @@ class Engine:
         return await write.future
 
     def _serve(self, write: _Write[Any]) -> None:
-        """Commit batches until this write is done; very often somebody else's batch has had it."""
+        """Commit batches until this write is done; very often another thread's batch contains it."""
         try:
             while not write.done:
                 with self._write_lock:
@@ -259,7 +260,7 @@ class Engine:
                         if not write.done:
                             self._commit_batch()
                     except BaseException:
-                        write.withdrawn = True  # before anybody else can take it
+                        write.withdrawn = True  # before another thread can take it
                         raise
         finally:
             write.withdrawn = not write.done
@@ -304,7 +305,7 @@ class Engine:
         still_there = bool(taken and self._pending and self._pending[0] is taken[-1])
         returned = [write for write in (taken[:-1] if still_there else taken) if not write.committed]
         self._pending.extendleft(returned[::-1])
-        # Whoever waits on a loop is served by the engine's thread, which has found nothing to do meanwhile.
+        # The engine's thread serves callers on a loop, and may have found nothing to do while these were taken.
         if any(write.loop is not None for write in taken):
             self._ring()
 
@@ -312,7 +313,7 @@ class Engine:
         """Together if that works; otherwise each finds out for itself."""
         try:
             self._commit(batch)
-        except Exception as error:  # noqa: BLE001 - it belongs to the callers, who wait for it
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers that wait for it
             if len(batch) == 1:
                 batch[0].error = self._explained(error)
             else:
@@ -323,13 +324,13 @@ class Engine:
         for write in batch:
             try:
                 self._commit([write])
-            except Exception as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller that waits for it
                 write.error = self._explained(error)
 
     def _commit(self, batch: list[_Write[Any]]) -> None:
         self.open()  # it may have been closed, for good or for a fork, while these waited for their turn
         connection = self._writer
-        assert connection is not None, "nobody closes it without the writer's lock"
+        assert connection is not None, "only the holder of the writer's lock closes it"
         self._refuse_if_removed()
         _end_what_was_left_open(connection)
         begun = False
@@ -359,7 +360,7 @@ class Engine:
         has_file, has_log = _inode(self.path) == self._file, _inode(self._log_path) == self._log
         if has_file and has_log:
             return
-        with self._read_lock, self._news_lock:
+        with self._read_lock, self._change_lock:
             self._let_go()  # of a log that is gone from its folder, the last one to close saves what it holds
         if has_file:
             raise StoreUnavailable(
@@ -416,7 +417,7 @@ class Engine:
         for loop, writes in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_resolve, writes)
-            except RuntimeError:  # the loop was closed: nobody waits any more
+            except RuntimeError:  # the loop was closed: no caller waits any more
                 continue
 
     # -- reads --
@@ -448,21 +449,21 @@ class Engine:
                 raise self._explained(error) from error
 
     def data_version(self) -> int:
-        """A number that changes whenever anybody, in any process, has committed."""
-        with self._news_lock:
+        """Return a number that changes with every commit, of any process."""
+        with self._change_lock:
             self.open()
             version = self.data_version_if_open()
-            assert version is not None, "nobody closes it without its lock"
+            assert version is not None, "only the holder of its lock closes it"
             return version
 
     def data_version_if_open(self) -> int | None:
-        """The same for whoever waits, and must not open again what somebody else closes meanwhile."""
+        """The same for a waiter, which must not reopen what another thread closes."""
         self.forget_after_fork()
-        with self._news_lock:
-            if self._newsreader is None:
+        with self._change_lock:
+            if self._change_reader is None:
                 return None
             try:
-                (version,) = self._newsreader.execute("PRAGMA data_version").fetchone()
+                (version,) = self._change_reader.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:
                 raise self._explained(error) from error
             # Each connection counts for itself: a new one may say the old one's number again.
@@ -470,7 +471,7 @@ class Engine:
 
     def _open_reader(self) -> sqlite3.Connection:
         self.open()
-        assert self._reader is not None, "nobody closes it without the reader's lock"
+        assert self._reader is not None, "only the holder of the reader's lock closes it"
         return self._reader
 
     def _explained(self, error: BaseException) -> BaseException:
@@ -516,7 +517,7 @@ def _mark_committed(batch: list[_Write[Any]]) -> None:
 def _resolve(writes: list[_Write[Any]]) -> None:
     for write in writes:
         future = write.future
-        if future is None or future.done():  # cancelled meanwhile: the write has happened all the same
+        if future is None or future.done():  # its caller was cancelled; the write has happened nevertheless
             continue
         if write.error is not None:
             future.set_exception(write.error)

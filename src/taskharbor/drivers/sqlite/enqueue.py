@@ -21,21 +21,19 @@ ENQUEUE = statements("enqueue")
 
 
 def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
-    if len(jobs) > 1 and all(map(_is_plain, jobs)):
-        stored = _enqueue_plain(session, jobs)
-        if stored is not None:
-            return stored
-    return _enqueue_mixed(session, jobs) or _enqueue_each(session, jobs)
+    stored = _enqueue_plain_first(session, jobs) if len(jobs) > 1 else None
+    return stored or _enqueue_each(session, jobs)
 
 
-def _enqueue_mixed(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
-    """The plain ones at once and the others after them; None, with nothing done, if that makes a difference."""
+def _enqueue_plain_first(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
+    """The plain jobs at once and the others after them; None, with nothing done, if that makes a difference."""
     plain = [job for job in jobs if _is_plain(job)]
-    if len(plain) < 2 or len({job.id for job in jobs}) < len(jobs):
+    are_all = len(plain) == len(jobs)
+    if len(plain) < 2 or not (are_all or len({job.id for job in jobs}) == len(jobs)):
         return None
     stored = _enqueue_plain(session, plain)
-    if stored is None:
-        return None
+    if stored is None or are_all:
+        return stored
     answers = {answer.id: answer for answer in stored}
     others = [job for job in jobs if job.id not in answers]
     for job, answer in zip(others, _enqueue_each(session, others, set(answers)), strict=True):
@@ -123,7 +121,7 @@ def _store_job(session: Session, job: NewJob) -> Enqueued | None:
 def _place(
     session: Session, job: NewJob, answer: Enqueued, stands_for: dict[str, str], new_ids: Set[str]
 ) -> Enqueued:
-    """Into the order, or, if some it depends on have not succeeded, to those that wait."""
+    """Put the job into the claim order, or, if a dependency has not succeeded, among the waiting jobs."""
     if job.depends_on and not _depend(session, job, stands_for, new_ids):
         session.execute(ENQUEUE["insert_waiting"], (job.id, 0, 0, 1, job.expires_at, job.delivery))
         return replace(answer, state=State.WAITING)
@@ -133,12 +131,12 @@ def _place(
 
 
 def store_dead(session: Session, job: NewJob) -> bool:
-    """The jobs row of one that is dead from the start; whether it is new. The rest is the settle's."""
+    """Store the row of a job that is dead from the start; True if it is new. The settle writes the rest."""
     return _store_job(session, job) is not None
 
 
 def _depend(session: Session, job: NewJob, stands_for: dict[str, str], new_ids: Set[str]) -> bool:
-    """Write down whom the job waits for; whether all of them have succeeded already."""
+    """Store the job's dependencies; True if all of them have succeeded already."""
     satisfied = True
     fatal = int(job.ends_with_members)
     rows: list[tuple[Any, ...]] = []

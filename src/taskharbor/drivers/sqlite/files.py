@@ -20,7 +20,7 @@ SUFFIXES = ("", "-wal", "-shm")
 def create_private(path: str) -> None:
     """Make an empty file, readable by its user alone, where there is none yet; leave one that exists as it is.
 
-    What stands in the way is for SQLite to say, which meets it next.
+    Any obstacle is reported by SQLite, which opens the file next.
     """
     real = os.path.realpath(path)  # SQLite follows a link to a file that does not exist yet, too
     try:

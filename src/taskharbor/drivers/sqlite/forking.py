@@ -1,4 +1,4 @@
-"""Forks of this process, told to every engine before and after: no SQLite connection survives one."""
+"""Call every engine before and after a fork of this process: no SQLite connection survives one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _forking = threading.RLock()  # one fork at a time
 _held: list[Forked] = []
 
 
-def tell(engine: Forked) -> None:
-    """Tell it of forks for as long as it lives."""
+def register(engine: Forked) -> None:
+    """Call the engine around every fork while it exists."""
     _told.add(engine)
 
 

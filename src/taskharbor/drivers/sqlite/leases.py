@@ -118,7 +118,7 @@ class Lease:
         return [e for e in self.entries.values() if not self.is_settled(e)]
 
     def still_running(self) -> dict[str, int]:
-        """What the last heartbeat told, less what has been settled since."""
+        """What the last heartbeat reported, less what has been settled since."""
         if not self.running:
             return {}
         unsettled = {entry.id for entry in self.unsettled()}
@@ -187,8 +187,10 @@ def first_named(session: Session, job_ids: set[str]) -> dict[str, int]:
 
 
 def strike(session: Session, job_ids: set[str]) -> None:
-    """Whoever deletes a job takes it out of live leases first: they still name what has been settled,
-    and without its attempt row the collector would raise it from the dead."""
+    """Take jobs that are about to be deleted out of live leases.
+
+    Leases still name settled jobs, and without its attempt row the collector would revive such a job.
+    """
     for lease in all_leases(session):
         named = job_ids & lease.entries.keys()
         for job_id in named:
@@ -530,7 +532,7 @@ def _extend_one(session: Session, extension: Extension) -> Extended:
 
 
 def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -> None:
-    """In the lease, for whoever collects it, and in the job, for whoever reads it once it has succeeded."""
+    """Mark the lease, for its collector, and the job, for readers after it has succeeded."""
     for job_id in job_ids:
         entry = lease.entries.get(job_id)
         if entry is not None and not lease.is_settled(entry):

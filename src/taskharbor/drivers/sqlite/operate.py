@@ -96,7 +96,7 @@ def _waits(session: Session, job_id: str) -> bool:
 
 def _delete(session: Session, found: Found) -> OperationVerdict:
     job_id = found.job.id
-    if _somebody_needs(session, job_id):
+    if _is_needed(session, job_id):
         return OperationVerdict.CONFLICT
     workflow = workflows.around(session, job_id)
     if workflow is not None and workflows.is_unfinished(session, workflow):
@@ -105,7 +105,7 @@ def _delete(session: Session, found: Found) -> OperationVerdict:
     return OperationVerdict.DONE
 
 
-def _somebody_needs(session: Session, job_id: str) -> bool:
+def _is_needed(session: Session, job_id: str) -> bool:
     """Whether an unfinished job depends on this one."""
     for (dependant,) in session.execute(OPERATE["dependants"], (job_id,)).fetchall():
         record = places.record(session, dependant)
@@ -120,7 +120,9 @@ def _erase(session: Session, doomed: Sequence[Found]) -> None:
         moving.leave(session, found)
     keys = [(found.job.id,) for found in doomed]
     for statement in (
-        SETTLE["mark_member_done"],  # nobody unfinished depends on it: a later requeue must not wait for ever
+        SETTLE[
+            "mark_member_done"
+        ],  # no unfinished job depends on it: a later requeue must not wait without end
         OPERATE["delete_job"],
         OPERATE["delete_attempts"],
         OPERATE["delete_dependencies"],
@@ -190,7 +192,7 @@ def _prunable(session: Session, before: dict[State, int]) -> Iterator[Found]:
     """Oldest ending first, without members of workflows and jobs that an unfinished one still depends on."""
     endings = [_endings(session, state, instant) for state, instant in before.items()]
     for finished_at, job_id, state in heapq.merge(*endings):
-        if workflows.around(session, job_id) is None and not _somebody_needs(session, job_id):
+        if workflows.around(session, job_id) is None and not _is_needed(session, job_id):
             job = places.stored(session, job_id, Reading())
             assert job is not None, "its ending is in the same transaction"
             yield Found(job, Standing(state, job.run_at, finished_at=finished_at))

@@ -117,8 +117,8 @@ def find(session: Session, job_id: str) -> Found | None:
     if covered is not None:
         lease, entry = covered
         return Found(job, entry.standing, latest, lease, read)
-    # A hand in the tables, or a damaged file: the job is shown all the same, and can be brought back or deleted.
-    read.told("place", "none: it is neither ready, waiting, leased nor ended")
+    # A hand in the tables, or a damaged file: the job is still shown, and can be requeued or deleted.
+    read.report("place", "none: it is neither ready, waiting, leased nor ended")
     number, attempts = (0, 0) if latest is None else (latest.number, latest.attempts)
     lost = Standing(State.DEAD, job.run_at, number, attempts, reason=Reason.UNREADABLE)
     return Found(job, lost, latest, read=read, is_nowhere=True)
@@ -226,6 +226,6 @@ def _holder(lease: leases.Lease, job_id: str) -> Holder:
 
 def _progress(read: Reading, fraction: object, message: object) -> Progress:
     if not isinstance(fraction, float | int):
-        read.told("progress", fraction)
+        read.report("progress", fraction)
         fraction = 0.0
     return Progress(fraction, read.text("message", message))

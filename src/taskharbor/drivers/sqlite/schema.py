@@ -1,7 +1,7 @@
 """Opening a database file: is it ours, is it whole, is it of a version we know?
 
 TaskHarbor's tables carry its name, so that an application can keep them in its own database. It never
-adds them to somebody else's file by itself, though: that takes an explicit `migrate`.
+adds them to the file of another application by itself: that takes an explicit `migrate`.
 """
 
 from __future__ import annotations

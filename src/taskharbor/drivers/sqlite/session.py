@@ -1,4 +1,4 @@
-"""What an operation sees of the database."""
+"""The view that one operation has of the database."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-ROWS_PER_STEP = (256, 32)  # as many as there are enough for
+ROWS_PER_STEP = (256, 32)  # the larger step while enough rows are left
 
 
 class Session:
     """One operation's view of the database: a connection inside a transaction, and its time.
 
-    `found` is there for a session that only reads: what it has worked out stays true for as long as it lasts.
+    `found` belongs to a session that only reads: what it has worked out stays true until the session ends.
     """
 
     __slots__ = ("connection", "execute", "executemany", "found", "now")
@@ -30,10 +30,10 @@ class Session:
         return self.execute(statement, parameters).fetchone()
 
     def insert(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Insert many rows, many at a time; how many were inserted.
+        """Insert many rows in few steps; return the number of inserted rows.
 
-        Python's sqlite3 lets go of the interpreter's lock around every step. With one step for each row,
-        a thread that computes would take it each time, and keep it for milliseconds.
+        Python's sqlite3 releases the interpreter's lock around every step. With one step for each row, a thread that
+        computes would take the lock each time, and keep it for milliseconds.
         """
         return self.insert_alike(statement, (), rows)
 
@@ -52,7 +52,7 @@ class Session:
 
 @cache
 def many_rows(statement: str, rows: int) -> str:
-    """The same INSERT for so many rows."""
+    """The same INSERT for this number of rows."""
     head, _, rest = statement.partition("VALUES (")
     placeholders, _, tail = rest.partition(")")
     return head + "VALUES " + ", ".join([f"({placeholders})"] * rows) + tail

@@ -26,7 +26,7 @@ def settle(session: Session, transitions: Sequence[Transition]) -> list[SettleRe
 
 
 def _settle_successes(session: Session, transitions: Sequence[Transition]) -> list[SettleResult] | None:
-    """A batch of plain successes under live leases, nobody depending on any: nearly every batch there is.
+    """A batch of plain successes under live leases, without dependants: nearly every batch.
 
     None, with nothing done, if anything about it is not plain: then each is looked at by itself.
     """
@@ -59,7 +59,7 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
         )
         closed[token] += 1
         succeeded[entry.queue] += 1
-    if session.one(SETTLE["somebody_depends"])[0]:
+    if session.one(SETTLE["has_dependants"])[0]:
         return None
     session.execute("SAVEPOINT successes")
     if session.insert(SETTLE["insert_success"], rows) != len(rows):
@@ -202,7 +202,7 @@ def note(session: Session, notes: Sequence[Note]) -> list[SettleAnswer]:
 
 
 def release_dependants(session: Session, member_id: str) -> list[str]:
-    """Those for whom this was the last job to wait for leave `waiting`."""
+    """Move jobs out of `waiting` for which this was the last dependency."""
     session.execute(SETTLE["mark_member_done"], (member_id,))
     satisfied = session.execute(SETTLE["satisfied_dependants"], (member_id,)).fetchall()
     dependants = [row[0] for row in satisfied if type(row[0]) is str and is_text(row[0])]

@@ -87,7 +87,7 @@ def results(session: Session, ids: Sequence[str], bytes_limit: int | None) -> li
 
 
 def cancel_dependants(session: Session, ended: Iterable[str]) -> tuple[str, ...]:
-    """Whoever waits for one that ended without success and ends with it; and so on."""
+    """Cancel the jobs that wait for one that ended without success and end with it, and their dependants in turn."""
     ends = list(ended)
     cancelled: list[str] = []
     while ends:
@@ -114,7 +114,7 @@ def cancel_dependants(session: Session, ended: Iterable[str]) -> tuple[str, ...]
 
 
 def restore_dependants(session: Session, requeued: Iterable[str]) -> None:
-    """Those that were cancelled because of these wait again, unless another one stands against it."""
+    """Let jobs that were cancelled because of these wait again, unless another dependency has ended without success."""
     again = list(requeued)
     while again:
         restorable = session.execute(WORKFLOWS["restorable_dependants"], (again.pop(),)).fetchall()

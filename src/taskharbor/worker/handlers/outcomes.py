@@ -57,7 +57,7 @@ def _of_coroutine(coroutine: CoroutineType[Any, Any, Any]) -> Failed:
     coroutine.close()
     return of_failure(
         Unrecoverable(
-            f"the handler is a plain function and returned the coroutine {coroutine.__name__}, which nobody awaits; "
+            f"the handler is a plain function and returned the coroutine {coroutine.__name__}, which is never awaited; "
             "declare it with `async def` and await that in it"
         )
     )
@@ -196,7 +196,7 @@ def error_text(error: BaseException) -> str:
 def traceback_of(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        trace = trace.tb_next  # what called the handler is of no interest to whoever wrote it
+        trace = trace.tb_next  # what called the handler is of no interest to its author
     try:
         lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
     except BaseException:  # noqa: BLE001 - formatting runs the error's own code

@@ -1,7 +1,7 @@
 """Awaiting a handler step by step: in a context of its own, and knowing when it really suspends.
 
 The handler runs in the task of its slot, so that `asyncio.timeout` and everything else that asks for the
-current task works. Its context variables are its own all the same: each step runs in a copy of the
+current task works. Its context variables are still its own: each step runs in a copy of the
 worker's context. A timer is armed only when the handler suspends, since most never do.
 """
 

@@ -68,7 +68,7 @@ class Steps:
         self._met: set[str] = set()  # in this attempt
         self._known: dict[str, StepRecord] = {}
         self._reading: asyncio.Future[dict[str, StepRecord]] | None = None
-        self._has_read = execution.claimed.number == 1  # nobody can have stored one
+        self._has_read = execution.claimed.number == 1  # no attempt can have stored one
 
     # -- what a handler calls --
 

@@ -128,7 +128,7 @@ class HandlerThreads:
                 self._told = True
                 try:
                     self._loop.call_soon_threadsafe(self._deliver)  # type: ignore[union-attr]
-                except RuntimeError:  # the loop is gone: nobody waits for this call any more
+                except RuntimeError:  # the loop is gone: no caller waits for this call any more
                     return
 
     def _deliver(self) -> None:

@@ -24,6 +24,7 @@ from taskharbor.drivers.base import (
     Transition,
     pieces,
 )
+from taskharbor.drivers.capabilities import Steps
 from taskharbor.records import AttemptRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
 from taskharbor.rules.outcome import Crashed, Disturbed, Outcome, Succeeded, Unrunnable
@@ -77,6 +78,7 @@ class Committer:
         self._executor = executor
         self._store = store = pipeline.store
         self._failure_tasks = FailureTasks(store)
+        self._step_reader = None if Steps.offered_by(store.driver) is None else store
         self._policy = worker_policy
         self._unrunnable_grace_seconds = unrunnable_grace_seconds
         self._max_losses = max_losses
@@ -187,11 +189,11 @@ class Committer:
                 else:
                     self._reporter.refused(ending.execution, ending.transition, answer)
             except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
-                log_bug(logger, "what became of a job could not be told", error, ending.execution.fields())
+                log_bug(logger, "the end of a job could not be reported", error, ending.execution.fields())
         try:
             await self._reporter.ended_with(answers, self._store.get)
         except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
-            log_bug(logger, "the jobs that ended with others could not be told of", error)
+            log_bug(logger, "the jobs that ended with others could not be reported", error)
         return later
 
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
@@ -288,7 +290,7 @@ class Committer:
             return await self._failure_tasks.added(unrunnable, claimed, execution.options), None
         if isinstance(outcome, Crashed | Disturbed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
-            history, last_step = await loss_history(self._store, claimed)
+            history, last_step = await loss_history(self._store, self._step_reader, claimed)
             weighed: dict[str, Any] = {
                 "started_at": execution.started_at,
                 "last_step": last_step,
@@ -317,7 +319,7 @@ class Committer:
             for e, progress in notes.items()
         ]
         try:
-            await self._store.driver.note(batch)
+            await Steps.of(self._store.driver).note(batch)
         except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
 

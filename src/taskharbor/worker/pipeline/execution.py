@@ -117,7 +117,7 @@ class Execution:
             except (msgspec.DecodeError, ConfigurationError) as error:
                 self.unreadable = f"its stored options cannot be read: {error}"
         self.started_at: int | None = None
-        self.cell = 0  # where its begin and end are published; 0 where nobody looks
+        self.cell = 0  # where its begin and end are published; 0 without a supervisor
         self.asked_to_stop = (
             _UNASKED  # for each of these reasons; replaced as a whole, since threads look at it
         )
@@ -193,7 +193,7 @@ class Execution:
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is over. It may have held the loop for so long that no timer could fire."""
+        """Whether its time is over. It may have held the loop until no timer could fire."""
         if "timeout" in self.asked_to_stop:
             return True
         deadline = self.deadline

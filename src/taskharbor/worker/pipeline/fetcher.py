@@ -78,7 +78,7 @@ class Fetcher:
         self._suspects_elsewhere = False  # a supervisor sees to it that they are executed
 
     async def run(self, *, until_drained: bool = False) -> None:
-        """Claim for ever, or until nothing is runnable now and nothing is under way."""
+        """Claim without end, or until nothing is runnable now and nothing is under way."""
         self._executor.offer(())  # what a round that was cut off has brought
         is_drained = False
         while not is_drained:

@@ -41,7 +41,9 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
-        if self._extended_outside:  # looking is cheap: it has to be seen in time that nobody extends
+        if (
+            self._extended_outside
+        ):  # looking is cheap: it must see in time that the supervisor does not extend
             beat_seconds /= 2
         pause = beat_seconds
         while True:

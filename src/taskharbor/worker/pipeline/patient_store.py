@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from taskharbor.drivers.base import Driver, SettleAnswer, SettleResult, StepNote, Transition
+from taskharbor.drivers.capabilities import Steps, Workflows
 from taskharbor.errors import OperationRefused
 from taskharbor.records import AttemptRecord, JobRecord, MemberResult, StepRecord, WorkflowRecord
 from taskharbor.worker.upkeep.retrying import Outages
@@ -37,21 +38,23 @@ class PatientStore:
         return await self._read(lambda: self.driver.get(ids))
 
     async def get_workflows(self, ids: Sequence[str]) -> list[WorkflowRecord | None]:
-        return await self._read(lambda: self.driver.get_workflows(ids))
+        return await self._read(lambda: Workflows.of(self.driver).get_workflows(ids))
 
     async def history(self, job_id: str, limit: int) -> list[AttemptRecord]:
         return await self._read(lambda: self.driver.history(job_id, limit))
 
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
-        return await self._read(lambda: self.driver.steps(job_id))
+        steps = Steps.of(self.driver)
+        return await self._read(lambda: steps.steps(job_id))
 
     async def results(self, ids: Sequence[str], *, bytes_limit: int) -> list[list[MemberResult]]:
-        return await self._read(lambda: self.driver.results(ids, bytes_limit=bytes_limit))
+        return await self._read(lambda: Workflows.of(self.driver).results(ids, bytes_limit=bytes_limit))
 
     async def _read(self, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.repeat(read, "the store cannot be read")
 
     async def keep_step(self, note: StepNote, fields: dict[str, Any]) -> SettleAnswer:
         """Store a step: a step that was done must not be forgotten because of an outage."""
-        [answer] = await self.repeat(lambda: self.driver.note([note]), "the store cannot keep a step", fields)
+        steps = Steps.of(self.driver)
+        [answer] = await self.repeat(lambda: steps.note([note]), "the store cannot keep a step", fields)
         return answer

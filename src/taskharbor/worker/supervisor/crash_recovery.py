@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, SettleAnswer, SettleResult, Transition
+from taskharbor.drivers.capabilities import Steps
 from taskharbor.records import AttemptStatus, Delivery
 from taskharbor.rescue import Report, Rescued, loss_history, settle_endings, with_failure_task
 from taskharbor.rules.outcome import HandedBack, Interrupted
@@ -101,6 +102,6 @@ async def _rescue(
         alone=lease.alone,
         started_at=started_at,
     )
-    history, last_step = await loss_history(driver, job)
+    history, last_step = await loss_history(driver, Steps.offered_by(driver), job)
     transition = weigh_loss(loss, job, history, last_step=last_step, max_losses=max_losses)
     return await with_failure_task(driver, transition, job), job, history

@@ -1,4 +1,4 @@
-"""Telling whoever reads the log that the event loop stood still.
+"""Log that the event loop was blocked.
 
 An async handler that blocks it holds up the heartbeat as well. For longer than the lease, its job is lost to another
 attempt, which does the same again: nothing in the store could say why.

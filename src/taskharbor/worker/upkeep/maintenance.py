@@ -9,6 +9,7 @@ from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
+from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import StoreError
 from taskharbor.records import State
 from taskharbor.rescue import COLLECT_SECONDS, IDLE_COLLECT_SECONDS, Collector
@@ -43,6 +44,7 @@ class Maintenance:
     ) -> None:
         self._harbor = harbor
         self._driver = harbor.driver
+        self._has_upkeep = Upkeep.offered_by(harbor.driver) is not None
         self._collector = Collector(harbor.driver, worker, max_losses=max_losses, report=reporter.losses.tell)
         self._clock = clock
         self._outages = outages
@@ -64,9 +66,9 @@ class Maintenance:
                     await self.catch_up()
                 if rounds % EXPIRE_EVERY == 0:
                     await self.expire()
-                if self._pruning or rounds % PRUNE_EVERY == 0:
+                if self._has_upkeep and (self._pruning or rounds % PRUNE_EVERY == 0):
                     await self._do(self._prune)
-                if rounds % PRUNE_HISTORY_EVERY == 0:
+                if self._has_upkeep and rounds % PRUNE_HISTORY_EVERY == 0:
                     await self._do(self._harbor._prune_schedules)
                 self._outages.answered(_COMPLAINT)
             except StoreError as error:
@@ -80,7 +82,8 @@ class Maintenance:
 
     async def catch_up(self) -> None:
         """Release or cancel the dependants that a job's end could not see yet."""
-        await self._do(self._catch_up)
+        if self._has_upkeep:
+            await self._do(self._catch_up)
 
     async def tell_unreadable(self, ids: Sequence[str]) -> None:
         """Tell of jobs that a claim found unreadable, and that are dead by now."""
@@ -95,7 +98,8 @@ class Maintenance:
 
     async def expire(self) -> None:
         """Cancel what was not begun in time."""
-        await self._do(self._expire)
+        if self._has_upkeep:
+            await self._do(self._expire)
 
     async def _do(self, chore: Callable[[], Awaitable[object]]) -> None:
         """Do it; one in which a bug of ours is found is left out for a while, each time for longer."""
@@ -119,14 +123,14 @@ class Maintenance:
         await self._collector.collect()
 
     async def _catch_up(self) -> None:
-        await self._tell_cancelled(await self._driver.catch_up(CATCH_UP_BATCH))
+        await self._tell_cancelled(await Upkeep.of(self._driver).catch_up(CATCH_UP_BATCH))
 
     async def _prune(self) -> None:
         self._pruning = False
         self._pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
 
     async def _expire(self) -> None:
-        while expired := await self._driver.expire(EXPIRE_BATCH):
+        while expired := await Upkeep.of(self._driver).expire(EXPIRE_BATCH):
             await self._tell_cancelled(expired)
             if len(expired) < EXPIRE_BATCH:
                 break

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import Driver, WorkerRecord
+from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
@@ -31,10 +32,12 @@ class Presence:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Somebody came or went: tell the store now, not only with the next time."""
+        """Something changed: report it to the store now, not only with the next time."""
         self._changed.set()
 
     async def run(self) -> None:
+        if Records.offered_by(self._driver) is None:
+            return
         await self._clock.sleep(FIRST_SECONDS)
         while True:
             self._changed.clear()
@@ -50,7 +53,7 @@ class Presence:
                 await asyncio.wait_for(WORKERS.drop(self._driver, sorted(self._signed_on)), SIGN_OFF_SECONDS)
 
     async def _tell(self) -> None:
-        """Nobody depends on it, so it is worth one try."""
+        """Try once: nothing depends on it."""
         there = self._who()
         names = {worker.name for worker in there}
         gone, self._signed_on = self._signed_on - names, names

@@ -1,6 +1,6 @@
 """Retirement: a worker that has done enough claims no more, and ends with the last of its jobs.
 
-Nobody asked for a hurry, so there is no grace to be over: its handlers end by themselves.
+Retirement is never rushed and has no grace period: its handlers end by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_SECONDS = 1.0
 
 
 class ReplacementPolicy(Protocol):
-    """Whoever replaces workers that retire."""
+    """Replaces workers that retire."""
 
     may_retire: bool  # False while this worker's predecessor still has jobs
 

@@ -1,4 +1,4 @@
-"""Handlers that were told to end and do not: told of again and again, and in the end given up."""
+"""Handlers that do not end on request: warn of them again and again, and give them up in the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taskharbor.worker.pipeline.pipeline import Pipeline
 logger = logging.getLogger("taskharbor.worker")
 
 LOOK_SECONDS = 1.0
-FIRST_WARNING_SECONDS = 5.0  # after it was told to end; each next one after twice as long
+FIRST_WARNING_SECONDS = 5.0  # after the request to end; each next one after twice as long
 WARNING_SECONDS_MAX = 600.0
 UNWIND_SECONDS = 1.0  # how long a handler may take to end once it was interrupted at shutdown
 
@@ -63,7 +63,7 @@ class UnresponsiveWatch:
                 log_line(
                     logger,
                     logging.WARNING,
-                    "Job {job} was told to end {since_seconds} s ago and has not; its slot stays occupied",
+                    "Job {job} was asked to end {since_seconds} s ago and has not; its slot stays occupied",
                     execution.fields() | _why(execution) | {"since_seconds": round(waited)},
                 )
             if self._limit_seconds is not None and waited >= self._limit_seconds:

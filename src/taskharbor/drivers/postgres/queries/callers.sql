@@ -7,7 +7,7 @@ SELECT system_identifier::text || '/' || (SELECT oid FROM pg_database WHERE datn
 FROM pg_control_system()
 
 -- name: announce
--- Told when the caller's transaction commits.
+-- Delivered when the caller's transaction commits.
 SELECT pg_notify({schema}.channel(), a.payload) FROM {schema}.announcement() AS a (payload) WHERE a.payload IS NOT NULL
 
 -- name: store

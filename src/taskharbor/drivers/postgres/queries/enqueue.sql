@@ -1,5 +1,5 @@
 -- name: enqueue
--- Jobs that depend on nobody and have no tags, nearly all there are: one statement, one round trip. An id or a
+-- Jobs that depend on no other job and have no tags, nearly all there are: one statement, one round trip. An id or a
 -- key that exists already is a unique violation, and nothing is stored: then each is looked at by itself.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($12::timestamptz, clock_timestamp()) AS now

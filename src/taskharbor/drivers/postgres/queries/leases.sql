@@ -58,7 +58,7 @@ WHERE c.token = $1 AND e.id = ANY ($2::text[]::uuid[]) AND j.id = e.id
 
 -- name: take_expired
 -- The lease that expired first gets the collector's token; from here on the old one proves nothing. One that
--- somebody is settling or extending at this instant is not dead. A lease that has this token already was
+-- a worker settles or extends at this instant is not dead. A lease that has this token already was
 -- collected by this very call, whose answer was lost.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now

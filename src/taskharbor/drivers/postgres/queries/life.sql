@@ -36,7 +36,7 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)
 SELECT set_config('idle_in_transaction_session_timeout', $1, true)
 
 -- name: settings
--- That there are replicas is seen by everybody; which of them are synchronous is not.
+-- That there are replicas is visible to every role; which of them are synchronous is not.
 SELECT current_setting('server_version_num')::integer AS version, current_setting('fsync') AS fsync,
        current_setting('full_page_writes') AS full_page_writes,
        current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS standby,

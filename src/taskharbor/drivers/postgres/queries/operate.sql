@@ -1,5 +1,5 @@
 -- name: request_cancel
--- Whoever settles next holds this row's lock first, and so finds the request.
+-- The next settle holds this row's lock first, and so finds the request.
 UPDATE {schema}.leases SET cancels = array_append(cancels, $2::text::uuid)
 WHERE token = $1 AND NOT $2::text::uuid = ANY (cancels)
 
@@ -102,7 +102,7 @@ SELECT token FROM {schema}.claims WHERE ids && $1::text[]::uuid[]
 
 -- name: strike
 -- A live lease still names what has been settled: without its attempt row, the collector would raise it from the
--- dead. Whoever holds the lease's lock takes it out.
+-- dead. The holder of the lease's lock takes it out.
 UPDATE {schema}.claims AS c SET (ids, numbers, attempts, first_numbers, run_ats, queues, due_ats, expires_ats,
                                  deliveries) = (
     SELECT coalesce(array_agg(e.id ORDER BY e.position), '{}'), coalesce(array_agg(e.number ORDER BY e.position), '{}'),
@@ -124,7 +124,7 @@ WHERE c.token = ANY ($1::text[])
 UPDATE {schema}.leases SET struck = struck + 1 WHERE token = ANY ($1::text[])
 
 -- name: erase
--- Everything there is about these jobs. Nobody unfinished depends on them: should one that did be requeued, it
+-- Everything there is about these jobs. No unfinished job depends on them: should one that did be requeued, it
 -- must not wait for what no longer exists.
 WITH ids AS MATERIALIZED (
     SELECT unnest($1::text[]::uuid[]) AS id
@@ -170,7 +170,7 @@ SELECT o.id::text AS id, clock.now FROM clock CROSS JOIN LATERAL (
 ) AS o
 
 -- name: expire
--- Those of them that nobody is claiming, releasing or changing at this instant; the others are no longer overdue,
+-- Those of them that no other client is claiming, releasing or changing at this instant; the others are no longer overdue,
 -- or will be found again.
 WITH held AS MATERIALIZED (
     SELECT j.id FROM {schema}.jobs AS j WHERE j.id = ANY ($1::text[]::uuid[]) ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED

@@ -108,7 +108,7 @@ DELETE FROM {schema}.claims USING closed WHERE claims.token = closed.token
 INSERT INTO {schema}.tallies (queue, state, jobs) SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[])
 
 -- name: fold_tallies
--- Many small rows become one for each sum. Rows that somebody else is folding are left to them.
+-- Many small rows become one for each sum. Rows that another client is folding are left to it.
 WITH old AS (
     DELETE FROM {schema}.tallies WHERE ctid = ANY (ARRAY(
         SELECT t.ctid FROM {schema}.tallies AS t LIMIT 10000 FOR UPDATE SKIP LOCKED

@@ -197,7 +197,7 @@ CREATE TABLE taskharbor_tags (
 
 CREATE TABLE taskharbor_paused (queue TEXT PRIMARY KEY) WITHOUT ROWID;
 
--- How many jobs stand in each terminal state, updated with every move of a job: counting rows would be a scan.
+-- How many jobs are in each terminal state, updated with every move of a job: counting rows would be a scan.
 CREATE TABLE taskharbor_tallies (
     queue TEXT NOT NULL,
     state TEXT NOT NULL,

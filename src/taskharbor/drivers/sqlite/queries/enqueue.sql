@@ -1,5 +1,5 @@
 -- name: insert_job
--- Conflicts on the id and on (queue, key) alike: either way the job that exists stands for this one.
+-- Conflicts on the id and on (queue, key) alike: either way the existing job is the answer.
 INSERT INTO taskharbor_jobs
     (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idempotency_key, delivery, options)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)

@@ -5,7 +5,7 @@ DELETE FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank = ? AND ru
 DELETE FROM taskharbor_ended WHERE job_id = ?
 
 -- name: move_latest_attempt
--- The key of the ready row is computed from here; whoever moves the job says so.
+-- The key of the ready row is computed from here; a move of the job updates it.
 UPDATE taskharbor_attempts SET next_at = ?2
 WHERE job_id = ?1 AND number = (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
 
@@ -16,7 +16,7 @@ SET queue = ?, task = ?, delivery = ?, priority = ?, run_at = ?, payload = ?, ex
 WHERE id = ?
 
 -- name: cancelled_occurrence
--- Nobody had claimed it: its row of history is an operator's.
+-- No worker had claimed the job: the operator writes its row of history.
 INSERT INTO taskharbor_attempts
     (job_id, number, status, retry_count, attempts, token, finished_at, next_at, detail)
 VALUES (?, ?, 'cancelled', ?, ?, ?, ?, ?, ?)

@@ -34,8 +34,8 @@ ON CONFLICT (job_id) DO UPDATE SET
 INSERT INTO taskharbor_tallies (queue, state, jobs) VALUES (?, ?, ?)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs
 
--- name: somebody_depends
--- Also one that was cancelled meanwhile: it may be requeued, and must find what has succeeded.
+-- name: has_dependants
+-- A dependant that was cancelled counts as well: it may be requeued, and must find what has succeeded.
 SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies INDEXED BY taskharbor_dependencies_unmet WHERE done = 0)
 
 -- name: mark_member_done

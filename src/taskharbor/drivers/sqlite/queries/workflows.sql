@@ -41,7 +41,7 @@ LEFT JOIN taskharbor_attempts AS a ON a.job_id = d.member_id AND a.status = 'suc
 WHERE d.job_id = ? ORDER BY d.position
 
 -- name: doomed_dependants
--- Who waits for this one and ends with it.
+-- The jobs that wait for this one and end with it.
 SELECT d.job_id, w.number, w.attempts, w.delivery, j.queue
 FROM taskharbor_dependencies AS d
 JOIN taskharbor_waiting AS w ON w.job_id = d.job_id
@@ -49,7 +49,7 @@ JOIN taskharbor_jobs AS j ON j.id = d.job_id
 WHERE d.member_id = ? AND d.done = 0 AND d.fatal = 1
 
 -- name: restorable_dependants
--- Who was cancelled because of this one, and waits for nobody who has ended without success.
+-- The jobs that were cancelled because of this one, and wait for none that has ended without success.
 SELECT d.job_id FROM taskharbor_dependencies AS d
 JOIN taskharbor_ended AS e ON e.job_id = d.job_id AND e.reason = 'dependency'
 WHERE d.member_id = ? AND NOT EXISTS (

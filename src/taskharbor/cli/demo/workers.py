@@ -13,7 +13,7 @@ LEASE_SECONDS = 2
 STOP_SECONDS = 5.0
 
 
-class CrewMember:
+class WorkerProcess:
     def __init__(self, number: int, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = f"worker {number}"
         self.pid = process.pid
@@ -21,22 +21,22 @@ class CrewMember:
         self.log = log
 
     def is_named(self, worker: str) -> bool:
-        """Whether the store means this process: a worker's name holds its process id."""
+        """Whether this process has this worker's name, which contains the process id."""
         return f"-{self.pid}-" in worker
 
     def kill(self) -> None:
-        """SIGKILL: it can neither finish nor hand back anything."""
+        """Send SIGKILL, so that the worker can neither finish nor hand back its jobs."""
         self.process.kill()
         self.process.wait()
 
     @property
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it has logged nothing"
+        return lines[-1] if lines else "nothing"
 
 
-class Crew:
-    """Starts workers, and leaves none behind."""
+class Workers:
+    """Starts worker processes, and stops them all at the end."""
 
     def __init__(self, url: str, queue: str, folder: Path) -> None:
         self._folder = folder
@@ -47,10 +47,10 @@ class Crew:
             *("--concurrency", "4", "--lease-seconds", str(LEASE_SECONDS)),
         ]
         self._files = ExitStack()
-        self.members: list[CrewMember] = []
+        self.started: list[WorkerProcess] = []
 
-    def start(self) -> CrewMember:
-        number = len(self.members) + 1
+    def start(self) -> WorkerProcess:
+        number = len(self.started) + 1
         log = self._folder / f"worker-{number}.log"
         # A session of its own: Ctrl-C is for the demo, which then stops its workers.
         process = subprocess.Popen(
@@ -61,19 +61,19 @@ class Crew:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self.members.append(CrewMember(number, process, log))
-        return self.members[-1]
+        self.started.append(WorkerProcess(number, process, log))
+        return self.started[-1]
 
     def name_of(self, worker: str) -> str:
-        return next((member.name for member in self.members if member.is_named(worker)), worker)
+        return next((process.name for process in self.started if process.is_named(worker)), worker)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        alive = [member.process for member in self.members if member.process.poll() is None]
+        alive = [worker.process for worker in self.started if worker.process.poll() is None]
         for process in alive:
             process.terminate()
         for process in alive:

@@ -1,4 +1,4 @@
-"""Where the show is seen: live on a terminal, line by line in a pipe, nowhere with --json."""
+"""The output of the demo: live on a terminal, line by line in a pipe, none with --json."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BAR_WIDTH = 12
-READING_SECONDS = 0.8  # to read what a scene is about, before it begins
+READING_SECONDS = 0.8  # to read a scene's title before it begins
 
 
-class Stage(AbstractContextManager["Stage"]):
-    """What the play may do with its audience. This one has none."""
+class Output(AbstractContextManager["Output"]):
+    """What the scenario shows. This one shows nothing."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -34,22 +34,22 @@ class Stage(AbstractContextManager["Stage"]):
     def __exit__(self, *_: object) -> None: ...
 
     def scene(self, title: str) -> None:
-        """A new scene begins."""
+        """Begin a scene."""
 
     def say(self, text: str, style: str = "") -> None:
-        """Something has happened."""
+        """Print an event."""
 
     def show(self, jobs: Sequence[JobRecord]) -> None:
-        """So the scene's jobs stand now."""
+        """Show the jobs of the scene in their current state."""
 
     def summary(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """So the show ended."""
+        """Show how every job ended."""
 
     def close(self, lines: Sequence[str]) -> None:
-        """The last words, as they are."""
+        """Print the last lines."""
 
 
-class Lines(Stage):
+class Lines(Output):
     """For pipes and logs: every event a line, with the time since the start."""
 
     def scene(self, title: str) -> None:
@@ -65,8 +65,8 @@ class Lines(Stage):
         click.echo("\n" + "\n".join(lines))
 
 
-class LiveTable(Stage):
-    """For a terminal: what happens scrolls by, and below it the scene's jobs are seen changing."""
+class LiveTable(Output):
+    """For a terminal: events scroll by, above a live table of the scene's jobs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def _subject(job: JobRecord) -> str:
     return one_line(str(next(iter(decode_payload(job.payload).values()), "")))
 
 
-def stage_for(*, as_json: bool, is_terminal: bool) -> Stage:
+def output_for(*, as_json: bool, is_terminal: bool) -> Output:
     if as_json:
-        return Stage()
+        return Output()
     return LiveTable() if is_terminal else Lines()
