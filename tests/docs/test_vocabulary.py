@@ -61,20 +61,15 @@ def refused_words(text: str) -> list[str]:
     return [f"{line}: {word!r}; instead: {instead}" for line, word, instead in sorted(found)]
 
 
-# Still to be rewritten. A file leaves this list when it is clean; none joins it.
-STILL_TO_CLEAN = frozenset((Path(__file__).parent / "still_to_clean.txt").read_text().split())
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_words_that_cost_a_second_reading_are_not_used(file: Path) -> None:
     name = str(file.relative_to(ROOT))
-    if name not in STILL_TO_CLEAN:
-        found = [
-            line
-            for line in refused_words(file.read_text())
-            if not any(repr(own) in line for own in OWN_NAMES.get(name, ()))
-        ]
-        assert not found, "\n".join(f"{name}:{line}" for line in found)
+    found = [
+        line
+        for line in refused_words(file.read_text())
+        if not any(repr(own) in line for own in OWN_NAMES.get(name, ()))
+    ]
+    assert not found, "\n".join(f"{name}:{line}" for line in found)
 
 
 @pytest.mark.parametrize(
