@@ -10,48 +10,16 @@ from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists
 from taskharbor.drivers.memory.store import Attempt, Job, Store, Workflow
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, Reason, State
+from taskharbor.rules.idempotency import resolve_batch
 from taskharbor.rules.settling import finished
 from taskharbor.rules.standing import Standing, stored_job
 
 
-class _Batch:
-    """Which job each of those given stands for; worked out before anything is stored."""
-
-    def __init__(self, store: Store, jobs: Sequence[NewJob]) -> None:
-        self.fresh: list[NewJob] = []
-        self.answers: list[tuple[str, bool]] = []  # (id, existed)
-        self.standing: dict[str, str] = {}  # the id given → the id of the job that stands for it
-        self._ids: set[str] = set()  # what the batch has stored so far, and under which keys
-        self._keys: dict[tuple[str, str], str] = {}
-        for new in jobs:
-            self._resolve(store, new)
-
-    def _resolve(self, store: Store, new: NewJob) -> None:
-        existing = self._existing(store, new)
-        if existing is None:
-            self.fresh.append(new)
-            self._ids.add(new.id)
-            if new.idempotency_key is not None:
-                self._keys[new.queue, new.idempotency_key] = new.id
-            self.standing[new.id] = new.id
-        else:
-            self.standing.setdefault(new.id, existing)
-        self.answers.append((existing or new.id, existing is not None))
-
-    def _existing(self, store: Store, new: NewJob) -> str | None:
-        if new.id in store.jobs or new.id in self._ids:
-            return new.id
-        if new.idempotency_key is None:
-            return None
-        key = (new.queue, new.idempotency_key)
-        return store.keys.get(key) or self._keys.get(key)
-
-
 def enqueue(store: Store, jobs: Sequence[NewJob], now: int) -> list[Enqueued]:
-    batch = _Batch(store, jobs)
+    batch = resolve_batch(jobs, store.jobs, store.keys)
     refuse_unknown_dependencies(store, batch.fresh, jobs)
     for new in batch.fresh:
-        store.add(_job(store, new, batch.standing, now))
+        store.add(_job(store, new, batch.stands_for, now))
     return [_answer(store.jobs[job_id], existed, now) for job_id, existed in batch.answers]
 
 
@@ -89,9 +57,9 @@ def _answer(job: Job, existed: bool, now: int) -> Enqueued:
     return Enqueued(job.id, existed, at.state, run_at, job.row.enqueued_at)
 
 
-def _job(store: Store, new: NewJob, standing: dict[str, str], now: int) -> Job:
+def _job(store: Store, new: NewJob, stands_for: dict[str, str], now: int) -> Job:
     # A dependency that turned out to exist already under another id means that one.
-    depends_on = tuple(standing.get(dependency, dependency) for dependency in new.depends_on)
+    depends_on = tuple(stands_for.get(dependency, dependency) for dependency in new.depends_on)
     unmet = frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id))
     row = stored_job(new, now)
     return Job(

@@ -8,7 +8,6 @@ from operator import attrgetter
 from typing import TypeVar
 
 import asyncpg
-from msgspec import Struct
 
 from taskharbor.drivers.base import Enqueued, pieces, text_size
 from taskharbor.drivers.postgres import places
@@ -16,6 +15,7 @@ from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
 from taskharbor.drivers.postgres.places import Found
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.records import NewJob, State, encode_options
+from taskharbor.rules.idempotency import ResolvedBatch, resolve_batch
 from taskharbor.rules.standing import first_run_at, runnable_state
 
 T = TypeVar("T")
@@ -110,14 +110,6 @@ def fresh_answer(job: NewJob, now: int) -> Enqueued:
 # -- one by one ----------------------------------------------------------------------------------
 
 
-class _Batch(Struct):
-    """Which job each of those given stands for."""
-
-    fresh: list[NewJob]
-    answers: list[tuple[str, bool]]  # (id, existed)
-    standing: dict[str, str]  # the id given → the id of the job that stands for it
-
-
 async def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Inside a transaction: what exists stands for what was given, the rest is stored."""
     session.expect(len(jobs))
@@ -162,31 +154,14 @@ def existing_answer(found: Found) -> Enqueued:
     return Enqueued(found.id, True, found.at.state, found.at.run_at, found.job.enqueued_at)
 
 
-async def _resolve(session: Session, jobs: Sequence[NewJob]) -> _Batch:
+async def _resolve(session: Session, jobs: Sequence[NewJob]) -> ResolvedBatch:
     known_ids = {row["id"] for row in await session.rows("known_ids", [job.id for job in jobs])}
-    keyed = [job for job in jobs if job.idempotency_key is not None]
-    keys: dict[tuple[str, str | None], str] = {}
-    if keyed:
-        rows = await session.rows("known_keys", [j.queue for j in keyed], [j.idempotency_key for j in keyed])
-        for row in rows:
-            job = keyed[row["position"] - 1]
-            keys[job.queue, job.idempotency_key] = row["id"]
-    batch = _Batch([], [], {})
-    for job in jobs:
-        key = (job.queue, job.idempotency_key)
-        existing = job.id if job.id in known_ids else None
-        if existing is None and job.idempotency_key is not None:
-            existing = keys.get(key)
-        if existing is None:
-            batch.fresh.append(job)
-            known_ids.add(job.id)  # a later one is compared with what the batch has stored so far
-            if job.idempotency_key is not None:
-                keys[key] = job.id
-            batch.standing[job.id] = job.id
-        else:
-            batch.standing.setdefault(job.id, existing)
-        batch.answers.append((existing or job.id, existing is not None))
-    return batch
+    keys = [(job.queue, key) for job in jobs if (key := job.idempotency_key) is not None]
+    known_keys: dict[tuple[str, str], str] = {}
+    if keys:
+        rows = await session.rows("known_keys", [queue for queue, _ in keys], [key for _, key in keys])
+        known_keys = {keys[row["position"] - 1]: row["id"] for row in rows}
+    return resolve_batch(jobs, known_ids, known_keys)
 
 
 async def _insert_jobs(session: Session, fresh: Sequence[NewJob], now: int) -> bool:
@@ -211,7 +186,7 @@ def _payload_size(row: tuple[object, ...]) -> int:
     return text_size(str(row[3]))
 
 
-async def _place(session: Session, batch: _Batch, members: dict[str, Found], now: int) -> set[str]:
+async def _place(session: Session, batch: ResolvedBatch, members: dict[str, Found], now: int) -> set[str]:
     """Into the order, or, if some that a job depends on have not succeeded, to those that wait: which ones."""
     dependencies: list[tuple[object, ...]] = []
     waiting: list[NewJob] = []
@@ -219,7 +194,7 @@ async def _place(session: Session, batch: _Batch, members: dict[str, Found], now
     for job in batch.fresh:
         satisfied = True
         for position, given in enumerate(job.depends_on):
-            member = batch.standing.get(given, given)
+            member = batch.stands_for.get(given, given)
             state = members[member].at.state if member in members else None  # None: stored just now
             done = state is State.SUCCEEDED
             late = state is not None and not done  # it may end before anybody can see who waits for it
@@ -286,7 +261,7 @@ async def in_statements(
 # -- whom a job depends on -----------------------------------------------------------------------
 
 
-async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found] | None:
+async def _hold_members(session: Session, batch: ResolvedBatch) -> dict[str, Found] | None:
     """Find the stored jobs that fresh ones depend on, once this transaction keeps them from being deleted.
 
     None if one that stands for a job of the batch has been deleted since the batch was resolved.
@@ -295,22 +270,22 @@ async def _hold_members(session: Session, batch: _Batch) -> dict[str, Found] | N
     such a dependency is marked as late, and a worker's sweep looks at it again (`catch_up`).
     """
     fresh = {job.id for job in batch.fresh}
-    wanted = sorted({batch.standing.get(m, m) for job in batch.fresh for m in job.depends_on} - fresh)
+    wanted = sorted({batch.stands_for.get(m, m) for job in batch.fresh for m in job.depends_on} - fresh)
     if not wanted:
         return {}
     # By a function of the schema's owner: locking takes a right to change things, which no producer has.
     await session.do("hold_members", [job_id for job_id in wanted if places.is_id(job_id)])
     members = await places.find(session, wanted)
-    if not members.keys() >= set(batch.standing.values()).intersection(wanted):
+    if not members.keys() >= set(batch.stands_for.values()).intersection(wanted):
         return None
     _refuse_unknown(batch, members, fresh)
     return members
 
 
-def _refuse_unknown(batch: _Batch, members: dict[str, Found], fresh: set[str]) -> None:
+def _refuse_unknown(batch: ResolvedBatch, members: dict[str, Found], fresh: set[str]) -> None:
     for job in batch.fresh:
         for given in job.depends_on:
-            member = batch.standing.get(given, given)
+            member = batch.stands_for.get(given, given)
             if member not in members and member not in fresh:
                 raise ConfigurationError(
                     f"job {job.id} depends on {member}, which is neither stored nor enqueued with it; "

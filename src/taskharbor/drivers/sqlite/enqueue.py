@@ -155,6 +155,7 @@ def _depend(session: Session, job: NewJob, stands_for: dict[str, str], new_ids: 
 
 
 def _existing_id(session: Session, job: NewJob) -> str:
+    # The rule of `rules.idempotency.resolve_batch`, asked after the insert was refused.
     if session.one(ENQUEUE["job_exists"], (job.id,))[0]:
         return job.id
     return str(session.one(ENQUEUE["job_by_key"], (job.queue, job.idempotency_key))[0])

@@ -47,6 +47,7 @@ $$;
 -- Store jobs without dependencies; `p_jobs` is an array of objects with the columns' names. A job whose id or key
 -- exists, also earlier in the same array, is not stored: `existing` has the job that stands for it at its position,
 -- and NULL for a new one; it is NULL itself when all are new. `p_distinct` promises that no id and no key comes twice.
+-- The original of the rule is `rules.idempotency.resolve_batch`.
 --
 -- No conflict is an error: the caller's transaction goes on. A snapshot that must not see what others have committed
 -- since (REPEATABLE READ) makes a conflict a serialization failure, which the caller handles.
