@@ -22,7 +22,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.capabilities import Steps, Workflows
 from taskharbor.records import AttemptRecord, Options, State, StepRecord
-from taskharbor.rules.policy import DEFAULT_MAX_LOSSES, settle_loss
+from taskharbor.rules.policy import settle_loss
 from taskharbor.rules.recurrence import armed, armed_blindly, decoded_options
 from taskharbor.settle_batch import REFUSALS, is_outage, log_bug, log_refusal, settle_apart, without_content
 
@@ -52,17 +52,9 @@ class Collector:
     longer one the next time if it was too late even so: then it gets to an end however slow the store is.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        name: str | None = None,
-        *,
-        max_losses: int = DEFAULT_MAX_LOSSES,
-        report: Report | None = None,
-    ) -> None:
+    def __init__(self, driver: Driver, name: str | None = None, *, report: Report | None = None) -> None:
         self._driver = driver
         self._name = name or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
-        self._max_losses = max_losses
         self._report = report  # told of the jobs of a lease as soon as they are settled
         self._duration = COLLECTOR_LEASE
         self._held_since = 0.0
@@ -136,7 +128,7 @@ class Collector:
         """One, or none if a bug of ours keeps the job where it is."""
         try:
             rows, last_step = await loss_history(self._driver, Steps.offered_by(self._driver), job)
-            loss = settle_loss(lease, job, rows, last_step=last_step, max_losses=self._max_losses)
+            loss = settle_loss(lease, job, rows, last_step=last_step)
             return [(await with_failure_task(self._driver, loss, job), job, rows)]
         except Exception as error:
             if is_outage(error):
@@ -146,10 +138,10 @@ class Collector:
 
 
 async def rescue_expired_leases(
-    driver: Driver, *, max_losses: int = DEFAULT_MAX_LOSSES, report: Report | None = None
+    driver: Driver, *, report: Report | None = None
 ) -> list[tuple[Transition, SettleResult]]:
     """Settle what expired leases held; each transition that was settled, with the store's answer."""
-    return await Collector(driver, max_losses=max_losses, report=report).collect()
+    return await Collector(driver, report=report).collect()
 
 
 async def settle_endings(

@@ -14,7 +14,6 @@ from unittest import mock
 
 from taskharbor import Worker
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.rules.policy import DEFAULT_MAX_LOSSES
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.worker.supervisor import shared_memory
 from taskharbor.worker.supervisor.channel import StartupError, WorkerConfig
@@ -201,7 +200,6 @@ class FleetWorld(World):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         chance = self.chance
-        self.max_losses = DEFAULT_MAX_LOSSES  # as the supervisor has it
         self.processes = chance.choice((1, 2, 2, 3))
         self.stuck_seconds = chance.choice((2.0, 6.0, 60.0))
         self.concurrency = chance.choice((1, 2, 10))

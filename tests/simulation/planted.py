@@ -195,7 +195,7 @@ def neighbours_condemned() -> Any:
     weigh = policy.settle_loss
 
     def harsh(lease: Any, *more: Any, **settings: Any) -> Any:
-        return weigh(replace(lease, alone=True), *more, **{**settings, "max_losses": 1})
+        return weigh(replace(lease, alone=True, max_losses=1), *more, **settings)
 
     return mock.patch.object(rescue, "settle_loss", harsh)
 

@@ -42,8 +42,8 @@ class Dead:
         self.told: list[str] = []
         self.events: list[tuple[str, str, str | None]] = []
 
-    async def claims(self, limit: int = 100) -> Dead:
-        request = ClaimRequest(self.token, LEASE, limit, None, limit, self.held.alone, True)
+    async def claims(self, limit: int = 100, **more: Any) -> Dead:
+        request = ClaimRequest(self.token, LEASE, limit, None, limit, self.held.alone, True, **more)
         claim = await self.harbor.driver.claim(request)
         self.numbers = {job.id: job.number for job in claim.jobs}
         return self
@@ -130,6 +130,17 @@ async def test_the_second_loss_with_others_makes_a_suspect_and_only_losses_alone
     found = await job.arefresh()
     assert (found.state, found.reason) == (State.DEAD, Reason.POISON)
     assert all("SIGKILL" in str(row.error) for row in await job.ahistory(limit=20))
+
+
+async def test_a_loss_is_weighed_by_the_max_losses_of_the_worker_that_died(harbor: Harbor):
+    [job] = await enqueued(harbor, 1)
+    for serial, alone in ((1, False), (2, False), (3, True), (4, True)):
+        assert (await job.arefresh()).state is State.READY
+        dead = await Dead(harbor, serial, alone=alone).claims(1, max_losses=2)
+        dead.held.begun = {job.id: 5}
+        await dead.settled()
+    found = await job.arefresh()
+    assert (found.state, found.reason) == (State.DEAD, Reason.POISON)
 
 
 async def test_a_suspect_that_had_not_begun_is_one_still(harbor: Harbor):

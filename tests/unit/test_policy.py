@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
+from taskharbor.drivers.base import DEFAULT_MAX_LOSSES, Claimed, ExpiredLease, Transition
 from taskharbor.errors import RetryAfter, Unrecoverable
 from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
 from taskharbor.rules.lifecycle import SETTLES
@@ -27,7 +27,6 @@ from taskharbor.rules.outcome import (
     Unrunnable,
 )
 from taskharbor.rules.policy import (
-    DEFAULT_MAX_LOSSES,
     LOST_ALONE,
     LOST_ENDED,
     LOST_SUPERVISED,
@@ -313,6 +312,7 @@ def lease(**more: Any) -> ExpiredLease:
         "jobs": [],
         "running": {},
         "expired_at": NOW - 1,
+        "max_losses": DEFAULT_MAX_LOSSES,
     }
     return ExpiredLease(**fields | more)
 
@@ -417,22 +417,20 @@ def test_only_losses_while_alone_count_and_the_last_permitted_is_poison():
 
 @pytest.mark.parametrize("max_losses", [1, 2, 7])
 def test_max_losses_is_a_setting(max_losses):
-    alone = lease(alone=True)
+    alone = lease(alone=True, max_losses=max_losses)
     before = newest_first(*(lost(n, LOST_ALONE) for n in range(1, max_losses)))
-    assert settle_loss(alone, claimed(50), before, max_losses=max_losses).reason is Reason.POISON
-    assert settle_loss(alone, claimed(50), before[1:], max_losses=max_losses).to is (
-        State.READY if max_losses > 1 else State.DEAD
-    )
+    assert settle_loss(alone, claimed(50), before).reason is Reason.POISON
+    assert settle_loss(alone, claimed(50), before[1:]).to is (State.READY if max_losses > 1 else State.DEAD)
 
 
 def test_a_newly_stored_step_resets_the_counts():
     """Losses from before the attempt that stored it no longer count; its own loss does."""
     before = newest_first(*(lost(n, LOST_ALONE) for n in range(1, 9)))
-    alone = lease(alone=True)
-    assert settle_loss(alone, claimed(9), before, max_losses=2).to is State.DEAD
-    assert settle_loss(alone, claimed(9), before, last_step=9, max_losses=2).to is State.READY
-    assert settle_loss(alone, claimed(9), before, last_step=8, max_losses=2).to is State.DEAD
-    assert settle_loss(alone, claimed(9), before, last_step=8, max_losses=3).to is State.READY
+    alone = lease(alone=True, max_losses=2)
+    assert settle_loss(alone, claimed(9), before).to is State.DEAD
+    assert settle_loss(alone, claimed(9), before, last_step=9).to is State.READY
+    assert settle_loss(alone, claimed(9), before, last_step=8).to is State.DEAD
+    assert settle_loss(replace(alone, max_losses=3), claimed(9), before, last_step=8).to is State.READY
     together = newest_first(lost(1, LOST_TOGETHER))
     assert settle_loss(lease(), claimed(2), together).suspect
     assert not settle_loss(lease(), claimed(2), together, last_step=2).suspect
@@ -505,7 +503,7 @@ def test_a_job_that_was_never_alone_nor_supervised_is_never_condemned(kinds, max
     before = newest_first(*(lost(n, kind, worker_survived=o) for n, (kind, o) in enumerate(kinds, 1)))
     number = len(before) + 1
     for about in ({}, {"worker_survived": True}, {"alone": True, "worker_survived": True}):
-        transition = settle_loss(lease(**about), claimed(number), before, max_losses=max_losses)
+        transition = settle_loss(lease(max_losses=max_losses, **about), claimed(number), before)
         assert transition.to is State.READY
 
 
@@ -516,7 +514,7 @@ def test_poison_takes_exactly_max_losses_alone_however_many_others_there_were(al
         *(lost(n, LOST_TOGETHER) for n in range(alone + 1, alone + others + 1)),
     ]
     job = claimed(alone + others + 1)
-    transition = settle_loss(lease(alone=True), job, newest_first(*rows), max_losses=max_losses)
+    transition = settle_loss(lease(alone=True, max_losses=max_losses), job, newest_first(*rows))
     assert (transition.reason is Reason.POISON) == (alone + 1 >= max_losses)
 
 
@@ -524,7 +522,7 @@ def test_the_transitions_of_a_loss_are_allowed_by_the_lifecycle():
     for about in ({}, {"alone": True}, {"supervised": True}):
         for delivery in (None, *Delivery):
             job = replace(claimed(), delivery=delivery)
-            transition = settle_loss(lease(**about), job, [], max_losses=1)
+            transition = settle_loss(lease(max_losses=1, **about), job, [])
             assert transition.to in SETTLES[AttemptStatus.LOST]
 
 

@@ -490,7 +490,9 @@ async def test_newly_stored_step_resets_the_losses(harbor, clock):
 
     async def lose(job: Any, step: str | None) -> State:
         for suspects in (False, True):
-            request = ClaimRequest(f"w/{clock.now()}-{suspects}", 1_000_000, 1, suspects=suspects)
+            request = ClaimRequest(
+                f"w/{clock.now()}-{suspects}", 1_000_000, 1, suspects=suspects, max_losses=2
+            )
             claim = await driver.claim(request)
             for claimed in claim.jobs:
                 if step is not None:
@@ -498,7 +500,7 @@ async def test_newly_stored_step_resets_the_losses(harbor, clock):
             if claim.jobs:
                 break
         clock.advance(5)
-        await rescue_expired_leases(driver, max_losses=2)
+        await rescue_expired_leases(driver)
         return (await the_job(harbor, job)).state
 
     climber = await climb.aenqueue()

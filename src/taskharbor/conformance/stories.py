@@ -131,6 +131,7 @@ claim_requests = st.fixed_dictionaries(
         "once_limit": st.sampled_from((10, 1, 0)),
         "suspects": rarely,
         "supervised": st.booleans(),
+        "max_losses": st.sampled_from((5, 1)),
     }
 )
 filters = st.fixed_dictionaries(

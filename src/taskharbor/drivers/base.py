@@ -28,6 +28,7 @@ from taskharbor.drivers.contract.enqueueing import (
 )
 from taskharbor.drivers.contract.leasing import (
     CLAIM_BYTES,
+    DEFAULT_MAX_LOSSES,
     CancelRequests,
     Claim,
     Claimed,

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.base import Claimed, ExpiredLease, Transition
+from taskharbor.drivers.base import DEFAULT_MAX_LOSSES, Claimed, ExpiredLease, Transition
 from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, NewJob, Reason, State
 from taskharbor.rules.outcome import (
     CancelledOnRequest,
@@ -31,7 +31,6 @@ from taskharbor.rules.outcome import (
 )
 from taskharbor.rules.retry import UNSET, Decision, RetryPolicy, decide_failure
 
-DEFAULT_MAX_LOSSES = 5
 SUPERVISED_MAX_LOSSES = 20  # losses although a supervisor was there: deployments, not poison
 UNRUNNABLE_GRACE_SECONDS = 300.0
 UNRUNNABLE_DELAY_MAX_SECONDS = 30.0
@@ -247,8 +246,6 @@ def settle_loss(
     history: Sequence[AttemptRecord],
     *,
     last_step: int = 0,
-    max_losses: int = DEFAULT_MAX_LOSSES,
-    supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
 ) -> Transition:
     """What becomes of a job whose lease expired. `history` is newest first, without this attempt.
 
@@ -265,14 +262,7 @@ def settle_loss(
         worker_survived=lease.worker_survived,
         started_at=lease.running.get(job.id),
     )
-    return weigh_loss(
-        loss,
-        job,
-        history,
-        last_step=last_step,
-        max_losses=max_losses,
-        supervised_max_losses=supervised_max_losses,
-    )
+    return weigh_loss(loss, job, history, last_step=last_step, max_losses=lease.max_losses)
 
 
 def weigh_loss(
@@ -282,7 +272,6 @@ def weigh_loss(
     *,
     last_step: int = 0,
     max_losses: int = DEFAULT_MAX_LOSSES,
-    supervised_max_losses: int = SUPERVISED_MAX_LOSSES,
 ) -> Transition:
     """What becomes of a lost job. `history` is newest first, without this attempt.
 
@@ -305,7 +294,7 @@ def weigh_loss(
         if 1 + sum(row.detail == LOST_ALONE for row in lost) >= max_losses:
             reason = Reason.POISON
     elif loss.kind in _HARDLY_ITS_DOING:
-        if 1 + sum(row.detail in _HARDLY_ITS_DOING for row in lost) >= supervised_max_losses:
+        if 1 + sum(row.detail in _HARDLY_ITS_DOING for row in lost) >= SUPERVISED_MAX_LOSSES:
             reason = Reason.POISON
     else:
         suspect = _was_just_cut_off(history, first_number)

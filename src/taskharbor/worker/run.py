@@ -119,7 +119,6 @@ class WorkerRun:
         self._maintenance = Maintenance(
             harbor,
             worker=worker.name,
-            max_losses=worker.max_losses,
             clock=clock,
             outages=self._outages,
             reporter=reporter,
@@ -130,6 +129,7 @@ class WorkerRun:
             self._executor,
             queues=worker.queues,
             lease=worker.lease,
+            max_losses=worker.max_losses,
             poll_seconds=worker.poll_seconds,
             expected_pace=worker._expected_pace,
             clock=clock,

@@ -17,9 +17,10 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.client.options import checked_timeout, checked_worker_retry
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
+from taskharbor.drivers.base import DEFAULT_MAX_LOSSES
 from taskharbor.errors import ConfigurationError
 from taskharbor.function_refs import forbid_during_import
-from taskharbor.rules.policy import DEFAULT_MAX_LOSSES, UNRUNNABLE_GRACE_SECONDS
+from taskharbor.rules.policy import UNRUNNABLE_GRACE_SECONDS
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.worker.handlers.isolation.pool import refuse_unreachable_hooks
 from taskharbor.worker.run import Phase, WorkerRun

@@ -457,6 +457,24 @@ class Collecting(Chapter):
         store.let_expire()
         assert store.collected().alone
 
+    def test_losses_are_weighed_by_the_setting_of_the_worker_that_claimed(self, store: Store) -> None:
+        """A lease claimed with `max_losses=2` keeps it: for any collector, and for a repeated claim."""
+        job_id = store.enqueue()
+        store.claim("worker/1", max_losses=2)
+        assert store.ask("worker/1", limit=0).max_losses == 2
+        store.let_expire()
+        assert store.collected("collector/1").max_losses == 2
+        store.let_expire()
+        assert store.collected("collector/2").max_losses == 2
+        [held] = store.collect("collector/2")
+        store.lose(held, suspect=True)
+        for expected in (State.READY, State.DEAD):
+            assert store.claimed_ids(suspects=True, max_losses=2) == [job_id]
+            store.let_expire()
+            store.run(Collector(store.driver).collect())
+            assert store.state(job_id) is expected
+        assert store.job(job_id).reason is Reason.POISON
+
     def test_the_lease_that_expired_first_is_collected_first(self, store: Store) -> None:
         """Leases are collected in the order of their expiry, one by one."""
         for lease in (3, 1, 2):

@@ -10,6 +10,7 @@ from taskharbor.records import Delivery, repr_without_secrets
 
 # Of payloads and options that one claim hands out. At 1 MB/s it arrives within a few seconds, well inside a lease.
 CLAIM_BYTES = 4 * 1_048_576
+DEFAULT_MAX_LOSSES = 5
 
 
 class SettleAnswer(StrEnum):
@@ -37,6 +38,9 @@ class ClaimRequest(Struct, frozen=True):
     # The bytes of payloads and options at most, but always one job if there is one. The claim ends before the
     # first job too large, for the same reason.
     bytes_limit: int = CLAIM_BYTES
+    # With which loss while alone a job is poison. The store keeps it with the lease, so that every process that
+    # settles a loss uses the setting of the worker that claimed the job.
+    max_losses: int = DEFAULT_MAX_LOSSES
 
 
 class Claimed(Struct, frozen=True, array_like=True, gc=False):
@@ -72,6 +76,9 @@ class Claim(Struct, frozen=True):
     searched: bool = True
     more: bool = False  # it ended at `bytes_limit`: there is more to claim at once
     unreadable: tuple[str, ...] = ()  # jobs that were to be claimed and could not be read: dead now
+    max_losses: int = (
+        DEFAULT_MAX_LOSSES  # of the lease: a repeated claim answers what the first one asked for
+    )
 
 
 class Extension(Struct, frozen=True):
@@ -115,6 +122,7 @@ class ExpiredLease(Struct, frozen=True):
     jobs: list[Claimed]  # unfinished ones
     running: dict[str, int]  # job id → started at, as far as a heartbeat told
     expired_at: int
+    max_losses: int  # as its worker claimed it
 
 
 class Outlook(Struct, frozen=True):

@@ -46,6 +46,7 @@ def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
         next_due=_next_due(store, request, now) if len(jobs) < request.limit and not more else None,
         suspects_waiting=not request.suspects and _suspects_waiting(store, request, now),
         more=more,
+        max_losses=lease.max_losses,
     )
 
 
@@ -57,6 +58,7 @@ def _new_lease(request: ClaimRequest, now: int) -> Lease:
         expires_at=now + request.lease,
         alone=request.suspects,
         supervised=request.supervised,
+        max_losses=request.max_losses,
     )
 
 
@@ -192,6 +194,7 @@ def take_expired(store: Store, token: str, duration: int, now: int) -> ExpiredLe
         jobs=[claimed(job) for job in lease.open.values()],
         running=lease.running(),
         expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
+        max_losses=lease.max_losses,
     )
 
 

@@ -42,6 +42,7 @@ class Lease(Struct, eq=False):
     expires_at: int
     alone: bool  # it was claimed from the suspects' place
     supervised: bool
+    max_losses: int
     worker_survived: bool = False
     expired_at: int | None = None  # the expiry it had when it was first collected
     open: dict[str, Job] = field(default_factory=dict)  # what is not settled yet

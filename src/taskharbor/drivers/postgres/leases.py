@@ -38,7 +38,7 @@ async def claim(
         None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
         request.suspects, request.supervised, session.given_now, look.trail, look.search,
         claim_hints.FAR, claim_hints.LATE,
-        request.bytes_limit,
+        request.bytes_limit, request.max_losses,
     )  # fmt: skip
     now, expires_at, next_due, suspects_waiting, repeated, *_ = header
     if repeated:
@@ -48,8 +48,9 @@ async def claim(
         await _strike_nobodys(session, token, [row["id"] for row in rows if row["task"] is None])
     unreadable = tuple(header["aside"])
     claim = Claim(
-        now, expires_at, jobs, next_due, suspects_waiting, more=header["more"], unreadable=unreadable
-    )
+        now, expires_at, jobs, next_due, suspects_waiting, more=header["more"], unreadable=unreadable,
+        max_losses=request.max_losses,
+    )  # fmt: skip
     return claim, SearchReport(header["trail"], header["searched"])
 
 
@@ -67,7 +68,7 @@ async def _claimed_before(session: Session, request: ClaimRequest) -> Claim:
         now = await session.now()
         return Claim(now, now + request.lease, [])
     jobs = await unsettled(session, request.token)
-    return Claim(lease["now"], lease["expires_at"], jobs)
+    return Claim(lease["now"], lease["expires_at"], jobs, max_losses=lease["max_losses"])
 
 
 async def unsettled(session: Session, token: str) -> list[Claimed]:
@@ -153,6 +154,7 @@ async def take_expired(session: Session, token: str, duration: int) -> tuple[Exp
         jobs=jobs,
         running=still_running(row["running"], [job.id for job in jobs]),
         expired_at=row["expires_at"] if row["expired_at"] is None else row["expired_at"],
+        max_losses=row["max_losses"],
     )
     return expired, outlook
 

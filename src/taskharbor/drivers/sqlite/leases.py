@@ -94,6 +94,7 @@ class Lease:
             self.expired_at,
             self.alone,
             self.supervised,
+            self.max_losses,
             self.worker_survived,
             self.open,
             cancels,
@@ -208,11 +209,11 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
     existing = find(session, request.token)
     if existing is not None:
         taken, more = _claimed(session, existing.unsettled()), False
-        expires_at = existing.expires_at
+        expires_at, max_losses = existing.expires_at, existing.max_losses
     else:
         taking = _take(session, request, queues, aside)
         taken, more = taking.jobs, taking.more
-        expires_at = session.now + request.lease
+        expires_at, max_losses = session.now + request.lease, request.max_losses
         if taken:
             _store_lease(session, request, expires_at, taken)
     return Claim(
@@ -225,6 +226,7 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
         suspects_waiting=not request.suspects and _suspects_waiting(session, queues),
         more=more,
         unreadable=tuple(aside),
+        max_losses=max_losses,
     )
 
 
@@ -446,8 +448,8 @@ def _delete_taken(session: Session, suspect: int, rank: int, taken: list[Claimed
 
 def _store_lease(session: Session, request: ClaimRequest, expires_at: int, taken: list[Claimed]) -> None:
     token = request.token
-    flags = (int(request.suspects), int(request.supervised))
-    session.execute(CLAIM["insert_lease"], (token, token, worker_of(token), expires_at, *flags, len(taken)))
+    about = (int(request.suspects), int(request.supervised), request.max_losses)
+    session.execute(CLAIM["insert_lease"], (token, token, worker_of(token), expires_at, *about, len(taken)))
     entries = [
         Entry(
             j.id, j.number, j.attempts, j.first_number, j.run_at, j.queue, j.due_at, j.expires_at, j.delivery
@@ -581,6 +583,7 @@ def take_expired(session: Session, token: str, duration: int) -> ExpiredLease | 
         jobs=jobs,
         running=lease.still_running(),
         expired_at=lease.expires_at if lease.expired_at is None else lease.expired_at,
+        max_losses=lease.max_losses,
     )
 
 

@@ -43,6 +43,7 @@ class Fetcher:
         *,
         queues: tuple[str, ...] | None,
         lease: int,
+        max_losses: int,
         poll_seconds: float,
         expected_pace: float,
         clock: Clock,
@@ -58,6 +59,7 @@ class Fetcher:
         self._driver = pipeline.store.driver
         self._queues = queues
         self._lease = lease
+        self._max_losses = max_losses
         self._poll_seconds = poll_seconds
         self._leases = pipeline.leases
         self._time = pipeline.time
@@ -206,6 +208,7 @@ class Fetcher:
             once_limit=max(0, pipeline.free - len(pipeline.claimed)),
             suspects=suspects,
             supervised=self._oversight is not None,
+            max_losses=self._max_losses,
         )
         if self._oversight is not None:
             self._oversight.claiming(request.token, alone=suspects)

@@ -13,7 +13,6 @@ from taskharbor.records import AttemptStatus, Delivery
 from taskharbor.rescue import Report, Rescued, loss_history, settle_endings, with_failure_task
 from taskharbor.rules.outcome import HandedBack, Interrupted
 from taskharbor.rules.policy import (
-    DEFAULT_MAX_LOSSES,
     LOST_ALONE,
     LOST_ENDED,
     LOST_TOGETHER,
@@ -53,7 +52,6 @@ async def settle_orphaned_jobs(
     process_exit: ProcessExit,
     *,
     lease: int,
-    max_losses: int = DEFAULT_MAX_LOSSES,
     report: Report,
 ) -> RecoveredJobs:
     """Settle under each lease's token, as the child itself would. Safe to repeat after an outage."""
@@ -65,7 +63,7 @@ async def settle_orphaned_jobs(
         claim = await driver.claim(request)
         now = claim.now
         rescued += [
-            await _rescue(driver, token, published, job, process_exit, max_losses) for job in claim.jobs
+            await _rescue(driver, token, published, job, process_exit, claim.max_losses) for job in claim.jobs
         ]
     done: list[tuple[Transition, SettleResult]] = []
     for first in range(0, len(rescued), BATCH_MAX):

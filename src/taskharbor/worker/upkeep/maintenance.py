@@ -36,7 +36,6 @@ class Maintenance:
         harbor: Harbor,
         *,
         worker: str,
-        max_losses: int,
         clock: Clock,
         outages: Outages,
         reporter: Reporter,
@@ -45,7 +44,7 @@ class Maintenance:
         self._harbor = harbor
         self._driver = harbor.driver
         self._has_upkeep = Upkeep.offered_by(harbor.driver) is not None
-        self._collector = Collector(harbor.driver, worker, max_losses=max_losses, report=reporter.losses.tell)
+        self._collector = Collector(harbor.driver, worker, report=reporter.losses.tell)
         self._clock = clock
         self._outages = outages
         self._reporter = reporter

@@ -1,8 +1,9 @@
 -- name: claim
-SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
 
 -- name: lease
-SELECT coalesce($2::timestamptz, clock_timestamp()) AS now, l.expires_at FROM {schema}.leases AS l WHERE l.token = $1
+SELECT coalesce($2::timestamptz, clock_timestamp()) AS now, l.expires_at, l.max_losses
+FROM {schema}.leases AS l WHERE l.token = $1
 
 -- name: unsettled
 -- What a lease covers and has no attempt row yet, in the order it was claimed; the columns are those of Claimed.
@@ -76,7 +77,8 @@ WITH clock AS MATERIALIZED (
 ), entries AS (
     UPDATE {schema}.claims AS c SET token = $1 FROM expired WHERE c.token = expired.token
 )
-SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.worker_survived, l.running,
+SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.max_losses, l.worker_survived,
+       l.running,
        EXISTS (SELECT FROM {schema}.leases) AS any_lease, EXISTS (SELECT FROM {schema}.dependencies WHERE late) AS any_late
 FROM clock LEFT JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l ON true
 

@@ -77,6 +77,7 @@ CREATE TABLE taskharbor_leases (
     expired_at INTEGER,                -- the expiry it had when it was first collected
     alone      INTEGER NOT NULL,
     supervised INTEGER NOT NULL,
+    max_losses INTEGER NOT NULL,       -- the setting of the worker that claimed it
     worker_survived INTEGER NOT NULL DEFAULT 0, -- its worker asked for something after it was over
     open       INTEGER NOT NULL,       -- jobs not settled yet; the lease goes with the last one
     cancels    TEXT NOT NULL DEFAULT '[]',

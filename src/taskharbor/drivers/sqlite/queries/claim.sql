@@ -83,23 +83,26 @@ SELECT DISTINCT queue FROM taskharbor_ready WHERE suspect = 1 AND run_at <= ?
 SELECT queue FROM taskharbor_paused
 
 -- name: insert_lease
-INSERT INTO taskharbor_leases (token, origin, worker, expires_at, alone, supervised, open)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO taskharbor_leases (token, origin, worker, expires_at, alone, supervised, max_losses, open)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_entries
 INSERT INTO taskharbor_claims (token, entries) VALUES (?, ?)
 
 -- name: lease
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, max_losses, worker_survived, open,
+       cancels, running
 FROM taskharbor_leases WHERE token = ?
 
 -- name: leases
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, max_losses, worker_survived, open,
+       cancels, running
 FROM taskharbor_leases ORDER BY token
 
 -- name: leases_with_cancels
 -- One seek for each token of a JSON array: a worker looks at its own leases twice a second.
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, max_losses, worker_survived, open,
+       cancels, running
 FROM json_each(?) AS asked CROSS JOIN taskharbor_leases ON token = asked.value
 WHERE cancels <> '[]'
 
@@ -116,7 +119,8 @@ UPDATE taskharbor_leases SET expires_at = ?, running = ? WHERE token = ?
 UPDATE taskharbor_jobs SET delivery = 'at_most_once' WHERE id = ? AND delivery IS NOT 'at_most_once'
 
 -- name: first_expired
-SELECT token, origin, worker, expires_at, expired_at, alone, supervised, worker_survived, open, cancels, running
+SELECT token, origin, worker, expires_at, expired_at, alone, supervised, max_losses, worker_survived, open,
+       cancels, running
 FROM taskharbor_leases WHERE expires_at <= ? ORDER BY expires_at, token LIMIT 1
 
 -- name: retoken_lease

@@ -72,6 +72,7 @@ CREATE TABLE {schema}.leases (
     expired_at timestamptz,               -- the expiry it had when it was first collected
     alone      boolean NOT NULL,
     supervised boolean NOT NULL,
+    max_losses integer NOT NULL,          -- the setting of the worker that claimed it
     worker_survived boolean NOT NULL DEFAULT false, -- its worker asked for something after it was over
     open       integer NOT NULL,          -- jobs not settled yet; the lease goes with the last one
     struck     integer NOT NULL DEFAULT 0, -- jobs taken out of it because they were deleted

@@ -65,13 +65,14 @@ $$;
 -- p_late    microseconds: a job that a long transaction stored up to this long after the job's own due time is still
 --           found on the trail
 -- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
+-- p_max_losses  the worker's setting; the lease keeps it for the process that settles the losses
 -- The last row is no job. Only this row has: the times, trail (NULL after a search that was not far), searched (how many
 -- microseconds the claim took), more (whether the claim ended because of p_bytes), and aside (jobs whose rows cannot be
 -- read: they are dead now).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
-    p_late bigint, p_bytes bigint
+    p_late bigint, p_bytes bigint, p_max_losses integer
 ) RETURNS TABLE (
     now_at timestamptz, lease_expires_at timestamptz, next_due timestamptz, suspects_waiting boolean,
     repeated boolean,
@@ -373,8 +374,8 @@ BEGIN
     END LOOP;
 
     IF v_ids <> '{}' THEN
-        INSERT INTO {schema}.leases (token, origin, worker, expires_at, alone, supervised, open)
-        VALUES (p_token, p_token, p_worker, v_expires_at, p_suspects, p_supervised, cardinality(v_ids));
+        INSERT INTO {schema}.leases (token, origin, worker, expires_at, alone, supervised, max_losses, open)
+        VALUES (p_token, p_token, p_worker, v_expires_at, p_suspects, p_supervised, p_max_losses, cardinality(v_ids));
         INSERT INTO {schema}.claims (token, ids, numbers, attempts, first_numbers, run_ats, queues, due_ats,
                                      expires_ats, deliveries)
         VALUES (p_token, v_ids, v_numbers, v_attempts, v_first_numbers, v_run_ats, v_lane_queues, v_due_ats,
