@@ -21,6 +21,7 @@ from taskharbor.drivers.postgres import sql as postgres
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.sqlite import engine, session
 from taskharbor.drivers.sqlite import sql as sqlite
+from taskharbor.drivers.stored import FIRST_NUMBER_MAX, INSTANT_MAX, INSTANT_MIN, NUMBER_MAX
 from tests.postgres import store
 
 SOURCE = Path(taskharbor.__file__).parent
@@ -104,6 +105,25 @@ def test_only_checked_names_are_put_into_the_files_of_postgresql() -> None:
     assert replacing
     assert all(text.endswith(".replace(_PLACEHOLDER, identifier)") for text in replacing)
     assert [str(kind) for kind in RecordKind] == ["workers", "tokens"]
+
+
+def test_only_limits_are_put_into_the_files_of_sqlite() -> None:
+    texts = [file.read_text("utf-8") for file in (SOURCE / "drivers/sqlite").rglob("*.sql")]
+    assert {found for text in texts for found in re.findall(r"\{[a-z_]\w*\}", text)} == sqlite._LIMITS.keys()
+    assert all(type(limit) is int for limit in sqlite._LIMITS.values())
+
+
+@pytest.mark.parametrize("script", [sqlite.migrations()[0][2], postgres.migrations("any")[0][2]])
+def test_first_schema_has_the_limits_that_readers_have(script: str) -> None:
+    """A migration stays as it is once it is released, so it has its limits as literals."""
+    ranges = re.findall(r"(\w*(?:number|attempts|version)) BETWEEN 0 AND (\d+)", script)
+    assert len(ranges) > 5
+    for column, most in ranges:
+        assert int(most) == (FIRST_NUMBER_MAX if column.endswith("first_number") else NUMBER_MAX), column
+    large = {int(found) for found in re.findall(r"-?\b(?:2\d{9}|\d{15,})\b", script)}
+    assert large <= {NUMBER_MAX, FIRST_NUMBER_MAX, INSTANT_MIN, INSTANT_MAX}
+    instants = set(re.findall(r"'(\d{4,5}-\d\d-\d\d \S+)'", script))
+    assert instants <= {"0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00", "10000-01-01 00:00:00+00"}
 
 
 # -- on the wire -----------------------------------------------------------------------------------

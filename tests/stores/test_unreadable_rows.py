@@ -19,6 +19,8 @@ from click.testing import CliRunner
 from taskharbor import Event, Harbor, Worker, chain
 from taskharbor.cli import cli
 from taskharbor.drivers.base import ClaimRequest, SettleAnswer, Transition
+from taskharbor.drivers.sqlite import leases
+from taskharbor.drivers.stored import FIRST_NUMBER_MAX, INSTANT_MAX, INSTANT_MIN, NUMBER_MAX
 from taskharbor.records import AttemptStatus, State
 from taskharbor.server.app import application
 from taskharbor.sync import run_inline
@@ -140,6 +142,40 @@ def test_value_that_no_reader_understands_is_kept_out(
                 f"INSERT INTO taskharbor_{table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
                 tuple(row.values()),
             )
+
+
+LIMITS = [
+    ("number", 0, NUMBER_MAX),
+    ("attempts", 0, NUMBER_MAX),
+    ("first_number", 0, FIRST_NUMBER_MAX),
+    ("run_at", INSTANT_MIN, None),  # a claim meets no later one
+    ("due_at", INSTANT_MIN, INSTANT_MAX),
+    ("expires_at", INSTANT_MIN, INSTANT_MAX),
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "is_possible"),
+    [(column, least + by, by == 0) for column, least, _ in LIMITS for by in (-1, 0)]
+    + [(column, most + by, by == 0) for column, _, most in LIMITS if most is not None for by in (0, 1)],
+)
+def test_table_claim_and_reader_agree_on_every_limit(
+    file: Path, column: str, value: int, is_possible: bool
+) -> None:
+    with Harbor(f"sqlite:///{file}") as harbor:
+        harbor.migrate()
+    row = row_like("ready", str(uuid.uuid4())) | {column: value}
+    first = (row["suspect"], row["queue"], row["rank"], NOW, *leases.FIRST_PLACE, 1)
+    with closing(sqlite3.connect(file)) as connection:
+        insert(connection, "jobs", row_like("jobs", row["id"]))
+        insert(connection, "ready", row)
+        (is_accepted,) = connection.execute("SELECT count(*) FROM taskharbor_ready").fetchone()
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        insert(connection, "ready", row)
+        (_, is_claimable) = connection.execute(leases.CLAIM["due_rows"], first).fetchone()
+        values = connection.execute(leases.CLAIM["due_values"], first).fetchone()
+    is_readable = leases._is_readable(values[:5], values[5:11], values[11:])
+    assert [bool(is_accepted), bool(is_claimable), is_readable] == [is_possible] * 3
 
 
 # -- what a hand has let in --------------------------------------------------------------------------

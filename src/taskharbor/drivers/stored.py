@@ -18,12 +18,15 @@ from taskharbor.clock import to_micros
 from taskharbor.codec import counted
 from taskharbor.drivers.base import Check, worker_of
 from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.rules.standing import Standing
 
 E = TypeVar("E", bound=StrEnum)
 
+# The limits of what can be read. Statements get them from here; a test compares the migrations' literals with them.
 INSTANT_MIN = to_micros(datetime.min.replace(tzinfo=UTC))
 INSTANT_MAX = to_micros(datetime.max.replace(tzinfo=UTC))
-NUMBER_MAX = 2_000_000_000  # of attempts and versions: what the tables allow
+NUMBER_MAX = 2_000_000_000  # of attempts and versions: leaves room to be raised
+FIRST_NUMBER_MAX = NUMBER_MAX + 1  # of the first attempt of a run that has not begun
 TOLD_MAX = 1_000  # characters of one value
 
 STATES: Mapping[object, State] = {str(each): each for each in State}
@@ -145,6 +148,12 @@ def attempt_of(
     )
     unreadable = read.unreadable()
     return attempt if unreadable is None else replace(attempt, detail=f"unreadable: {unreadable}")
+
+
+def nowhere(read: Reading, run_at: int, number: int, attempts: int) -> Standing:
+    """Show a job without a place, after a change by hand or in a damaged file: it can be requeued or deleted."""
+    read.report("place", "none: it is neither ready, waiting, leased nor ended")
+    return Standing(State.DEAD, run_at, number, attempts, reason=Reason.UNREADABLE)
 
 
 def unreadable_check(jobs: int) -> Check:

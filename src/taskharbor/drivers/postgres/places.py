@@ -9,8 +9,16 @@ import asyncpg
 from msgspec import Struct
 
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading
-from taskharbor.records import AttemptStatus, JobRecord, Progress, Reason, State, read_options
+from taskharbor.drivers.stored import (
+    DELIVERIES,
+    FIRST_NUMBER_MAX,
+    REASONS,
+    STATES,
+    STATUSES,
+    Reading,
+    nowhere,
+)
+from taskharbor.records import AttemptStatus, JobRecord, Progress, State, read_options
 from taskharbor.rules.standing import (
     Holder,
     LatestAttempt,
@@ -50,7 +58,13 @@ async def find(session: Session, ids: Sequence[str]) -> dict[str, Found]:
         at = _standing(row, read)
         found[row["id"]] = Found(
             _stored(row, read),
-            at or _nowhere(row, read),
+            at
+            or nowhere(
+                read,
+                read.instant("run_at", row["run_at"]),
+                row["latest_number"] or 0,
+                row["latest_attempts"] or 0,
+            ),
             row["lease_token"],
             row,
             row["now"],
@@ -79,14 +93,6 @@ def _stored(row: asyncpg.Record, read: Reading) -> StoredJob:
     )
 
 
-def _nowhere(row: asyncpg.Record, read: Reading) -> Standing:
-    """A hand in the tables: the job is shown anyway, and can be brought back or deleted."""
-    read.report("place", "none: it is neither ready, waiting, leased nor ended")
-    number, attempts = row["latest_number"] or 0, row["latest_attempts"] or 0
-    run_at = read.instant("run_at", row["run_at"])
-    return Standing(State.DEAD, run_at, number, attempts, reason=Reason.UNREADABLE)
-
-
 def _standing(row: asyncpg.Record, read: Reading) -> Standing | None:
     if row["ended_state"] is not None:
         return Standing(
@@ -113,7 +119,7 @@ def _standing(row: asyncpg.Record, read: Reading) -> Standing | None:
             read.instant("ready.run_at", row["ready_run_at"]),
             read.integer("ready.number", row["ready_number"]),
             read.integer("ready.attempts", row["ready_attempts"]),
-            read.integer("ready.first_number", row["ready_first_number"], most=NUMBER_MAX + 1),
+            read.integer("ready.first_number", row["ready_first_number"], most=FIRST_NUMBER_MAX),
             read.optional_instant("ready.due_at", row["ready_due_at"]),
             read.optional_instant("ready.expires_at", row["ready_expires_at"]),
             read.one_of("ready.delivery", row["ready_delivery"], DELIVERIES),
@@ -125,7 +131,7 @@ def _standing(row: asyncpg.Record, read: Reading) -> Standing | None:
             read.instant("run_at", row["run_at"]),
             read.integer("waiting.number", row["waiting_number"]),
             read.integer("waiting.attempts", row["waiting_attempts"]),
-            read.integer("waiting.first_number", row["waiting_first_number"], most=NUMBER_MAX + 1),
+            read.integer("waiting.first_number", row["waiting_first_number"], most=FIRST_NUMBER_MAX),
             begin_by=read.optional_instant("waiting.expires_at", row["waiting_expires_at"]),
             delivery=read.one_of("waiting.delivery", row["waiting_delivery"], DELIVERIES),
         )

@@ -27,7 +27,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, Reading, as_told, is_text
+from taskharbor.drivers.stored import DELIVERIES, FIRST_NUMBER_MAX, Reading, as_told, is_text
 from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
 from taskharbor.rules.settling import proves_survival
 from taskharbor.rules.standing import Standing
@@ -347,10 +347,10 @@ def _due_of(
             text, claimable = session.one(CLAIM["due_rows"], where)
             due = _decode_claimed(text)
         except (sqlite3.OperationalError, msgspec.DecodeError, UnicodeError):
-            if not _set_aside(session, where, aside):
+            if not _set_due_aside(session, where, aside):
                 raise
             continue
-        if claimable == 0 and _set_aside(session, where, aside):
+        if claimable == 0 and _set_due_aside(session, where, aside):
             continue
         size = text_size(text)  # written as JSON, no text gets shorter
         if due:
@@ -365,14 +365,14 @@ def _due_of(
 # -- what cannot be read --
 
 
-def _set_aside(session: Session, where: tuple[Any, ...], aside: list[str]) -> int:
+def _set_due_aside(session: Session, where: tuple[Any, ...], aside: list[str]) -> int:
     """Make those of the rows there dead that cannot be handed out, and keep them as they were; how many there were."""
     found = 0
     for row in session.execute(CLAIM["due_values"], where).fetchall():
         key, place, job = row[:5], row[5:11], row[11:]
         if not _is_readable(key, place, job):
             session.execute(CLAIM["delete_place"], (*key[:4], _bytes_of(key[4]).hex().upper()))
-            _bury(session, key, place, aside)
+            _set_aside(session, key, place, aside)
             found += 1
     return found
 
@@ -385,7 +385,7 @@ def _is_readable(key: tuple[Any, ...], place: tuple[Any, ...], job: tuple[Any, .
     read.instant("run_at", key[3])
     read.integer("number", number)
     read.integer("attempts", attempts)
-    read.integer("first_number", first_number, most=NUMBER_MAX + 1)
+    read.integer("first_number", first_number, most=FIRST_NUMBER_MAX)
     read.optional_instant("due_at", due_at)
     read.optional_instant("expires_at", expires_at)
     read.one_of("delivery", delivery, DELIVERIES)
@@ -403,7 +403,7 @@ def _set_odd_keys_aside(session: Session, aside: list[str], queue: Any) -> int:
     rows = session.execute(CLAIM["odd_keys"], (_bytes_of(queue), ODD_AT_ONCE)).fetchall()
     for row in rows:
         session.execute(CLAIM["delete_odd_key"], row[:5])
-        _bury(session, row[5:10], row[10:], aside)
+        _set_aside(session, row[5:10], row[10:], aside)
     return len(rows)
 
 
@@ -412,8 +412,8 @@ def _bytes_of(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
 
 
-def _bury(session: Session, key: tuple[Any, ...], place: tuple[Any, ...], aside: list[str]) -> None:
-    """Dead, reason `unreadable`, if there is a job that can be named."""
+def _set_aside(session: Session, key: tuple[Any, ...], place: tuple[Any, ...], aside: list[str]) -> None:
+    """Make the job of this row dead, reason `unreadable`, if the row names one."""
     job_id = key[4]
     if type(job_id) is not str or not is_text(job_id):
         return

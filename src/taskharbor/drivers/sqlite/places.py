@@ -11,14 +11,22 @@ from msgspec import Struct, field
 from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.drivers.stored import DELIVERIES, NUMBER_MAX, REASONS, STATES, STATUSES, Reading, is_text
+from taskharbor.drivers.stored import (
+    DELIVERIES,
+    FIRST_NUMBER_MAX,
+    REASONS,
+    STATES,
+    STATUSES,
+    Reading,
+    is_text,
+    nowhere,
+)
 from taskharbor.records import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     AttemptStatus,
     JobRecord,
     Progress,
-    Reason,
     State,
     read_options,
 )
@@ -117,11 +125,8 @@ def find(session: Session, job_id: str) -> Found | None:
     if covered is not None:
         lease, entry = covered
         return Found(job, entry.standing, latest, lease, read)
-    # A hand in the tables, or a damaged file: the job is still shown, and can be requeued or deleted.
-    read.report("place", "none: it is neither ready, waiting, leased nor ended")
     number, attempts = (0, 0) if latest is None else (latest.number, latest.attempts)
-    lost = Standing(State.DEAD, job.run_at, number, attempts, reason=Reason.UNREADABLE)
-    return Found(job, lost, latest, read=read, is_nowhere=True)
+    return Found(job, nowhere(read, job.run_at, number, attempts), latest, read=read, is_nowhere=True)
 
 
 def surely(session: Session, job_id: str) -> Found:
@@ -168,7 +173,7 @@ def _ready(session: Session, job: StoredJob, latest: Latest | None, read: Readin
                 run_at,
                 read.integer("ready.number", number),
                 read.integer("ready.attempts", attempts),
-                read.integer("ready.first_number", first_number, most=NUMBER_MAX + 1),
+                read.integer("ready.first_number", first_number, most=FIRST_NUMBER_MAX),
                 read.optional_instant("ready.due_at", due_at),
                 read.optional_instant("ready.expires_at", expires_at),
                 read.one_of("ready.delivery", delivery, DELIVERIES),
@@ -190,7 +195,7 @@ def waiting_standing(run_at: int, row: tuple[object, ...], read: Reading) -> Sta
         run_at,
         read.integer("waiting.number", number),
         read.integer("waiting.attempts", attempts),
-        read.integer("waiting.first_number", first_number, most=NUMBER_MAX + 1),
+        read.integer("waiting.first_number", first_number, most=FIRST_NUMBER_MAX),
         begin_by=read.optional_instant("waiting.expires_at", expires_at),
         delivery=read.one_of("waiting.delivery", delivery, DELIVERIES),
     )

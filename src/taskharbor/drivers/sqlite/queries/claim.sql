@@ -10,16 +10,18 @@ SELECT rank FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank > ? O
 -- A range of the primary key; CROSS JOIN keeps the planner from starting at the jobs. The rows come as one
 -- JSON text: reading them one by one would give up the interpreter's lock for each. The columns are those of
 -- Claimed, in its order. They begin after the place given: a long line is read in pieces, since a text has an end.
--- And whether all of the numbers and instants are possible ones; what else can be wrong shows when the text is decoded.
+-- And whether all of the numbers and instants are possible ones, as `leases._is_readable` says; what else can be wrong
+-- shows when the text is decoded. The driver fills in the limits.
 SELECT json_group_array(json_array(
     id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
     expires_at, delivery, options, version
 )), min(
-    number BETWEEN 0 AND 2000000000 AND (attempts | first_number) BETWEEN 0 AND 2000000000
-    AND run_at >= -62135596800000000
-    AND enqueued_at BETWEEN -62135596800000000 AND 253402300799999999
-    AND (due_at IS NULL OR due_at BETWEEN -62135596800000000 AND 253402300799999999)
-    AND (expires_at IS NULL OR expires_at BETWEEN -62135596800000000 AND 253402300799999999)
+    number BETWEEN 0 AND {number_max} AND attempts BETWEEN 0 AND {number_max}
+    AND first_number BETWEEN 0 AND {first_number_max}
+    AND run_at >= {instant_min}
+    AND enqueued_at BETWEEN {instant_min} AND {instant_max}
+    AND (due_at IS NULL OR due_at BETWEEN {instant_min} AND {instant_max})
+    AND (expires_at IS NULL OR expires_at BETWEEN {instant_min} AND {instant_max})
 )
 FROM (
     SELECT r.id, j.task, j.payload, r.queue, j.priority, r.number, r.attempts, r.first_number, r.run_at,

@@ -154,7 +154,7 @@ BEGIN
                                     delivery)
         -- Values that were written by hand are brought into range: the job that has succeeded is not to fail for them.
         SELECT false, j.queue, -least(100, greatest(-100, j.priority)),
-               least(greatest(j.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 00:00:00+00'), j.id,
+               least(greatest(j.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), j.id,
                least(greatest(r.number, 0), 2000000000), least(greatest(r.attempts, 0), 2000000000),
                least(greatest(r.first_number, 0), 2000000001),
                CASE WHEN r.expires_at >= '0001-01-01 00:00:00+00' AND r.expires_at < '10000-01-01 00:00:00+00'

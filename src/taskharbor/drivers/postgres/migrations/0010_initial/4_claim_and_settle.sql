@@ -2,7 +2,7 @@
 -- see the file before this one.
 
 -- Say whether a claim can hand out this row of `ready`. It can hand out everything that the CHECKs of the table accept; an
--- owner may have dropped them.
+-- owner may have dropped them. The limits are those of `drivers.stored`, as in the CHECKs; a test compares them.
 CREATE FUNCTION {schema}.is_claimable(
     p_number integer, p_attempts integer, p_first_number integer, p_run_at timestamptz, p_due_at timestamptz,
     p_expires_at timestamptz, p_delivery text
