@@ -109,7 +109,7 @@ class Collector:
             log_bug(logger, "lost jobs could not be reported", error)
 
     async def _put_off(self, lease: ExpiredLease) -> None:
-        """A bug of ours keeps jobs in the lease: the next try is after as long again as it has expired for."""
+        """Try a lease again later whose jobs a bug keeps in it: after as long again as it has expired for."""
         overdue = lease.now - lease.expired_at
         pause = min(max(overdue, COLLECTOR_LEASE), PUT_OFF_MAX)
         await self._driver.extend([Extension(lease.token, pause, tuple(lease.running.items()))])

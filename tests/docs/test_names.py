@@ -143,6 +143,13 @@ def rules_of(page: Path) -> list[str]:
     return re.findall(r"^- .*(?:\n  .*)*", prose(page), re.MULTILINE)
 
 
+def is_sql_function(place: str) -> bool:
+    """Tell whether a place such as `SQL claim_on_trail` is a function of the PostgreSQL schema."""
+    name = place.removeprefix("SQL ")
+    files = (SOURCE / "drivers/postgres/migrations").rglob("*.sql")
+    return name != place and any(f"CREATE FUNCTION {{schema}}.{name}(" in file.read_text() for file in files)
+
+
 def test_every_rule_of_the_contract_has_a_name_and_a_place() -> None:
     rules = rules_of(ROOT / "docs/semantics.md")
     assert len(rules) > 80
@@ -151,7 +158,7 @@ def test_every_rule_of_the_contract_has_a_name_and_a_place() -> None:
         places = re.search(r" Code:\s+((?:`[^`]+`(?:,\s+)?)+)\.$", rule)
         assert places, f"end it with its place, 'Code: `module.function`.': {rule}"
         for place in re.findall(r"`([^`]+)`", places[1]):
-            assert place_in(place), f"no place in the code: {place}"
+            assert place_in(place) or is_sql_function(place), f"no place in the code: {place}"
 
 
 @cache

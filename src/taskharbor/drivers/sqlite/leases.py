@@ -285,7 +285,7 @@ class _Taking:
         self.is_over = False  # what comes next in the line does not fit, and nothing may overtake it
         self.more = False  # … because of its size
         self._limit = request.limit
-        self._once_left = request.once_limit
+        self._once_left = request.once_limit  # counted as `drivers.memory.leases._choose` counts it
         self._bytes_limit = request.bytes_limit
         self._bytes_at_most = 0
         self._bytes: int | None = None  # counted only once there may be too many

@@ -28,7 +28,8 @@ def settle(session: Session, transitions: Sequence[Transition]) -> list[SettleRe
 def _settle_successes(session: Session, transitions: Sequence[Transition]) -> list[SettleResult] | None:
     """A batch of plain successes under live leases, without dependants: nearly every batch.
 
-    None, with nothing done, if anything about it is not plain: then each is looked at by itself.
+    None, with nothing done, if anything about it is not plain: then each is looked at by itself. A request to cancel
+    is not looked at: a success wins, as `rules.settling.cancel_wins` says.
     """
     open_leases: dict[str, Lease | None] = {}
     closed: Counter[str] = Counter()

@@ -118,7 +118,7 @@ class Committer:
                 later = await self._settle(batch)
                 del pending[: len(batch)]
                 if later:
-                    self._put_off([each for each in batch if each[0] in later])
+                    self._settle_later([each for each in batch if each[0] in later])
                     batch = [each for each in batch if each[0] not in later]
                 was_full = pipeline.is_full
                 pipeline.settled(batch)
@@ -134,8 +134,8 @@ class Committer:
             pipeline.quiet.set()
             pipeline.room.set()
 
-    def _put_off(self, later: list[Ended]) -> None:
-        """Settle these again in a moment, and everything else meanwhile."""
+    def _settle_later(self, later: list[Ended]) -> None:
+        """Settle these again in a moment, and everything else until then."""
         if not self._later:
             self._clock.call_later(LATER_SECONDS, self._come_again)
         self._later += later

@@ -322,7 +322,8 @@ $$;
 -- -- the documented function ----------------------------------------------------------------------
 
 -- Store a job. Returns the id of the job that stands for it: the existing one when its id, or its key in its queue,
--- exists already. It is part of the transaction that calls it, and runs with the caller's rights.
+-- exists already. It is part of the transaction that calls it, and runs with the caller's rights. It checks the options
+-- as `client.options.checked_options` does.
 CREATE FUNCTION {schema}.enqueue(task text, payload jsonb DEFAULT '{}', options jsonb DEFAULT '{}') RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
 AS $$

@@ -115,7 +115,7 @@ DECLARE
     v_lanes text[];
     v_lane_froms timestamptz[];
     v_left integer := greatest(p_limit, 0);
-    v_once_left integer := greatest(p_once_limit, 0);
+    v_once_left integer := greatest(p_once_limit, 0);  -- counted as `drivers.memory.leases._choose` counts it
     v_taken integer;
     v_fitting integer;
     v_bytes bigint := 0;      -- of the first …
@@ -465,6 +465,7 @@ $$;
 -- is. The caller has seen by the claim that the leases cover these attempts; a lease that has lost a job since is
 -- refused. The first row has the store's time and no job; the others have a released job and a member of it. No row at
 -- all, and nothing done, if anything about the batch is not plain; unique_violation if an attempt has its row already.
+-- It looks at no request to cancel: a success wins, as `rules.settling.cancel_wins` says.
 CREATE FUNCTION {schema}.settle_and_release(
     p_tokens text[], p_counts integer[], p_ids uuid[], p_numbers integer[], p_tokens_at integer[],
     p_retry_counts integer[], p_attempts integer[], p_started_ats timestamptz[], p_results text[],
