@@ -101,7 +101,7 @@ class FleetObserver(Observer):
 
     def _was_well(self, parent: ParentProcess, since: int) -> bool:
         """It lives, and had no more than a lost call or two."""
-        troubles = [each for each in parent.troubles if each[0] + each[2] * MICROS_PER_SECOND >= since]
+        troubles = self._troubles_since(parent, since)
         long = any(
             what in ("freeze", "thaw", "late") or seconds > self.world.lease_seconds / 8
             for _, what, seconds in troubles

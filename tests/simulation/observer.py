@@ -68,6 +68,7 @@ class Observer:
         self.keys: dict[tuple[str, str], str] = {}
         self.deleted: set[str] = set()
         self.expiry: dict[str, int] = {}  # by the token that holds it
+        self.leased_at: dict[str, int] = {}  # by token: when its present lease began
         self.held: dict[Attempt, Held] = {}  # every attempt, settled or not
         self.open: dict[str, int] = {}  # job → the number that is claimed and not settled
         self.ledger: dict[Attempt, Transition] = {}
@@ -143,7 +144,11 @@ class Observer:
                     self.wrong(f"process {process.name} stopped and left jobs under a lease")
 
     def _was_in_trouble(self, process: Process, since: int) -> bool:
-        return any(at >= since for at, _, _ in process.troubles)
+        return bool(self._troubles_since(process, since))
+
+    def _troubles_since(self, process: Process, since: int) -> list[tuple[int, str, float]]:
+        """Also those that began earlier and still lasted: a slow settle holds up the jobs that end after it."""
+        return [each for each in process.troubles if each[0] + each[2] * MICROS_PER_SECOND >= since]
 
     def _holder(self, job_id: str) -> Held:
         return self.held[job_id, self.open[job_id]]
@@ -184,7 +189,7 @@ class Observer:
         if not claim.jobs:
             return
         if not any(self._holder(job_id).token == request.token for job_id in self.open):
-            self.expiry[request.token] = claim.expires_at  # a new lease
+            self.expiry[request.token], self.leased_at[request.token] = claim.expires_at, self.now
         elif claim.expires_at != self.expiry[request.token]:
             self.wrong(f"a repeated claim of {request.token} has another expiry")
         for job in claim.jobs:
@@ -288,12 +293,14 @@ class Observer:
 
     def _lost(self, attempt: Attempt, held: Held) -> None:
         """A worker that lives and can reach the store does not lose a job for a call or two."""
-        if self.expiry.get(held.claimed_as, 0) > self.now:
+        # A claim that is repeated after its lease was collected begins another lease under the same token.
+        is_its_lease = self.leased_at[held.claimed_as] <= held.claimed_at
+        if is_its_lease and self.expiry[held.claimed_as] > self.now:
             self.wrong(f"{attempt} is lost while the lease of its worker is valid")
         process = self.processes[held.process]
         if not process.alive or held.late:
             return
-        troubles = [each for each in process.troubles if each[0] + each[2] * 1e6 >= held.claimed_at]
+        troubles = self._troubles_since(process, held.claimed_at)
         long = any(
             what in ("freeze", "thaw", "late") or seconds > self.world.lease_seconds / 8
             for _, what, seconds in troubles

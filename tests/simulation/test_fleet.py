@@ -16,6 +16,9 @@ from tests.simulation.world import _bury_all, _seeded, simulate
 
 FIXED = 60  # seeds
 SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "5")) / 2
+# Stories that the observer once judged wrongly: a slow settle that had begun before a job was claimed, and a claim
+# repeated so late that its token began another lease.
+REMEMBERED = (1000099, 1000200)
 
 
 def assert_nothing_wrong(seed: int) -> None:
@@ -28,6 +31,11 @@ def assert_nothing_wrong(seed: int) -> None:
 def test_fixed_seeds_of_fleets_find_nothing_wrong(first):
     for seed in range(first, first + 30):
         assert_nothing_wrong(seed)
+
+
+@pytest.mark.parametrize("seed", REMEMBERED)
+def test_seeds_of_fleets_that_found_something_find_nothing_any_more(seed):
+    assert_nothing_wrong(seed)
 
 
 @pytest.mark.timeout(SECONDS + 120)
