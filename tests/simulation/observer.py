@@ -67,6 +67,7 @@ class Observer:
         self.accepted_ids: dict[str, Spec] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self.deleted: set[str] = set()
+        self.stored_again: set[str] = set()  # deleted, and enqueued again with the same id
         self.expiry: dict[str, int] = {}  # by the token that holds it
         self.leased_at: dict[str, int] = {}  # by token: when its present lease began
         self.held: dict[Attempt, Held] = {}  # every attempt, settled or not
@@ -181,9 +182,23 @@ class Observer:
         for job, answer in zip(jobs, answers, strict=True):
             if not answer.existed:
                 self.not_before[answer.id] = self.now + (job.delay or 0)
-                self.deleted.discard(answer.id)
+                if answer.id in self.deleted:  # the repeat of an enqueue whose answer was lost
+                    self.deleted.discard(answer.id)
+                    self.stored_again.add(answer.id)
+                    self._forget(answer.id)
             if job.expires_at is not None:
                 self.may_be_cancelled.add(job.id)
+
+    def _forget(self, job_id: str) -> None:
+        """Forget a deleted job: if its id is enqueued again, its numbers begin anew."""
+        self.begins.pop(job_id, None)
+        self.released.pop(job_id, None)
+        self.requeued.pop(job_id, None)
+        for known in (self.held, self.ledger):
+            for attempt in [each for each in known if each[0] == job_id]:
+                del known[attempt]
+        self.survived = {each for each in self.survived if each[0] != job_id}
+        self.children = {child: (p, n) for child, (p, n) in self.children.items() if p != job_id}
 
     def _claim(self, process: Process, request: ClaimRequest, claim: Claim, late: bool) -> None:
         if not claim.jobs:
@@ -213,7 +228,7 @@ class Observer:
             )
 
     def _has_succeeded(self, job_id: str) -> bool:
-        return job_id in self.deleted or any(
+        return job_id in self.deleted | self.stored_again or any(
             job == job_id and row.status is AttemptStatus.SUCCEEDED for (job, _), row in self.ledger.items()
         )
 

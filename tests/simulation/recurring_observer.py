@@ -77,14 +77,12 @@ class RecurringObserver(StoryObserver):
             self.recurring[job.id] = Recurring(job.options.recurrence, job.due_at)
 
     def _forget(self, job_id: str) -> None:
-        """It was deleted; if there is one of the same name again, its numbers begin anew."""
-        self.recurring.pop(job_id)
+        super()._forget(job_id)
+        self.recurring.pop(job_id, None)
         self.stored.pop(job_id, None)
-        self.begins.pop(job_id, None)
-        for known in (self.held, self.ledger, self.executed, self.ended_at):
+        for known in (self.executed, self.ended_at):
             for attempt in [each for each in known if each[0] == job_id]:
                 del known[attempt]
-        self.children = {child: (p, n) for child, (p, n) in self.children.items() if p != job_id}
 
     # -- claims and begins --
 

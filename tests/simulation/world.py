@@ -187,7 +187,7 @@ class World:
         def thaw() -> None:
             if process.alive:
                 process.loop.goes_on = True
-                process.trouble("thaw", "", seconds)
+                process.trouble("thaw", "")
 
         self.universe.at(self.universe.now + int(seconds * MICROS_PER_SECOND), thaw)
 
