@@ -210,8 +210,12 @@ class FleetObserver(Observer):
             self.wrong(f"{attempt} had begun in {child.name}, and is {transition.status}")
 
     def _could_settle(self, child: Any, held: Held) -> bool:
-        ends_now = child.ends_now or child.parent.ends_now
-        return not ends_now and not self._was_in_trouble(child, held.claimed_at)
+        if child.ends_now or child.parent.ends_now:
+            return False
+        if child.stopped_at is None and child.parent.stopped_at is None:
+            # It retired: it waits for a settle that began before the claim, however long that takes.
+            return not any(at >= held.claimed_at for at, _, _ in child.troubles)
+        return not self._was_in_trouble(child, held.claimed_at)
 
     def _settled_by_itself(self, process: Process, transition: Transition) -> None:
         """Retiring is no reason to interrupt anybody: only a shutdown releases what has begun."""

@@ -16,8 +16,8 @@ from tests.simulation.world import _bury_all, _seeded, simulate
 
 FIXED = 60  # seeds
 SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "5")) / 2
-# Stories that the observer once judged wrongly: a slow settle that began before a job was claimed, a claim repeated
-# so late that its token began another lease, a repeated enqueue of an id that an operator had deleted.
+# What they found once: a child that retired gave up a slow settle under a lease that its parent extended. What the
+# observer misjudged: a claim repeated so late that its token began another lease, a repeated enqueue of a deleted id.
 REMEMBERED = (1000099, 1000200, 1000375)
 
 

@@ -10,6 +10,7 @@ import pytest
 from taskharbor import ConfigurationError, Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.context import Context, current_context
+from taskharbor.errors import StoreUnavailable
 from taskharbor.records import Reason, State
 from taskharbor.worker.upkeep import retirement
 from tests.worker import isolated
@@ -68,6 +69,40 @@ async def test_a_worker_that_has_begun_enough_lets_its_handlers_end_however_long
     for each in (job, once):
         assert await each.aresult() == "finished"
         assert await statuses(each) == ["succeeded"]
+
+
+async def test_a_worker_that_retires_waits_for_a_slow_settle_while_its_leases_are_extended(
+    faulty, store, clock
+):
+    stage = Stage(faulty, clock)
+    job = await stage.wait.using(delivery="at_most_once").aenqueue()
+    running = await stage.retiring(lease_seconds=30)
+    answer = asyncio.Event()
+    store.before["settle"] = answer.wait
+    stage.release.set()
+    await until(lambda: store.calls["settle"])
+    for _ in range(20):
+        await clock.jump(FAR_BEYOND_THE_GRACE / 20)
+    assert not running.done()
+    answer.set()
+    await soon(running)
+    assert await statuses(job) == ["succeeded"]
+
+
+async def test_a_worker_that_retires_does_not_wait_for_the_store_once_its_leases_are_over(
+    faulty, store, clock
+):
+    stage = Stage(faulty, clock)
+    await stage.wait.aenqueue()
+    running = await stage.retiring(lease_seconds=30)
+    for verb in ("settle", "extend"):
+        store.fail[verb] = lambda *_: StoreUnavailable("away")
+    stage.release.set()
+    await until(lambda: store.calls["settle"])
+    await clock.jump(29)
+    assert not running.done()
+    await clock.jump(4)
+    await soon(running)
 
 
 async def test_a_worker_that_retires_claims_no_more_and_others_have_what_it_had_not_begun(

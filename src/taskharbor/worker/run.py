@@ -297,15 +297,30 @@ class WorkerRun:
             await self._settled_as_far_as_can_be()
 
     async def _settled_as_far_as_can_be(self) -> None:
-        """While the store is away there is no use in waiting for longer than the leases last."""
-        expiries = [lease.expires_at for lease in self._leases.all()]
-        seconds = max([0.0, *((expiry - self._time.now()) / MICROS_PER_SECOND for expiry in expiries)])
-        try:
-            await wait_for(
-                self._clock, self._unless_ended_now(_until(self._pipeline.quiet)), seconds + RELEASE_SECONDS
-            )
-        except TimeoutError:
-            log_line(logger, logging.WARNING, "the store is away: jobs are left to their leases", {})
+        """Wait until all is settled, at most until the leases run out.
+
+        A worker that retires or drains also waits while the leases are extended; a shutdown does not.
+        """
+        seconds = self._lease_seconds_left()
+        while True:
+            try:
+                await wait_for(
+                    self._clock,
+                    self._unless_ended_now(_until(self._pipeline.quiet)),
+                    seconds + RELEASE_SECONDS,
+                )
+                return
+            except TimeoutError:
+                seconds = self._lease_seconds_left()
+            if self._stopping.is_set() or not seconds:
+                log_line(logger, logging.WARNING, "the store did not settle: jobs are left to their leases", {})
+                return
+
+    def _lease_seconds_left(self) -> float:
+        """Return how long the last lease still lasts, as far as this worker and its supervisor know."""
+        now = self._time.now()
+        left = [lease.expires_at - now for lease in self._leases.all() if not lease.is_over(now)]
+        return max(left, default=0) / MICROS_PER_SECOND
 
     def _abandon_unresponsive(self) -> None:
         """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
