@@ -313,7 +313,9 @@ class WorkerRun:
             except TimeoutError:
                 seconds = self._lease_seconds_left()
             if self._stopping.is_set() or not seconds:
-                log_line(logger, logging.WARNING, "the store did not settle: jobs are left to their leases", {})
+                log_line(
+                    logger, logging.WARNING, "the store did not settle: jobs are left to their leases", {}
+                )
                 return
 
     def _lease_seconds_left(self) -> float:
