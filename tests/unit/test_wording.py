@@ -73,7 +73,7 @@ PLURALS = (
 COUNTED = re.compile(r"\{(?P<number>[^{}]+)\} (?:[a-z]+ )?(?:" + PLURALS + r")\b")
 # Always more than one where it is said, or no number at all.
 FINE = {
-    "len(encoded)", "size", "length", "len(play.jobs)", "len(PHOTOS)", "state",
+    "len(encoded)", "size", "length", "len(scenario.jobs)", "len(PHOTOS)", "state",
 }  # fmt: skip
 
 
