@@ -11,6 +11,7 @@ import pytest
 
 from taskharbor import Harbor, Worker, Workflow, chain, group
 from taskharbor.clock import ManualClock, from_micros
+from taskharbor.errors import StoreUnavailable
 from taskharbor.records import State
 from taskharbor.telemetry.events import Event
 from tests.worker.stage import until
@@ -69,6 +70,39 @@ async def test_those_that_end_with_a_failed_job_emit_cancelled(
     assert [(line["job"], line["reason"]) for line in lines] == [
         (job_id, "dependency") for job_id in workflow.jobs.ids[1:]
     ]
+
+
+async def test_dependants_emit_cancelled_although_the_answer_of_the_settle_was_lost(
+    harbor: Harbor,
+    clock: ManualClock,
+    drained: Callable[..., Any],
+    told: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    settle = harbor.driver.settle
+    lost: list[Any] = []
+
+    async def lose_the_first_answer(transitions: Any, **more: Any) -> Any:
+        answers = await settle(transitions, **more)
+        if not lost:
+            lost.append(answers)
+            raise StoreUnavailable("the connection was lost")
+        return answers
+
+    @harbor.task(name="fail", max_attempts=1)
+    async def fail() -> None:
+        raise ValueError("no luck")
+
+    workflow = await flow(harbor, fail.si())
+    monkeypatch.setattr(harbor.driver, "settle", lose_the_first_answer)
+    draining = asyncio.ensure_future(drained(harbor))
+    while not draining.done():
+        clock.advance(0.1)  # until the worker repeats the settle
+        await asyncio.sleep(0)
+    await draining
+    await all_told(harbor)
+    assert len(lost) == 1
+    assert dependants(told) == workflow.jobs.ids[1:]
 
 
 async def test_each_of_many_is_told_of_once_though_several_that_it_depends_on_fail_at_once(

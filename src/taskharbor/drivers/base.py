@@ -139,7 +139,8 @@ class Leasing(ABC):
 
         Refusals, in this order: `NOT_RUNNING` (no lease covers the job), `LEASE_MISMATCH` (another lease
         or number does), `LEASE_EXPIRED`. One that already took effect under the same token, number and
-        status answers `DONE` again; under another status `NOT_RUNNING`, with what is recorded.
+        status answers `DONE` again, with the same dependants as far as they are still what it made them; under another
+        status `NOT_RUNNING`, with what is recorded.
 
         In the same transaction a success releases those for whom it was the last one to wait for, and any other
         end of a job cancels those that end with it, and those that end with them. (So it is when an operator

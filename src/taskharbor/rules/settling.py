@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.drivers.contract.settling import Occurrence, SettleResult, Transition
@@ -41,6 +44,34 @@ def repeated(t: Transition, token: str, status: AttemptStatus, now: int) -> Sett
     """Answer a settle whose attempt has its row already: it may be the one that wrote it, asked again."""
     same = token == t.token and status is t.status
     return SettleResult(SettleAnswer.DONE if same else SettleAnswer.NOT_RUNNING, recorded=status, at=now)
+
+
+def report_each_once(
+    answers: Sequence[SettleResult], repeated: Iterable[tuple[int, str, bool]]
+) -> list[SettleResult]:
+    """Add the dependants that repeated settles report again, as the first answers reported them.
+
+    `repeated`: index of the answer, id of a dependant, and whether it was released or cancelled. A dependant of several
+    jobs of a batch was released with the last of them, and cancelled with the first.
+    """
+    released: dict[str, int] = {}
+    cancelled: dict[str, int] = {}
+    told = {job_id for each in answers for job_id in (*each.released, *each.cancelled)}
+    for index, job_id, was_released in sorted(repeated):
+        if job_id in told:  # the batch itself has a settle twice
+            continue
+        if was_released:
+            released[job_id] = index
+        else:
+            cancelled.setdefault(job_id, index)
+    reported = list(answers)
+    for index in {*released.values(), *cancelled.values()}:
+        reported[index] = replace(
+            reported[index],
+            released=tuple(sorted(job_id for job_id, at in released.items() if at == index)),
+            cancelled=tuple(sorted(job_id for job_id, at in cancelled.items() if at == index)),
+        )
+    return reported
 
 
 def proves_survival(answer: SettleAnswer, settled_for: str | None = None) -> bool:

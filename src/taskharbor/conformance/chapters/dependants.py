@@ -25,6 +25,31 @@ class Dependants(Chapter):
         assert store.succeed(second).released == (waiting,)
         assert store.claimed_ids() == [waiting]
 
+    def test_repeated_settle_reports_the_same_dependants(self, store: Store) -> None:
+        """Its answer was lost: the repeat says what this success has released, and nothing that another one has."""
+        first, second = store.running(), store.running()
+        waiting = store.enqueue(depends_on=(first.id, second.id))
+        alone = store.enqueue(depends_on=(second.id,))
+        expected = [(first, ()), (second, tuple(sorted((waiting, alone))))]
+        for held, released in expected:
+            store.pass_time(1)
+            assert store.succeed(held).released == released
+        store.pass_time(1)
+        store.enqueue(depends_on=(second.id,))
+        for held, released in expected:
+            repeated = store.succeed(held)
+            assert (repeated.answer, repeated.released) == (SettleAnswer.DONE, released)
+        batch = [store.transition(held, AttemptStatus.SUCCEEDED, State.SUCCEEDED) for held, _ in expected]
+        assert [each.released for each in store.settle_all(*batch)] == [released for _, released in expected]
+
+    def test_dependant_that_a_batch_releases_is_reported_with_its_last_success(self, store: Store) -> None:
+        """By the first answer and by a repeat alike."""
+        held = [store.running(), store.running()]
+        waiting = store.enqueue(depends_on=tuple(each.id for each in held))
+        batch = [store.transition(each, AttemptStatus.SUCCEEDED, State.SUCCEEDED) for each in held]
+        for _ in range(2):
+            assert [each.released for each in store.settle_all(*batch)] == [(), (waiting,)]
+
     def test_enqueue_answers_that_the_job_waits(self, store: Store) -> None:
         """The producer's answer says that its job is waiting, and for when."""
         before = store.enqueue()

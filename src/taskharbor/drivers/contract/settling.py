@@ -79,9 +79,9 @@ class SettleResult(Struct, frozen=True, gc=False):
     state: State | None = None  # where the job went
     run_at: int | None = None  # when it is runnable again
     recorded: AttemptStatus | None = None  # what the attempt's row already says, if it has one
-    released: tuple[str, ...] = ()  # dependants that stopped waiting
+    released: tuple[str, ...] = ()  # dependants that stopped waiting; a repeated settle reports them again
     at: int = 0  # the store's time
-    cancelled: tuple[str, ...] = ()  # dependants that ended with it, by id
+    cancelled: tuple[str, ...] = ()  # dependants that ended with it, by id; likewise
 
 
 class ProgressNote(Struct, frozen=True):

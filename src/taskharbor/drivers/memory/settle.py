@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -42,7 +42,32 @@ def settle(store: Store, transitions: Sequence[Transition], now: int) -> list[Se
         if rules.proves_survival(settled.answer, t.worker)
     }
     mark_survived(store, alive, now)
-    return answers
+    repeated = [
+        (index, *dependant)
+        for index, (t, settled) in enumerate(zip(transitions, answers, strict=True))
+        if settled.recorded is not None and settled.answer is SettleAnswer.DONE
+        for dependant in _dependants_of(store, t)
+    ]
+    return rules.report_each_once(answers, repeated) if repeated else answers
+
+
+def _dependants_of(store: Store, t: Transition) -> Iterator[tuple[str, bool]]:
+    """What the end of this attempt, which is recorded, has released or cancelled: each id, and whether released."""
+    job = store.jobs[t.job_id]
+    ended_at = job.history[t.number].record.finished_at
+    if not job.at.is_finished or (job.at.number, job.at.finished_at) != (t.number, ended_at):
+        return
+    if job.state is not State.SUCCEEDED:
+        yield from ((job_id, False) for job_id in store.cancelled_with(job.id, ended_at))
+        return
+    for job_id in store.dependants.get(job.id, ()):
+        dependant = store.jobs[job_id]
+        ended_before = dependant.at.finished_at is not None and dependant.at.finished_at <= ended_at
+        if dependant.unmet or dependant.row.enqueued_at > ended_at or ended_before:
+            continue
+        members = [store.jobs[member] for member in dependant.depends_on if member in store.jobs]
+        if all((member.at.finished_at or 0) <= ended_at for member in members):
+            yield job_id, True
 
 
 def _settle(store: Store, transition: Transition, now: int) -> SettleResult:

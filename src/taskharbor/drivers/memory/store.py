@@ -205,6 +205,18 @@ class Store:
                     cancelled.append(job_id)
         return tuple(sorted(cancelled))
 
+    def cancelled_with(self, job_id: str, ended_at: int) -> set[str]:
+        """Return the dependants that were cancelled when this job ended, at that time, and theirs."""
+        found: set[str] = set()
+        ends = [job_id]
+        while ends:
+            for dependant in self.dependants.get(ends.pop(), ()):
+                at = self.jobs[dependant].at
+                if (at.reason, at.finished_at) == (Reason.DEPENDENCY, ended_at) and dependant not in found:
+                    found.add(dependant)
+                    ends.append(dependant)
+        return found
+
     def restore_dependants(self, requeued: Iterable[str], now: int) -> None:
         """Those that were cancelled because of these wait again, unless another one stands against it."""
         again = list(requeued)

@@ -256,7 +256,25 @@ async def settle(
         answers[index] = replace(answers[index], released=tuple(released))
     for index, cancelled in settling.cancelled.items():
         answers[index] = replace(answers[index], cancelled=cancelled)
-    return answers
+    return await _with_repeated(session, transitions, answers)
+
+
+async def _with_repeated(
+    session: Session, transitions: Sequence[Transition], answers: list[SettleResult]
+) -> list[SettleResult]:
+    """Add what the settles that were repeated report again."""
+    again = {
+        transitions[index].job_id: (index, transitions[index].number)
+        for index, settled in enumerate(answers)
+        if settled.recorded is not None and settled.answer is SettleAnswer.DONE
+    }
+    if not again:
+        return answers
+    numbers = [number for _, number in again.values()]
+    rows = await session.rows("dependants_of", list(again), numbers)
+    return rules.report_each_once(
+        answers, [(again[row["member"]][0], row["id"], row["released"]) for row in rows]
+    )
 
 
 async def _versions(session: Session, transitions: Sequence[Transition]) -> dict[str, tuple[int, str | None]]:

@@ -89,7 +89,18 @@ class _Settling:
         pairs = zip(transitions, answers, strict=True)
         alive = {t.token for t, settled in pairs if rules.proves_survival(settled.answer, t.worker)}
         leases.mark_survived(self._session, alive)
-        return answers
+        repeated = [
+            (index, job_id, bool(was_released))
+            for index, (t, settled) in enumerate(zip(transitions, answers, strict=True))
+            if settled.recorded is not None and settled.answer is SettleAnswer.DONE
+            for job_id, was_released in self._dependants_of(t)
+        ]
+        return rules.report_each_once(answers, repeated) if repeated else answers
+
+    def _dependants_of(self, t: Transition) -> list[tuple[str, int]]:
+        attempt = {"job_id": t.job_id, "number": t.number}
+        rows = self._session.execute(SETTLE["dependants_of"], attempt).fetchall()
+        return [row for row in rows if type(row[0]) is str and is_text(row[0])]
 
     def fence(
         self, token: str, job_id: str, number: int, *, is_recorded: bool

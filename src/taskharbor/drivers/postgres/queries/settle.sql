@@ -29,6 +29,34 @@ CROSS JOIN LATERAL (
     SELECT * FROM {schema}.attempts WHERE attempts.job_id = s.id AND attempts.number = s.number LIMIT 1
 ) AS a
 
+-- name: dependants_of
+-- What the ends of these recorded attempts have released or cancelled, as far as it is still so.
+WITH RECURSIVE settled AS (
+    SELECT a.* FROM unnest($1::text[]::uuid[], $2::integer[]) AS s (id, number)
+    CROSS JOIN LATERAL (
+        SELECT * FROM {schema}.attempts WHERE attempts.job_id = s.id AND attempts.number = s.number LIMIT 1
+    ) AS a
+), cancelled (member, job_id, ended_at) AS (
+    SELECT e.job_id, e.job_id, e.finished_at FROM settled AS a JOIN {schema}.ended AS e USING (job_id, number, finished_at)
+    UNION
+    SELECT c.member, d.job_id, c.ended_at FROM cancelled AS c
+    JOIN {schema}.dependencies AS d ON d.member_id = c.job_id
+    JOIN {schema}.ended AS e ON e.job_id = d.job_id AND e.reason = 'dependency' AND e.finished_at = c.ended_at
+)
+SELECT c.member::text AS member, c.job_id::text AS id, false AS released FROM cancelled AS c WHERE c.job_id <> c.member
+UNION ALL
+SELECT a.job_id::text, d.job_id::text, true FROM settled AS a
+JOIN {schema}.dependencies AS d ON d.member_id = a.job_id
+JOIN {schema}.jobs AS j ON j.id = d.job_id AND j.enqueued_at <= a.finished_at
+WHERE a.status = 'succeeded' AND a.next_at IS NULL
+  AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id AND e.finished_at <= a.finished_at)
+  AND NOT EXISTS (
+      SELECT FROM {schema}.dependencies AS o WHERE o.job_id = d.job_id AND (NOT o.done OR EXISTS (
+          SELECT FROM {schema}.attempts AS x
+          WHERE x.job_id = o.member_id AND x.status = 'succeeded' AND x.next_at IS NULL AND x.finished_at > a.finished_at
+      ))
+  )
+
 -- name: covered
 -- Which of these jobs any lease holds, expired or not: what tells a mismatch from a job that is not running.
 SELECT DISTINCT e.id::text AS id

@@ -14,6 +14,30 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: recorded
 SELECT token, status FROM taskharbor_attempts WHERE job_id = ? AND number = ?
 
+-- name: dependants_of
+-- What the end of a recorded attempt has released (1) or cancelled (0), as far as it is still so.
+WITH RECURSIVE cancelled (job_id, ended_at) AS (
+    SELECT e.job_id, e.finished_at FROM taskharbor_attempts AS a JOIN taskharbor_ended AS e USING (job_id, number, finished_at)
+    WHERE a.job_id = :job_id AND a.number = :number
+    UNION
+    SELECT d.job_id, c.ended_at FROM cancelled AS c
+    JOIN taskharbor_dependencies AS d ON d.member_id = c.job_id
+    JOIN taskharbor_ended AS e ON e.job_id = d.job_id AND e.reason = 'dependency' AND e.finished_at = c.ended_at
+)
+SELECT job_id, 0 FROM cancelled WHERE job_id <> :job_id
+UNION ALL
+SELECT d.job_id, 1 FROM taskharbor_attempts AS a
+JOIN taskharbor_dependencies AS d ON d.member_id = a.job_id
+JOIN taskharbor_jobs AS j ON j.id = d.job_id AND j.enqueued_at <= a.finished_at
+WHERE a.job_id = :job_id AND a.number = :number AND a.status = 'succeeded' AND a.next_at IS NULL
+  AND NOT EXISTS (SELECT 1 FROM taskharbor_ended AS e WHERE e.job_id = d.job_id AND e.finished_at <= a.finished_at)
+  AND NOT EXISTS (
+      SELECT 1 FROM taskharbor_dependencies AS o WHERE o.job_id = d.job_id AND (o.done = 0 OR EXISTS (
+          SELECT 1 FROM taskharbor_attempts AS x
+          WHERE x.job_id = o.member_id AND x.status = 'succeeded' AND x.next_at IS NULL AND x.finished_at > a.finished_at
+      ))
+  )
+
 -- name: close_some
 UPDATE taskharbor_leases SET open = open - ? WHERE token = ?
 
