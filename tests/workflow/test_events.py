@@ -96,9 +96,10 @@ async def test_dependants_emit_cancelled_although_the_answer_of_the_settle_was_l
     workflow = await flow(harbor, fail.si())
     monkeypatch.setattr(harbor.driver, "settle", lose_the_first_answer)
     draining = asyncio.ensure_future(drained(harbor))
+    await until(lambda: lost)
     while not draining.done():
         clock.advance(0.1)  # until the worker repeats the settle
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     await draining
     await all_told(harbor)
     assert len(lost) == 1
