@@ -38,8 +38,8 @@ def main(url: str) -> None:
 
         killed = pay.enqueue(20)
         subprocess.run([sys.executable, "-c", VICTIM, url], check=False)
-        while (killed := killed.refresh()).state is State.RUNNING:  # until its lease has run out
-            Worker(harbor).drain_sync()  # would run it, if it could be run
+        while (killed := killed.refresh()).state is State.RUNNING:  # until its lease expires
+            Worker(harbor).drain_sync()  # would run the job again, if that were allowed
         print(f"{killed.state}: {killed.reason}; {killed.error}")
         assert (killed.state, killed.reason, payments) == (State.DEAD, "lost", [10])
 

@@ -1,4 +1,4 @@
-"""A CSV file is imported in chunks: a chain whose middle is a chord. One bad chunk is mended, and the rest goes on."""
+"""Import a CSV file in chunks: a chain with a chord in it. One chunk fails, is retried, and the chain continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(harbor: Harbor, folder: Path) -> None:
     def report(total: dict[str, int], to: str) -> str:
         return f"{to}: {total['rows']} rows, {total['sum']} in all"
 
-    # The key makes it one import, however often a user presses the button.
+    # The key makes this one import, however often a user presses the button.
     chunks = [import_chunk.using(max_attempts=1).s(str(file), first) for first in range(0, 10, CHUNK)]
     importing = chain(chord(chunks, add_up.s()), report.s(to="sales@example.com"))
     workflow = importing.using(idempotency_key="orders-2026-01").enqueue()
@@ -45,7 +45,7 @@ def main(harbor: Harbor, folder: Path) -> None:
         print(f"{workflow.refresh().progress}; {stuck.job_ids == (workflow.jobs.ids[1],)}")
 
     known_currencies.append("USD")
-    workflow.retry()  # only what failed is run again
+    workflow.retry()  # runs only the failed jobs again
     Worker(harbor).drain_sync()
     print(workflow.result(timeout=0))
     assert workflow.result() == "sales@example.com: 10 rows, 55 in all"

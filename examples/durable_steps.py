@@ -1,4 +1,4 @@
-"""An order in steps: what was done is not done again, and between two steps the handler sleeps without a slot."""
+"""An order in steps: no attempt repeats a stored step, and between two steps the handler sleeps without a slot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def ask_for_a_review(parcel: str) -> None:
 def main(harbor: Harbor, clock: ManualClock) -> None:
     @harbor.task
     async def handle_order(ctx: Context, order: str, amount: int) -> int:
-        receipt = await ctx.step("charge", charge, amount)  # stored once, read back as a Receipt ever after
+        receipt = await ctx.step("charge", charge, amount)  # stored once, later only read: a Receipt
         parcel = await ctx.step("ship", ship, order)
         await ctx.sleep("a-week", 7 * 86_400)  # gives up the slot; begins again here in a week
         await ctx.step("review", ask_for_a_review, parcel)

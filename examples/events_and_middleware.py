@@ -1,4 +1,4 @@
-"""Around the handlers: hooks that open what they share, a middleware, events, and a child job."""
+"""Code around the handlers: hooks that open shared resources, a middleware, events, and a child job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from taskharbor import Context, Event, Harbor, RetryPolicy, Worker, current_context
 
-told: list[str] = []
+notes: list[str] = []
 seen: list[str] = []
 CALLS = (("invoice", 0), ("mail", 0), ("mail", 1))
 
@@ -17,11 +17,11 @@ CALLS = (("invoice", 0), ("mail", 0), ("mail", 1))
 def main(harbor: Harbor) -> None:
     @harbor.on_worker_start
     async def open_connections() -> None:
-        told.append("worker started")
+        notes.append("worker started")
 
     @harbor.on_worker_stop
     def close_connections() -> None:
-        told.append("worker stopped")
+        notes.append("worker stopped")
 
     @harbor.middleware
     async def announce(ctx: Context, call: Callable[[], Awaitable[Any]]) -> Any:
@@ -31,7 +31,7 @@ def main(harbor: Harbor) -> None:
     @harbor.on("succeeded")
     @harbor.on("dead")
     def record(event: Event) -> None:
-        told.append(f"{event.name}: {event.task} {event.reason or ''}".rstrip())
+        notes.append(f"{event.name}: {event.task} {event.reason or ''}".rstrip())
 
     @harbor.task(name="invoice")
     async def invoice(order: int) -> None:
@@ -46,9 +46,9 @@ def main(harbor: Harbor) -> None:
     Worker(harbor).drain_sync()
     harbor.close()  # lets subscribers finish
 
-    print("\n".join([*seen, *told]))
+    print("\n".join([*seen, *notes]))
     assert seen == [f"> {task} request-7 retry_count={n}" for task, n in CALLS]
-    assert sorted(told) == ["dead: mail exhausted", "succeeded: invoice", "worker started", "worker stopped"]
+    assert sorted(notes) == ["dead: mail exhausted", "succeeded: invoice", "worker started", "worker stopped"]
 
 
 if __name__ == "__main__":

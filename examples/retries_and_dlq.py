@@ -19,7 +19,7 @@ async def main(harbor: Harbor) -> None:
         if url.startswith("ftp:"):
             raise Unrecoverable("we speak no FTP")  # the dead-letter queue at once
         if url.endswith("/missing"):
-            raise LookupError("404 not found")  # classified by the policy: no retry either
+            raise LookupError("404 not found")  # the policy classifies it: no retry either
         if not server["is up"]:
             raise ConnectionError("connection refused")
         return f"body of {url}"
@@ -39,7 +39,7 @@ async def main(harbor: Harbor) -> None:
         assert [attempt.status for attempt in history] == ["failed"] * 3
         assert [attempt.retry_count for attempt in history] == [2, 1, 0]
 
-        # The cause is mended: begin a new run. The old attempts stay in the history.
+        # The cause is fixed: begin a new run. The old attempts stay in the history.
         server["is up"] = True
         assert len(await harbor.dlq.alist()) == 3
         await harbor.dlq.arequeue(flaky.id)

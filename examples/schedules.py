@@ -24,7 +24,7 @@ def main() -> None:
             ran.append("poll")
 
         worker = Worker(harbor)
-        worker.drain_sync()  # a worker that starts makes the schedules what the code declares
+        worker.drain_sync()  # a worker that starts stores the schedules that the code declares
         for schedule in harbor.schedules.list():
             print(f"{schedule.name}: {schedule.schedule}, next {schedule.next_run_at}")
 
@@ -34,7 +34,7 @@ def main() -> None:
         clock.advance(24 * 3600)  # no worker runs for a day
         worker.drain_sync()
         print(ran)
-        assert ran == ["nightly"]  # made up for by one run; 1440 polls were dropped, not run
+        assert ran == ["nightly"]  # one run for the missed night; the 1440 missed polls are dropped
 
         clock.advance(60)
         worker.drain_sync()

@@ -1,1 +1,1 @@
-"""What the tests and the benchmarks share, and the package does not need."""
+"""Tools that the tests and the benchmarks share; the package does not need them."""

@@ -1,8 +1,8 @@
 """Count the functions that one job passes through, from `enqueue` to its result: `python -m tools.job_path`.
 
-A worker on SQLite runs in this process. After a first job has opened and warmed up everything, a second one is followed
-with a profiler in every thread: each function of `src/taskharbor` that is entered counts once, whatever calls it. The
-clock stands still, so that nothing else is due meanwhile.
+A worker on SQLite runs in this process. A first job opens and warms up everything. A profiler in every thread follows
+the second job: each function of `src/taskharbor` that it enters counts once, whatever calls it.
+The clock does not advance, so that nothing else becomes due.
 """
 
 from __future__ import annotations

