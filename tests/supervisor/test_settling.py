@@ -54,7 +54,7 @@ class Dead:
             [(self.token, self.held)],
             process_exit,
             lease=LEASE,
-            report=Losses(self, logging.getLogger("test")).tell,
+            report=Losses(self, logging.getLogger("test")).report,
             **more,
         )
 

@@ -15,8 +15,8 @@ async def vanish(worker: Worker, running: asyncio.Future[None]) -> None:
 
     async def nothing() -> None: ...
 
-    if worker._shift is not None:  # otherwise it has ended by itself
-        worker._shift._leave_nothing_behind = nothing  # type: ignore[method-assign] # a crash releases nothing
+    if worker._run is not None:  # otherwise it has ended by itself
+        worker._run._leave_nothing_behind = nothing  # type: ignore[method-assign] # a crash releases nothing
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

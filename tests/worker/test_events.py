@@ -381,7 +381,7 @@ async def test_every_ending_leaves_one_line_with_the_jobs_fields(memory, caplog,
         [record] = [record for record in caplog.records if getattr(record, "fields", {}).get("job") == job.id]
         assert said(record).startswith(f"Job {job.id} {message}")
     texts = [said(record) for record in caplog.records]
-    assert " started (queues: all; tasks: bad, good); told to stop, it gives running jobs 7 s" in texts[0]
+    assert " started (queues: all; tasks: bad, good); when stopped, it gives running jobs 7 s" in texts[0]
     assert texts[-1].endswith(" stopped")
 
 

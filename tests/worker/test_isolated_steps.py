@@ -44,9 +44,9 @@ async def test_step_that_the_lease_no_longer_covers_kills_the_handler(memory: Ha
         await memory.driver.take_expired("other/1", 3_600_000_000, now=later)
         (tmp_path / "go-on").touch()
         await until(lambda: not is_alive(pid))
-        shift = worker._shift
-        assert shift is not None
-        await until(lambda: not shift._pipeline.running)
+        run = worker._run
+        assert run is not None
+        await until(lambda: not run._pipeline.running)
     assert not (tmp_path / "went-on").exists()
     assert (await memory.jobs.asteps(job.id), await statuses(job)) == ([], [])
 

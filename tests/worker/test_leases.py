@@ -262,8 +262,8 @@ async def test_claiming_ahead_is_bounded_however_fast_the_handlers_are(faulty, s
 
     @faulty.task
     async def work() -> None:
-        assert worker._shift is not None
-        held.append(len(worker._shift._pipeline.claimed))
+        assert worker._run is not None
+        held.append(len(worker._run._pipeline.claimed))
 
     requests = Requests(store)
     await work.aenqueue_many([{}] * 4000)

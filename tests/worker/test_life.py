@@ -163,10 +163,10 @@ def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, c
 def test_a_stop_of_a_worker_whose_loop_was_closed_does_nothing():
     worker = Worker(Harbor("memory://"))
 
-    async def shift() -> WorkerRun:
+    async def run() -> WorkerRun:
         return WorkerRun(worker)
 
-    worker._shift = asyncio.run(shift())  # as a Ctrl-C leaves it that ends the loop in the middle
+    worker._run = asyncio.run(run())  # as a Ctrl-C leaves it that ends the loop in the middle
     worker.stop()
 
 
@@ -189,7 +189,7 @@ async def test_async_with_stops_the_worker_when_its_body_fails(memory):
     with pytest.raises(KeyError):
         async with worker:
             raise KeyError
-    assert worker._shift is None
+    assert worker._run is None
 
 
 async def test_an_idle_worker_begins_a_new_job_without_time_having_to_pass(harbor):

@@ -169,7 +169,7 @@ async def test_the_end_of_the_grace_says_what_is_interrupted(memory, clock, capl
         await clock.jump(8)
         await soon(running)
     told = [said(record) for record in caplog.records]
-    assert f"the grace of 7 s is over; interrupting 1 job: {job.id}" in told
+    assert f"the grace period of 7 s is over; interrupting 1 job: {job.id}" in told
 
 
 async def test_a_worker_with_nothing_to_wait_for_says_only_that_it_stops(memory, caplog):
@@ -189,7 +189,7 @@ async def test_a_worker_says_which_queues_and_tasks_it_serves(memory, caplog):
         await Worker(memory, queues=["mail", "slow"], name="w", grace_seconds=3).drain()
     first = said(caplog.records[0])
     assert first.startswith("Worker w started (queues: mail, slow; tasks: task00, task01, ")
-    assert first.endswith("task49, and 10 more); told to stop, it gives running jobs 3 s")
+    assert first.endswith("task49, and 10 more); when stopped, it gives running jobs 3 s")
     assert not any(record.levelno > logging.INFO for record in caplog.records)
 
 

@@ -83,8 +83,8 @@ class Running:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        assert self.worker._shift is not None
-        return self.worker._shift.loop
+        assert self.worker._run is not None
+        return self.worker._run.loop
 
     def cancel(self, chosen: Callable[[asyncio.Task[Any]], bool]) -> list[asyncio.Task[Any]]:
         """As an application does that has nothing to do with any handler."""
@@ -121,7 +121,7 @@ def at_work(
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    wait_until(lambda: worker._shift is not None or not thread.is_alive(), what="the worker")
+    wait_until(lambda: worker._run is not None or not thread.is_alive(), what="the worker")
     running = Running(worker, thread, errors)
     try:
         yield running

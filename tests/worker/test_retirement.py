@@ -47,7 +47,7 @@ class Stage:
         return running
 
     async def due(self) -> None:
-        await until(lambda: self.worker._shift and self.worker._shift._retirement.is_due.is_set())
+        await until(lambda: self.worker._run and self.worker._run._retirement.is_due.is_set())
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_people_hear_of_a_worker_that_retires_for_long(stage, caplog):
     running = await stage.retiring()
     for _ in range(10):
         await stage.clock.jump(20)
-    told = [record for record in caplog.records if "retires, and still runs 1 job: " in record.message]
+    told = [record for record in caplog.records if "is retiring and still runs 1 job: " in record.message]
     assert [record.__dict__["fields"]["jobs"] for record in told] == [
         [job.id]
     ] * 2  # after 60 s, and 120 s more
@@ -224,7 +224,7 @@ async def test_a_middleware_may_call_an_isolated_handler_again_while_the_worker_
     running = asyncio.ensure_future(worker.run())
     await until(lambda: called)
     await clock.jump(1)  # it took a process before it began
-    await until(lambda: worker._shift and worker._shift._pipeline.is_closing)
+    await until(lambda: worker._run and worker._run._pipeline.is_closing)
     retiring.set()
     await soon(running)
     assert isinstance(await job.aresult(), int)
@@ -249,32 +249,32 @@ class Replacing:
 
 
 async def test_a_worker_whose_predecessor_is_there_goes_on_beyond_its_limit_and_then_retires(stage, memory):
-    succession = Replacing(may_retire=False)
+    replacement_policy = Replacing(may_retire=False)
     worker = stage.worker = Worker(memory, max_jobs=2)
-    worker._succession = succession
+    worker._replacement_policy = replacement_policy
     running = asyncio.ensure_future(worker.run())
     jobs = await stage.wait.aenqueue_many([{}] * 3)
     await until(lambda: len(stage.contexts) >= 2)
     await stage.clock.jump(1)  # nothing ends that would let it look
     await until(lambda: len(stage.contexts) == 3)
-    assert succession.told == []
-    succession.may_retire = True
+    assert replacement_policy.told == []
+    replacement_policy.may_retire = True
     worker._predecessor_is_gone()
     await stage.due()
-    assert succession.told == ["it has begun 2 jobs, idle: False"]
+    assert replacement_policy.told == ["it has begun 2 jobs, idle: False"]
     stage.release.set()
     await soon(running)
-    assert succession.told[1:] == ["leaves"]
+    assert replacement_policy.told[1:] == ["leaves"]
     assert [await statuses(job) for job in jobs] == [["succeeded"]] * 3
 
 
 async def test_a_worker_without_room_for_any_job_says_that_it_retires_idle(memory, monkeypatch):
     monkeypatch.setattr(retirement, "resident_mib", lambda: 6)
-    succession = Replacing(may_retire=True)
+    replacement_policy = Replacing(may_retire=True)
     worker = Worker(memory, max_memory_mib=5)
-    worker._succession = succession
+    worker._replacement_policy = replacement_policy
     await soon(worker.run())
-    assert succession.told == ["it has 6 MiB of memory, more than 5, idle: True", "leaves"]
+    assert replacement_policy.told == ["it has 6 MiB of memory, more than 5, idle: True", "leaves"]
 
 
 @pytest.mark.parametrize("name", ["max_jobs", "max_memory_mib"])

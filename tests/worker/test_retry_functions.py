@@ -110,7 +110,7 @@ async def test_a_function_that_fails_costs_no_job_and_is_logged(memory, clock, d
     assert found.run_at == from_micros(clock.now()) + timedelta(seconds=1)
     [line] = caplog.messages
     assert line.startswith(
-        f"a function of the retry policy of Job {job.id} is passed over: delay failed: ZeroDivisionError"
+        f"a function of the retry policy of Job {job.id} is ignored: delay failed: ZeroDivisionError"
     )
 
 

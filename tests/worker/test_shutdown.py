@@ -286,7 +286,7 @@ async def test_a_second_stop_does_not_wait_for_a_store_that_is_away(faulty, stor
     running = asyncio.ensure_future(worker.run())
     await until(lambda: store.calls["settle"])
     worker.stop()
-    await until(lambda: worker._shift is None or worker._shift._stopping.is_set())
+    await until(lambda: worker._run is None or worker._run._stopping.is_set())
     assert not running.done()
     worker.stop()
     await soon(running)
@@ -380,7 +380,7 @@ async def test_stop_is_heard_while_the_worker_is_still_starting(memory):
 
     await work.aenqueue()
     await soon(worker.run())
-    assert worker._shift is None
+    assert worker._run is None
 
 
 async def test_a_stopped_worker_leaves_nothing_under_a_lease(harbor):

@@ -208,7 +208,7 @@ async def test_name_is_used_once_in_an_attempt(memory, drained, ledger, again):
 
     job = await order.aenqueue()
     await drained(memory)
-    assert "has met the step 'charge' before" in str((await the_job(memory, job)).error)
+    assert "has used the step name 'charge' already" in str((await the_job(memory, job)).error)
     assert ledger.done == ["charge"]
 
 
@@ -274,9 +274,9 @@ async def test_step_that_the_lease_no_longer_covers_ends_the_handler(memory, clo
         await memory.driver.take_expired("other/1", 3_600_000_000, now=later)
         go_on.set()
         await until(ended.is_set)
-        shift = worker._shift
-        assert shift is not None
-        await until(lambda: not shift._pipeline.running)
+        run = worker._run
+        assert run is not None
+        await until(lambda: not run._pipeline.running)
         assert [lease.token for lease in await memory.driver.leases()] == ["other/1"]
     # A thread may be interrupted in the very moment in which it is told.
     assert [type(error) for error in raised] in ([[LeaseLost]] if is_async else [[LeaseLost], [Interruption]])
@@ -457,7 +457,7 @@ async def test_name_of_a_step_cannot_be_that_of_a_sleep_later(memory, clock, dra
     await drained(memory)
     clock.advance(60)
     await drained(memory)
-    assert "cannot be the name of a sleep" in str((await the_job(memory, job)).error)
+    assert "cannot name a sleep" in str((await the_job(memory, job)).error)
 
 
 async def test_children_of_an_attempt_that_fell_asleep_do_not_exist(harbor, clock, drained):

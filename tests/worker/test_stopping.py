@@ -203,7 +203,7 @@ async def test_a_handler_that_stops_because_its_lease_is_lost_settles_nothing(
         await store.take_expired("thief/1-1", 30_000_000, now=store.clock.now() + 31_000_000)
         settles = store.calls["settle"]
         await clock.jump(BEAT)
-        await until(lambda: worker._shift is not None and not worker._shift._pipeline.running)
+        await until(lambda: worker._run is not None and not worker._run._pipeline.running)
         assert [context.stop_requested for context in handlers.contexts[:1]] == ["lease_lost"]
         assert store.calls["settle"] == settles
     assert (await the_job(faulty, job)).attempts == 0

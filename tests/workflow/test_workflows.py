@@ -230,7 +230,7 @@ async def test_results_that_are_too_many_are_a_clear_failure(memory, drained, mo
     tasks = Tasks(memory)
     workflow = await chord([tasks.number.s(n) for n in range(100)], tasks.total.s()).aenqueue()
     await drained(memory)
-    with pytest.raises(WorkflowStuck, match="more than 10 bytes"):
+    with pytest.raises(WorkflowStuck, match="the limit of 10 bytes"):
         await workflow.aresult(0)
 
 

@@ -95,7 +95,7 @@ class DeadLetters(Operator):
         """Take a dead job out of the dead-letter queue: it becomes cancelled, reason discarded."""
         await self._operate(Discard(), id, "dlq.discard()")
         job = await self._harbor.jobs.aget(id)
-        self._harbor._tell_cancelled(job.record)
+        self._harbor._report_cancelled(job.record)
         return job
 
     discard = sync_method(adiscard)
@@ -108,7 +108,7 @@ class DeadLetters(Operator):
         done = 0
         async for jobs in self._matching(dead):
             discarded = await self._done(Discard(), [job.id for job in jobs])
-            await self._harbor.jobs._tell_cancelled(discarded)
+            await self._harbor.jobs._report_cancelled(discarded)
             done += len(discarded)
         return done
 

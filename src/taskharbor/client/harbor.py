@@ -265,7 +265,7 @@ class Harbor:
             block.refuse_when_over()
         answers = await self.driver.enqueue(jobs)
         if block is None and self.events.wanted("enqueued"):
-            self._tell_enqueued(jobs, answers)
+            self._report_enqueued(jobs, answers)
         if not any(answer.existed for answer in answers):
             return [
                 Job((job, answer), self, existed=False) for job, answer in zip(jobs, answers, strict=True)
@@ -276,12 +276,12 @@ class Harbor:
             for job, answer, found in zip(jobs, answers, existing, strict=True)
         ]
 
-    def _tell_enqueued(self, jobs: list[NewJob], answers: list[Enqueued]) -> None:
+    def _report_enqueued(self, jobs: list[NewJob], answers: list[Enqueued]) -> None:
         for job, answer in zip(jobs, answers, strict=True):
             if not answer.existed:
                 self.events.emit(Event.about(job, job.options, "enqueued", answer.enqueued_at))
 
-    def _tell_cancelled(self, record: JobRecord) -> None:
+    def _report_cancelled(self, record: JobRecord) -> None:
         """Report a job that an operator cancelled while it was not running."""
         report_cancelled(self.events, record)
 
@@ -353,7 +353,7 @@ class Harbor:
         from taskharbor.rescue import rescue_expired_leases
         from taskharbor.telemetry.losses import Losses  # a producer never does
 
-        return bool(await rescue_expired_leases(self.driver, report=Losses(self.events, logger).tell))
+        return bool(await rescue_expired_leases(self.driver, report=Losses(self.events, logger).report))
 
     def _decode_result(self, record: JobRecord) -> Any:
         """Decode what the job's handler returned, in the type that its task declares if the task is known."""

@@ -126,8 +126,8 @@ class Jobs(Operator):
         if (
             answer.verdict is OperationVerdict.DONE
         ):  # the worker of a running job emits the event when it ends
-            self._harbor._tell_cancelled(job.record)
-            await self._tell_cancelled(answer.cancelled)
+            self._harbor._report_cancelled(job.record)
+            await self._report_cancelled(answer.cancelled)
         return job
 
     cancel = sync_method(acancel)
@@ -219,7 +219,7 @@ class Jobs(Operator):
                 answer.verdict in (OperationVerdict.DONE, OperationVerdict.REQUESTED) for answer in answers
             )
             if isinstance(operation, Cancel):
-                await self._tell_ended(answers)
+                await self._report_ended(answers)
                 done += await self._cancel_occurrences(
                     [job for job in jobs if job.options.recurrence is not None]
                 )
@@ -241,18 +241,18 @@ class Jobs(Operator):
                 f"job {job.id} is the schedule {name!r}; change it with harbor.schedules.update({name!r}, …)",
             )
 
-    async def _tell_ended(self, answers: Sequence[OperationResult]) -> None:
+    async def _report_ended(self, answers: Sequence[OperationResult]) -> None:
         """Report the cancelled jobs, and the dependants that were cancelled with them."""
-        await self._tell_cancelled([a.job_id for a in answers if a.verdict is OperationVerdict.DONE])
-        await self._tell_cancelled([job_id for a in answers for job_id in a.cancelled])
+        await self._report_cancelled([a.job_id for a in answers if a.verdict is OperationVerdict.DONE])
+        await self._report_cancelled([job_id for a in answers for job_id in a.cancelled])
 
-    async def _tell_cancelled(self, ids: Sequence[str]) -> None:
+    async def _report_cancelled(self, ids: Sequence[str]) -> None:
         if not self._harbor.events.wanted("cancelled"):
             return
         for start in range(0, len(ids), READ_AT_ONCE):
             for record in await self._driver.get(ids[start : start + READ_AT_ONCE]):
                 if record is not None:
-                    self._harbor._tell_cancelled(record)
+                    self._harbor._report_cancelled(record)
 
 
 def _recurs(job: JobRecord) -> bool:

@@ -108,9 +108,9 @@ def conflict(job_id: str, state: State | None, operation: type[Operation]) -> Jo
             f"job {job_id} is {state}, but an unfinished job depends on it, or it is a member of an unfinished "
             "workflow, so it cannot be deleted; let that end first, or cancel it",
         )
-    told = f"job {job_id} is {state}, so it cannot be {_DONE[operation]}"
+    refusal = f"job {job_id} is {state}, so it cannot be {_DONE[operation]}"
     instead = None if state is None else _INSTEAD[operation].get(state)
-    return JobConflict(job_id, told if instead is None else f"{told}; {instead}")
+    return JobConflict(job_id, refusal if instead is None else f"{refusal}; {instead}")
 
 
 def not_found(job_id: str) -> JobNotFound:

@@ -57,7 +57,7 @@ class Schedules(Operator):
         """List every schedule of the store, or of one application, by name."""
         wanted = None if application is None else checked_name("application", application)
         found = [
-            self._told(record, recurrence)
+            self._schedule_of(record, recurrence)
             async for record, recurrence in self._all()
             if wanted is None or recurrence.application == wanted
         ]
@@ -68,7 +68,7 @@ class Schedules(Operator):
     async def aget(self, name: str, *, application: str | None = None) -> Schedule:
         """Return the schedule of this name, or raise JobNotFound."""
         record, recurrence = await self._record(self._id(name, application), name)
-        return self._told(record, recurrence)
+        return self._schedule_of(record, recurrence)
 
     get = sync_method(aget)
 
@@ -319,7 +319,7 @@ class Schedules(Operator):
                 if record.options.recurrence is not None:
                     yield record, record.options.recurrence
 
-    def _told(self, record: JobRecord, recurrence: Recurrence) -> Schedule:
+    def _schedule_of(self, record: JobRecord, recurrence: Recurrence) -> Schedule:
         orphaned: bool | None = None
         known = self._harbor.tasks.keys() - set(
             BUILT_IN

@@ -112,7 +112,7 @@ class Workflows(Operator):
             answers = await self._driver.operate(
                 Cancel(), [member_id(workflow.id, index) for index in indexes]
             )
-            await self._harbor.jobs._tell_ended(answers)
+            await self._harbor.jobs._report_ended(answers)
         return await self.aget(id)
 
     cancel = sync_method(acancel)

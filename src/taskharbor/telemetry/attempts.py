@@ -1,4 +1,4 @@
-"""Telling what was settled: log lines and events, after the store has said so."""
+"""Report attempts of a worker: log lines and events, after the store has settled them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Reporter:
         self._worker = worker
         self._events = events
         self._time = time
-        self._tracebacks = tracebacks  # whether the log has those of failed attempts
-        self.losses = Losses(events, logger)  # of workers that vanished
+        self._tracebacks = tracebacks  # whether the log shows the tracebacks of failed attempts
+        self.losses = Losses(events, logger)  # reports the jobs of workers that died
 
     @property
     def wants_begins(self) -> bool:
@@ -42,7 +42,7 @@ class Reporter:
         self, execution: Execution, transition: Transition, decision: Decision | None, settled: SettleResult
     ) -> None:
         if decision is not None and decision.problems:
-            self._tell_problems(execution, decision)
+            self._log_problems(execution, decision)
         if was_rearmed(transition, settled) and transition.to is not State.SUCCEEDED:
             self._rearmed(execution, transition, decision, settled)
             return
@@ -61,51 +61,54 @@ class Reporter:
         lost = transition.status is AttemptStatus.LOST
         if lost:
             self._emit("lost", execution, settled.at, error=transition.error)
-        # A settle whose answer was lost and that was repeated is done; where the job went, it says itself.
+        # The answer to a repeated settle says itself which state the job reached.
         state = settled.state or transition.to
         if state is State.CANCELLED:
             reason = str(transition.reason if transition.to is State.CANCELLED else "cancelled")
-            self._tell(logging.INFO, JOB_CANCELLED, fields | {"reason": reason}, transition)
+            self._log(logging.INFO, JOB_CANCELLED, fields | {"reason": reason}, transition)
             self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
         elif state is State.DEAD:
             fields |= {"reason": str(transition.reason)}
             failed = _failed(transition) + " and is dead, reason {reason}" if decision else JOB_DEAD
-            self._tell(logging.ERROR, failed, fields | _retries(decision, transition), transition)
+            self._log(logging.ERROR, failed, fields | _retries(decision, transition), transition)
             self._emit("dead", execution, settled.at, reason=str(transition.reason), error=transition.error)
         elif decision is not None:
             self._retried(execution, transition, decision, settled, fields)
         elif lost:
-            self._tell(
-                logging.WARNING, "Job {job} was lost while alone, and runs again: {error}", fields, transition
+            self._log(
+                logging.WARNING,
+                "Job {job} was lost while it ran alone, and runs again: {error}",
+                fields,
+                transition,
             )
         elif transition.status is AttemptStatus.SLEPT:
-            told = fields | _delay(transition, settled)
-            self._tell(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", told, transition)
+            delayed = fields | _delay(transition, settled)
+            self._log(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", delayed, transition)
         elif transition.error:
-            told = fields | _delay(transition, settled)
+            delayed = fields | _delay(transition, settled)
             how = "for {delay}s (until {at})" if transition.delay else "and runs again at once"
-            self._tell(logging.WARNING, f"Job {{job}} was put back {how}: {{error}}", told, transition)
+            self._log(logging.WARNING, f"Job {{job}} was put back {how}: {{error}}", delayed, transition)
         else:
-            self._tell(logging.INFO, "Job {job} was handed back", fields, transition)
+            self._log(logging.INFO, "Job {job} was handed back", fields, transition)
 
-    def _tell(self, level: int, sentence: str, fields: dict[str, Any], transition: Transition) -> None:
+    def _log(self, level: int, sentence: str, fields: dict[str, Any], transition: Transition) -> None:
         traceback = transition.traceback if self._tracebacks else None
         log_line(logger, level, sentence, fields, traceback=traceback, stacklevel=3)
 
-    def _tell_problems(self, execution: Execution, decision: Decision) -> None:
-        """Functions of a retry policy that went wrong."""
+    def _log_problems(self, execution: Execution, decision: Decision) -> None:
+        """Log each function of a retry policy that failed."""
         for problem in decision.problems:
             log_line(
                 logger,
                 logging.ERROR,
-                "a function of the retry policy of Job {job} is passed over: {problem}",
+                "a function of the retry policy of Job {job} is ignored: {problem}",
                 execution.fields() | {"problem": problem},
             )
 
     def _rearmed(
         self, execution: Execution, transition: Transition, decision: Decision | None, settled: SettleResult
     ) -> None:
-        """An occurrence of a recurring job has ended without success, and the next one is set."""
+        """Report an occurrence of a recurring job that ended without success; the next one is scheduled."""
         reason = str(transition.reason) if transition.to is not State.READY else "cancelled"
         fields = execution.fields() | _duration(transition, settled) | {"reason": reason}
         fields |= next_run(transition) | {"detail": transition.detail, "error": transition.error}
@@ -114,14 +117,14 @@ class Reporter:
             self._emit("failed", execution, settled.at, error=transition.error)
         if transition.to is State.DEAD:
             failed = _failed(transition) if decision else "Job {job} ended, reason {reason}"
-            self._tell(logging.ERROR, failed + NEXT_OCCURRENCE, fields, transition)
+            self._log(logging.ERROR, failed + NEXT_OCCURRENCE, fields, transition)
             self._emit("dead", execution, settled.at, reason=reason, error=transition.error)
         elif transition.reason is Reason.EXPIRED:
             dropped = "Job {job} dropped an occurrence ({detail})"
-            self._tell(logging.WARNING, dropped + NEXT_OCCURRENCE, fields, transition)
+            self._log(logging.WARNING, dropped + NEXT_OCCURRENCE, fields, transition)
             self._emit("cancelled", execution, settled.at, reason=reason)
         else:
-            self._tell(logging.INFO, "Job {job} was cancelled" + NEXT_OCCURRENCE, fields, transition)
+            self._log(logging.INFO, "Job {job} was cancelled" + NEXT_OCCURRENCE, fields, transition)
             self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
 
     def _retried(
@@ -134,7 +137,7 @@ class Reporter:
     ) -> None:
         fields |= {"retry": decision.attempts, "max_retries": decision.limit - 1}
         sentence = "Job {job} failed, scheduling retry {retry}/{max_retries} in {delay}s (at {at})"
-        self._tell(logging.WARNING, sentence, fields | _delay(transition, settled), transition)
+        self._log(logging.WARNING, sentence, fields | _delay(transition, settled), transition)
         self._emit(
             "retried",
             execution,
@@ -146,7 +149,7 @@ class Reporter:
 
     def refused(self, execution: Execution, transition: Transition, settled: SettleResult) -> None:
         fields = execution.fields() | {"status": str(transition.status), "answer": str(settled.answer)}
-        # If that is longer than the lease, the handler held the event loop up.
+        # A duration longer than the lease shows that the handler blocked the event loop.
         fields |= _duration(transition, settled)
         if settled.answer is SettleAnswer.NOT_RUNNING and settled.recorded is not None:
             fields["recorded"] = str(settled.recorded)
@@ -157,15 +160,15 @@ class Reporter:
         settled: Sequence[SettleResult],
         read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]],
     ) -> None:
-        """Jobs that ended with one that they depend on."""
+        """Report jobs that ended with a job that they depend on."""
         await report_dependants(self._events, settled, logger, read)
 
     def expired(self, record: JobRecord) -> None:
-        """A job that no worker began by its `expires_at`, or that ended with such a one."""
+        """Report a job that no worker began by its `expires_at`, or that ended with such a job."""
         report_cancelled(self._events, record, logger)
 
     def unreadable(self, record: JobRecord) -> None:
-        """Tell of a job that a claim could not read: it is dead, and was not begun."""
+        """Report a job that a claim could not read: it is dead, and no handler began."""
         reason = str(Reason.UNREADABLE)
         fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": reason}
         log_line(logger, logging.ERROR, JOB_DEAD, fields | {"unreadable": record.unreadable})
@@ -181,7 +184,7 @@ class Reporter:
 
 
 def _failed(transition: Transition) -> str:
-    """`Job {job} failed after 3 retries`, of an attempt that is not retried."""
+    """Return `Job {job} failed after 3 retries` for an attempt that is not retried."""
     retries = transition.attempts - 1
     if retries <= 0:
         return "Job {job} failed"
@@ -195,7 +198,7 @@ def _retries(decision: Decision | None, transition: Transition) -> dict[str, Any
 
 
 def _ahead(settled: SettleResult) -> float:
-    """Seconds until the job's next run."""
+    """Return the seconds until the job's next run."""
     return round(max(0, (settled.run_at or settled.at) - settled.at) / MICROS_PER_SECOND, 3)
 
 

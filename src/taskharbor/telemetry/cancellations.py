@@ -24,7 +24,7 @@ class Subscribers(Protocol):
 
 def report_cancelled(events: Subscribers, record: JobRecord, logger: logging.Logger | None = None) -> None:
     """Report a job that was cancelled while not running: by an operator, by its expiry, or with a dependency."""
-    _tell(events, record, record.finished_at or record.enqueued_at, str(record.reason), logger)
+    _report(events, record, record.finished_at or record.enqueued_at, str(record.reason), logger)
 
 
 async def report_dependants(
@@ -42,10 +42,10 @@ async def report_dependants(
         records = await read([job_id for job_id, _ in page])
         for (_, at), record in zip(page, records, strict=True):
             if record is not None:  # deleted since
-                _tell(events, record, at, str(Reason.DEPENDENCY), logger)
+                _report(events, record, at, str(Reason.DEPENDENCY), logger)
 
 
-def _tell(
+def _report(
     events: Subscribers, record: JobRecord, at: int, reason: str, logger: logging.Logger | None
 ) -> None:
     if logger is not None and logger.isEnabledFor(logging.INFO):

@@ -122,7 +122,7 @@ class Events:
             if loop is None:
                 self._thread.put(subscriber, event)
             elif len(self._tasks) < WAITING_MAX:
-                task = loop.create_task(_tell_async(subscriber, event))
+                task = loop.create_task(_call_async(subscriber, event))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:
@@ -189,7 +189,7 @@ class _SubscriberThread:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=_tell_forever, args=(self._queue,), name="taskharbor-events", daemon=True
+                    target=_serve_subscribers, args=(self._queue,), name="taskharbor-events", daemon=True
                 )
                 self._thread.start()
 
@@ -205,9 +205,9 @@ class _SubscriberThread:
         self._thread = None
 
 
-def _tell_forever(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | None]) -> None:
-    while (told := waiting.get()) is not None:
-        subscriber, event = told
+def _serve_subscribers(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | None]) -> None:
+    while (entry := waiting.get()) is not None:
+        subscriber, event = entry
         try:
             answer = subscriber(event)
             if inspect.isawaitable(answer):
@@ -215,21 +215,21 @@ def _tell_forever(waiting: queue.Queue[tuple[Callable[[Event], Any], Event] | No
 
                 asyncio.run(_awaited(answer))
         except Exception as error:  # noqa: BLE001 - a subscriber's own
-            _tell_failed(event, error)
+            _log_failure(event, error)
 
 
 async def _awaited(answer: Any) -> None:
     await answer
 
 
-async def _tell_async(subscriber: Callable[[Event], Any], event: Event) -> None:
+async def _call_async(subscriber: Callable[[Event], Any], event: Event) -> None:
     try:
         await subscriber(event)
     except Exception as error:  # noqa: BLE001 - a subscriber's own
-        _tell_failed(event, error)
+        _log_failure(event, error)
 
 
-def _tell_failed(event: Event, error: Exception) -> None:
+def _log_failure(event: Event, error: Exception) -> None:
     fields = {"event": event.name, "job": event.job_id}
     log_line(logger, logging.ERROR, "a subscriber failed at {event} of Job {job}", fields, error=error)
 

@@ -25,13 +25,13 @@ class Losses:
         self._events = events
         self._logger = logger
 
-    async def tell(self, driver: Driver, done: Sequence[tuple[Transition, SettleResult]]) -> None:
+    async def report(self, driver: Driver, done: Sequence[tuple[Transition, SettleResult]]) -> None:
         """Report what became of lost jobs, and of the dependants that were cancelled with them."""
-        told = [pair for pair in done if pair[0].status is AttemptStatus.LOST or _has_ended(*pair)]
-        records = await driver.get([transition.job_id for transition, _ in told]) if told else []
-        for (transition, settled), record in zip(told, records, strict=True):
+        reported = [pair for pair in done if pair[0].status is AttemptStatus.LOST or _has_ended(*pair)]
+        records = await driver.get([transition.job_id for transition, _ in reported]) if reported else []
+        for (transition, settled), record in zip(reported, records, strict=True):
             if record is not None:  # deleted since
-                _tell_of(self._events, self._logger, transition, settled, record)
+                _report(self._events, self._logger, transition, settled, record)
         await report_dependants(self._events, [settled for _, settled in done], self._logger, driver.get)
 
 
@@ -40,7 +40,7 @@ def _has_ended(transition: Transition, settled: SettleResult) -> bool:
     return settled.state in (State.DEAD, State.CANCELLED) or was_rearmed(transition, settled)
 
 
-def _tell_of(
+def _report(
     events: Subscribers,
     logger: logging.Logger,
     transition: Transition,

@@ -1,4 +1,4 @@
-"""One run of a worker: fetcher → executor → committer, with a heartbeat, from the first claim to the last settle."""
+"""`WorkerRun`: one run of a worker. It wires fetcher, executor and committer, and starts and stops them."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("taskharbor.worker")
 
-RELEASE_SECONDS = 2.0  # how long a worker that was torn down tries to release what it had
-STALLED_SECONDS = 1.0  # what was claimed ahead and sees no begin for this long is handed back
-# How long who retires waits before people hear of it; each next time twice as long.
-RETIRING_TOLD_SECONDS = 60.0
-RETIRING_TOLD_SECONDS_MAX = 3600.0
-JOBS_TOLD = 20
-NAMES_TOLD = 50
+RELEASE_SECONDS = 2.0  # how long a worker that was cancelled tries to release its jobs
+STALLED_SECONDS = 1.0  # if no handler begins for this long, jobs that were claimed ahead are handed back
+# How long a retiring worker waits before it logs what still runs; each next wait is twice as long.
+RETIRING_LOG_SECONDS = 60.0
+RETIRING_LOG_SECONDS_MAX = 3600.0
+JOBS_LOGGED_MAX = 20
+NAMES_LOGGED_MAX = 50
 
 
 Phase = Literal["starting", "waiting for the store", "at work", "stopping"]
 
 
 class WorkerRun:
-    """One run of a worker: its parts, wired up, from the first claim to the last settle."""
+    """One run of a worker and its parts, from the first claim to the last settle."""
 
     def __init__(self, worker: Worker) -> None:
         driver = worker.harbor.driver
@@ -65,10 +65,10 @@ class WorkerRun:
         self._clock = driver.clock
         self.loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        self._stop_asked = False  # from outside
+        self._stop_asked = False  # by `stop`: a second call ends the worker now
         self._has_started = False
         self._ending_now = asyncio.Event()
-        self._leases = leases = HeldLeases(worker.name, worker._oversight)
+        self._leases = leases = HeldLeases(worker.name, worker._supervisor_link)
         self._time = StoreTime(self._clock)
         self._started_at = self._time.now()
         self._outages = Outages(self._clock)
@@ -80,9 +80,9 @@ class WorkerRun:
         reporter = Reporter(worker.name, harbor.events, self._time, tracebacks=worker.log_tracebacks)
         recurring = Recurring(store, self._time)
         self._lease_keeper = LeaseKeeper(
-            pipeline, lease=worker.lease, clock=clock, extended_outside=worker._oversight is not None
+            pipeline, lease=worker.lease, clock=clock, extended_outside=worker._supervisor_link is not None
         )
-        self._cancel_watch = CancelWatch(driver, leases=leases, heart=self._lease_keeper, clock=clock)
+        self._cancel_watch = CancelWatch(driver, leases=leases, lease_keeper=self._lease_keeper, clock=clock)
         self._executor = Executor(
             pipeline,
             clock=clock,
@@ -92,7 +92,7 @@ class WorkerRun:
             lease_keeper=self._lease_keeper,
             recurring=recurring,
             results=Results(store),
-            cells=None if worker._oversight is None else worker._oversight.cells,
+            cells=None if worker._supervisor_link is None else worker._supervisor_link.cells,
             takes_interrupts=worker._takes_interrupts,
         )
         self._committer = Committer(
@@ -110,7 +110,7 @@ class WorkerRun:
             self._executor,
             max_jobs=worker.max_jobs,
             max_memory_mib=worker.max_memory_mib,
-            succession=worker._succession,
+            replacement_policy=worker._replacement_policy,
             clock=clock,
         )
         self._unresponsive = UnresponsiveWatch(
@@ -134,18 +134,18 @@ class WorkerRun:
             expected_pace=worker._expected_pace,
             clock=clock,
             harbor=harbor,
-            tell_unreadable=self._maintenance.tell_unreadable,
+            report_unreadable=self._maintenance.report_unreadable,
             retirement=self._retirement,
-            oversight=worker._oversight,
+            supervisor_link=worker._supervisor_link,
         )
         self._presence = Presence(driver, clock, self._who)
 
-    # -- the life of a shift --
+    # -- start, work, stop --
 
-    async def heard(
+    async def apply_lease_update(
         self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
     ) -> None:
-        await self._lease_keeper.heard(cancel_requested, paused, refused)
+        await self._lease_keeper.apply_lease_update(cancel_requested, paused, refused)
 
     def stop(self) -> None:
         if self._stop_asked:
@@ -158,7 +158,7 @@ class WorkerRun:
 
     @property
     def phase(self) -> Phase:
-        """How far it is. A store that goes away later makes no difference: it is at work."""
+        """How far the run has come. Once started, it counts as at work even while the store is away."""
         if self._stopping.is_set():
             return "stopping"
         if self._has_started:
@@ -169,7 +169,7 @@ class WorkerRun:
         self._retirement.look()
 
     async def with_store(self, step: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Take a step of the start, again and again while the store is away; False if `stop` came first."""
+        """Repeat a step of the start until the store answers; return False if `stop` came first."""
         stepping = own_task(
             self._outages.retry_until_available(step, "waiting for the store", repeated=StoreUnavailable)
         )
@@ -189,7 +189,7 @@ class WorkerRun:
         await self._maintenance.expire()
 
     async def work(self, until_drained: bool) -> None:
-        """Until there is a reason not to. A handler cannot cancel this; the application can."""
+        """Execute jobs until the worker stops, retires or has drained. Only the application can cancel it."""
         self._pipeline.owner = own_task(self._work(until_drained))
         await result_of(self._pipeline.owner)
 
@@ -197,10 +197,10 @@ class WorkerRun:
         if not await self.with_store(self._tidy_up):
             return
         self._has_started = True
-        self._tell_started()
+        self._log_started()
         try:
             await self._work_together(until_drained)
-        except BaseException:  # cancelled from outside, or a part of it failed
+        except BaseException:  # the application cancelled it, or a part failed
             await self._leave_nothing_behind()
             raise
         finally:
@@ -222,7 +222,7 @@ class WorkerRun:
                 self._unresponsive.run,
                 self._presence.run,
                 self._retirement.run,
-                self._hand_back_the_stalled,
+                self._hand_back_stalled,
                 lambda: warn_on_loop_lag(beat_seconds),
             ):
                 parts.start(part)
@@ -232,13 +232,13 @@ class WorkerRun:
             await asyncio.wait([fetching, *reasons], return_when=asyncio.FIRST_COMPLETED)
             fetching.end()
             await self._unless_ended_now(_ended(fetching))
-            fetching.end()  # no longer waiting for the store's answer, if an end is wanted now
+            fetching.end()  # after a second `stop` it does not wait for the store's answer
             if self._retirement.is_due.is_set():
                 await self._retire()
             await self._shut_down()
 
     async def _leave_nothing_behind(self) -> None:
-        """Shut down without grace and without the parts: what was claimed is released, for a moment's patience."""
+        """Shut down without a grace period, after the parts have ended: interrupt handlers and release their jobs."""
         self._executor.begin_no_more()
         for execution in list(self._pipeline.running):
             execution.interrupt("shutdown")
@@ -249,11 +249,14 @@ class WorkerRun:
                 await self._committer.flush()
         except (TimeoutError, TaskHarborError) as error:
             log_line(
-                logger, logging.WARNING, "jobs are left to their leases: {error}", {"error": repr(error)}
+                logger,
+                logging.WARNING,
+                "jobs run again when their leases expire, since they could not be released: {error}",
+                {"error": repr(error)},
             )
 
-    async def _hand_back_the_stalled(self) -> None:
-        """Jobs were claimed ahead because handlers were quick. When they are not any more, others may have them."""
+    async def _hand_back_stalled(self) -> None:
+        """Hand back jobs that were claimed ahead when no handler begins, so that other workers can run them."""
         while True:
             begun = self._pipeline.begun
             await self._clock.sleep(STALLED_SECONDS)
@@ -262,41 +265,41 @@ class WorkerRun:
                 self._pipeline.hand_back()
 
     async def _retire(self) -> None:
-        """Hand back what has not begun, and let the rest end by itself, unless it is stopped."""
-        self._executor.begin_no_more(is_retiring=True)  # nor what the last claim brought
-        patience = RETIRING_TOLD_SECONDS
+        """Hand back what has not begun, and wait until the running handlers end, or until `stop`."""
+        self._executor.begin_no_more(is_retiring=True)  # again: the last claim may have brought more
+        patience = RETIRING_LOG_SECONDS
         while not await self._all_ended(patience, unless=self._stopping) and not self._stopping.is_set():
             log_line(
                 logger,
                 logging.INFO,
-                "Worker {worker} retires, and still runs {running}: {jobs}",
+                "Worker {worker} is retiring and still runs {running}: {jobs}",
                 {"worker": self._worker.name, **self._running()},
             )
-            patience = min(2 * patience, RETIRING_TOLD_SECONDS_MAX)
+            patience = min(2 * patience, RETIRING_LOG_SECONDS_MAX)
 
     async def _shut_down(self) -> None:
         """Hand back what has not begun, let the rest finish within the grace, then interrupt and release it."""
         self._executor.begin_no_more()
-        self._tell_stopping()
+        self._log_stopping()
         for execution in self._pipeline.running:
             execution.ask_to_stop("shutdown")
         if await self._all_ended(self._worker.grace_seconds, but_for=self._unresponsive.given_up):
-            await self._settled_as_far_as_can_be()
+            await self._wait_until_settled()
             return
         if not self._ending_now.is_set():
             log_line(
                 logger,
                 logging.WARNING,
-                "the grace of {seconds} s is over; interrupting {running}: {jobs}",
+                "the grace period of {seconds} s is over; interrupting {running}: {jobs}",
                 {"seconds": self._worker.grace_seconds, **self._running()},
             )
             for execution in list(self._pipeline.running):
                 execution.interrupt("shutdown")
             await self._all_ended(UNWIND_SECONDS)
             self._abandon_unresponsive()
-            await self._settled_as_far_as_can_be()
+            await self._wait_until_settled()
 
-    async def _settled_as_far_as_can_be(self) -> None:
+    async def _wait_until_settled(self) -> None:
         """Wait until all is settled, at most until the leases run out.
 
         A worker that retires or drains also waits while the leases are extended; a shutdown does not.
@@ -314,7 +317,10 @@ class WorkerRun:
                 seconds = self._lease_seconds_left()
             if self._stopping.is_set() or not seconds:
                 log_line(
-                    logger, logging.WARNING, "the store did not settle: jobs are left to their leases", {}
+                    logger,
+                    logging.WARNING,
+                    "the store did not settle every job; the rest run again when their leases expire",
+                    {},
                 )
                 return
 
@@ -325,12 +331,12 @@ class WorkerRun:
         return max(left, default=0) / MICROS_PER_SECOND
 
     def _abandon_unresponsive(self) -> None:
-        """Handlers that do not end are left behind: their jobs are settled, and they can commit nothing."""
+        """Settle the jobs of handlers that do not end. Those handlers run on, but can commit nothing."""
         for execution in list(self._pipeline.running):
             log_line(
                 logger,
                 logging.WARNING,
-                "Job {job} did not end; its handler is left behind",
+                "Job {job} did not end when interrupted; the worker stops without waiting for its handler",
                 execution.fields(),
             )
             outcome = of_abandoned(execution)
@@ -352,7 +358,7 @@ class WorkerRun:
         return self._pipeline.is_idle
 
     async def _unless_ended_now(self, step: Coroutine[Any, Any, None]) -> None:
-        """Wait for a step, but not once the worker must end now."""
+        """Wait for a step, or until the worker must end now."""
         await _unless(self._ending_now, step)
 
     def raise_if_given_up(self) -> None:
@@ -360,19 +366,19 @@ class WorkerRun:
             names = ", ".join(sorted({execution.claimed.task for execution in self._unresponsive.given_up}))
             raise UnresponsiveHandler(
                 f"a handler of {names} did not end within {self._worker.unresponsive_seconds:g} s of the request; "
-                "this worker has shut down, and its process should end and be started again"
+                "this worker has shut down; end its process and start it again"
             )
 
     def _who(self) -> list[WorkerRecord]:
         worker = self._worker
-        if worker._oversight is not None:
-            return []  # the supervisor tells of all its workers at once
+        if worker._supervisor_link is not None:
+            return []  # the supervisor records all its workers at once
         host, pid = socket.gethostname(), os.getpid()
         return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
 
-    # -- what the log says of it --
+    # -- log lines --
 
-    def _tell_started(self) -> None:
+    def _log_started(self) -> None:
         worker = self._worker
         tasks = sorted({task.name for task in worker.harbor.tasks.values()})
         fields = {
@@ -383,7 +389,7 @@ class WorkerRun:
             "concurrency": worker.concurrency,
         }
         sentence = "Worker {worker} started (queues: {queues}; tasks: {tasks})"
-        sentence += "; told to stop, it gives running jobs {grace_seconds} s"
+        sentence += "; when stopped, it gives running jobs {grace_seconds} s"
         log_line(logger, logging.INFO, sentence, fields)
         if not tasks:
             log_line(
@@ -394,12 +400,12 @@ class WorkerRun:
                 {"worker": worker.name},
             )
 
-    def _tell_stopping(self) -> None:
+    def _log_stopping(self) -> None:
         """Log what a stopping worker waits for, and for how long."""
         if self._worker._on_stop is not None:
             self._worker._on_stop()
         if not self._stopping.is_set():
-            return  # drained, or retired: nothing is waited for
+            return  # it drained or retired, so no handler is running
         fields = {"worker": self._worker.name, "seconds": self._worker.grace_seconds, **self._running()}
         sentence = "Worker {worker} stops"
         if self._pipeline.running:
@@ -411,8 +417,8 @@ class WorkerRun:
             fields if self._pipeline.running else {"worker": self._worker.name},
         )
 
-    def tell_loop_stopped(self) -> None:
-        """Say that something stopped the event loop, and which jobs it may have been."""
+    def report_loop_stopped(self) -> None:
+        """Log that something stopped the event loop, and which jobs may have done it."""
         log_line(
             logger,
             logging.WARNING,
@@ -421,13 +427,13 @@ class WorkerRun:
         )
 
     def _running(self) -> dict[str, Any]:
-        """The jobs that run, for a log line."""
+        """Return the running jobs as fields of a log line."""
         running = [each.claimed.id for each in self._pipeline.running]
-        return {"running": counted(len(running), "job"), "jobs": _listed(running, JOBS_TOLD)}
+        return {"running": counted(len(running), "job"), "jobs": _listed(running, JOBS_LOGGED_MAX)}
 
 
-def _listed(names: Sequence[str], most: int = NAMES_TOLD) -> list[str]:
-    """The first `most` of them, and how many more there are."""
+def _listed(names: Sequence[str], most: int = NAMES_LOGGED_MAX) -> list[str]:
+    """Return the first `most` names, and how many more there are."""
     more = len(names) - most
     return [*names[:most], *([f"and {more} more"] if more > 0 else [])]
 
@@ -441,7 +447,7 @@ async def _ended(task: asyncio.Task[Any]) -> None:
 
 
 async def _unless(event: asyncio.Event, step: Coroutine[Any, Any, None]) -> None:
-    """Wait for a step, but not once this has happened."""
+    """Wait for a step, or until the event is set."""
     steps = [own_task(step), own_task(_until(event))]
     try:
         await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)

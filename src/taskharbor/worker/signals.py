@@ -64,4 +64,4 @@ def _run_to_the_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, A
         except RuntimeError:
             if task.done() or inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
                 raise  # what `main` raises, or that no loop can run here
-            worker._tell_loop_stopped()
+            worker._report_loop_stopped()

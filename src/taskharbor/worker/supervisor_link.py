@@ -1,6 +1,6 @@
-"""What a worker publishes to a supervisor outside, and what it hears from there.
+"""`SupervisorLink`: what a worker publishes to a supervisor in another process, and what it learns from there.
 
-Without a supervisor there is no oversight, and none of this costs anything.
+A worker without a supervisor has no link and pays nothing for it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 
 
 class SupervisorLink(Protocol):
-    """A supervisor in another process: it extends this worker's leases, and settles what it leaves behind."""
+    """A supervisor in another process: it extends this worker's leases, and settles its jobs if it dies."""
 
-    prefix: str  # of this worker's tokens
-    suspects_only: bool  # a process of their own: it claims suspects, one at a time
-    cells: memoryview[int]  # one word for each job: 0 unbegun, +started_at begun, -started_at ended
+    prefix: str  # of this worker's lease tokens
+    suspects_only: bool  # this process claims only suspects, one at a time
+    cells: memoryview[int]  # one word per job: 0 not begun, +started_at begun, -started_at ended
 
     @property
     def room(self) -> int:
-        """How many more jobs can be published. No more may be claimed."""
+        """How many more jobs can be published, and therefore claimed."""
 
     def claiming(self, token: str, *, alone: bool) -> None:
-        """A claim with this token is about to be sent."""
+        """Publish that a claim with this token is about to be sent."""
 
     def claimed(self, lease: HeldLease | None, executions: Sequence[Execution]) -> None:
-        """It has been answered: publish the lease, if there is one, and give each execution its cell."""
+        """Publish the lease that the claim returned, if any, and give each execution its cell."""
 
     def lost(self, lease: HeldLease) -> None:
-        """The lease is no longer this worker's, though handlers under it may still run."""
+        """Publish that the worker lost this lease, though handlers under it may still run."""
 
     def over(self, lease: HeldLease) -> None:
-        """Nothing under the lease is open any more."""
+        """Publish that every job under the lease is settled."""
 
     def extended_to(self, lease: HeldLease) -> int:
-        """The expiry that the supervisor has last reached for this lease; 0 for none."""
+        """Return the latest expiry to which the supervisor has extended this lease, or 0."""
 
     def suspects_waiting(self) -> None:
         """Ask for a process that executes a suspect alone."""

@@ -1,4 +1,4 @@
-"""`Worker`: what a user configures, starts and stops. Each of its runs is a `WorkerRun`."""
+"""`Worker`: the object that a user configures, starts and stops. Each of its runs is a `WorkerRun`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from taskharbor.worker.upkeep.retirement import ReplacementPolicy
 
 CONCURRENCY_MAX = 10_000
 LEASE_SECONDS_MIN = 0.1
-MAX_LOSSES_MAX = 100  # history is read as far back as this needs
+MAX_LOSSES_MAX = 100  # the worker reads this many rows of a job's history
 LIMIT_MAX = 1_000_000_000
 EVENTS_SECONDS = 2.0
-# `docker stop` kills after 10 s: a worker is gone by then, two seconds after the grace at the latest.
+# `docker stop` kills after 10 s. A worker ends two seconds after its grace period at the latest.
 GRACE_SECONDS = 7.0
 
 
 class Worker:
-    """Executes the jobs of some queues, or of all.
+    """Executes the jobs of the given queues, or of all queues.
 
     `retry` is the policy for jobs that have none of their own, and caps every job's limit with its
     `max_attempts` (0 lifts the cap); None means that the first failure is the last. Left out, it is the harbor's
@@ -55,11 +55,13 @@ class Worker:
     `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history still has them.
     """
 
-    _oversight: SupervisorLink | None = None  # a supervisor in another process
-    _succession: ReplacementPolicy | None = None  # who replaces it when it retires
+    _supervisor_link: SupervisorLink | None = None  # a supervisor in another process
+    _replacement_policy: ReplacementPolicy | None = None  # asks for a replacement when the worker retires
     _on_stop: Callable[[], None] | None = None  # called when a shutdown begins
-    _expected_pace = 0.0  # begins a second, until the fetcher has measured them: it claims ahead by this
-    _takes_interrupts = False  # Ctrl-C calls `stop`, and is not raised
+    _expected_pace = (
+        0.0  # jobs begun per second; the fetcher claims ahead by it until it has measured the pace
+    )
+    _takes_interrupts = False  # Ctrl-C calls `stop` and raises no KeyboardInterrupt
 
     def __init__(
         self,
@@ -103,7 +105,8 @@ class Worker:
         self.max_memory_mib = _checked_limit("max_memory_mib", max_memory_mib)
         if max_memory_mib is not None and sys.platform == "win32":
             raise ConfigurationError(
-                "max_memory_mib needs a POSIX system, which says how much memory is used"
+                "max_memory_mib needs a POSIX system, which reports how much memory a process uses; "
+                "leave it out on Windows"
             )
         self.log_tracebacks = bool(log_tracebacks)
         self.name = (
@@ -111,7 +114,7 @@ class Worker:
             if name is not None
             else f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         )
-        self._shift: WorkerRun | None = None
+        self._run: WorkerRun | None = None
         self._background: asyncio.Task[None] | None = None
 
     # -- running --
@@ -125,7 +128,7 @@ class Worker:
         await self._work(until_drained=True)
 
     def run_sync(self) -> None:
-        """`run()` with a loop of its own; SIGTERM and SIGINT shut down gracefully, a second one ends now."""
+        """`run()` with a loop of its own; SIGTERM and SIGINT shut down gracefully, a second signal ends it at once."""
         run_with_signals(self.run, self)
 
     def drain_sync(self) -> None:
@@ -133,35 +136,37 @@ class Worker:
         run_with_signals(self.drain, self)
 
     def stop(self) -> None:
-        """Shut down gracefully; called again, end now and leave the rest to the leases. From any thread."""
-        shift = self._shift
-        if shift is None:
+        """Shut down gracefully; called again, end at once: unsettled jobs run again when their leases expire.
+
+        Any thread may call it."""
+        run = self._run
+        if run is None:
             return
         try:
-            shift.loop.call_soon_threadsafe(shift.stop)
+            run.loop.call_soon_threadsafe(run.stop)
         except RuntimeError:
-            if not shift.loop.is_closed():
+            if not run.loop.is_closed():
                 raise
-            # The loop was closed around the worker, so nothing of it runs any more.
+            # The loop is closed, so nothing of the worker runs any more.
 
     @property
     def _phase(self) -> Phase:
-        return "starting" if self._shift is None else self._shift.phase
+        return "starting" if self._run is None else self._run.phase
 
     def _leave(self) -> None:
-        """Shut down gracefully for a reason of its own; a `stop` after that counts as the first."""
-        if self._shift is not None:
-            self._shift.leave()
+        """Shut down gracefully without a `stop` from outside; the next `stop` counts as the first."""
+        if self._run is not None:
+            self._run.leave()
 
-    def _tell_loop_stopped(self) -> None:
-        """Something that runs in the worker's loop has stopped it."""
-        if self._shift is not None:
-            self._shift.tell_loop_stopped()
+    def _report_loop_stopped(self) -> None:
+        """Log that code in the worker's event loop has stopped the loop."""
+        if self._run is not None:
+            self._run.report_loop_stopped()
 
     def _predecessor_is_gone(self) -> None:
-        """If it has done enough already, now is the time to retire."""
-        if self._shift is not None:
-            self._shift.predecessor_is_gone()
+        """Let the worker retire if it has reached a limit already."""
+        if self._run is not None:
+            self._run.predecessor_is_gone()
 
     async def __aenter__(self) -> Worker:
         started = asyncio.Event()
@@ -169,7 +174,7 @@ class Worker:
         waiting = asyncio.ensure_future(started.wait())
         try:
             await asyncio.wait([waiting, self._background], return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the block is not entered, so nothing else would end it
+        except asyncio.CancelledError:  # the block is not entered, so `__aexit__` will not end the worker
             self._background.cancel()
             await asyncio.wait([self._background])
             raise
@@ -185,43 +190,43 @@ class Worker:
             await self._background
         return False
 
-    async def _heard(
+    async def _apply_lease_update(
         self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
     ) -> None:
-        """From the supervisor, which extends our leases."""
-        if self._shift is not None:
-            await self._shift.heard(cancel_requested, paused, refused)
+        """Apply what the store answered the supervisor when it extended this worker's leases."""
+        if self._run is not None:
+            await self._run.apply_lease_update(cancel_requested, paused, refused)
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         forbid_during_import("a worker was started")
         self.harbor._import_included()
         refuse_unreachable_hooks(self.harbor)
-        if self._shift is not None:
+        if self._run is not None:
             raise ConfigurationError("this worker is running already; make another Worker for a second run")
-        self._shift = shift = WorkerRun(self)  # first of all: from here on `stop` is heard
+        self._run = run = WorkerRun(self)  # first of all, so that `stop` works from here on
         try:
-            if await shift.with_store(self._open_store):
-                await self._work_between_hooks(shift, until_drained, started)
+            if await run.with_store(self._open_store):
+                await self._work_between_hooks(run, until_drained, started)
         finally:
-            self._shift = None
+            self._run = None
 
     async def _open_store(self) -> None:
         await self.harbor.driver.open_for_work()
         await self.harbor.schedules._reconcile()
 
     async def _work_between_hooks(
-        self, shift: WorkerRun, until_drained: bool, started: asyncio.Event | None
+        self, run: WorkerRun, until_drained: bool, started: asyncio.Event | None
     ) -> None:
         try:
             for hook in self.harbor.start_hooks:
                 await _call_hook(hook)
             if started is not None:
                 started.set()
-            await shift.work(until_drained)
-            shift.raise_if_given_up()
+            await run.work(until_drained)
+            run.raise_if_given_up()
         finally:
-            self._shift = None
-            async with AsyncExitStack() as closing:  # in reverse, and one that fails does not keep the others
+            self._run = None
+            async with AsyncExitStack() as closing:  # in reverse order; all run, even if one fails
                 closing.push_async_callback(self.harbor.events.drain, EVENTS_SECONDS)
                 for hook in self.harbor.stop_hooks:
                     closing.push_async_callback(_call_hook, hook)

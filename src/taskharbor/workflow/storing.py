@@ -47,7 +47,7 @@ async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -
         if known is not None:
             return Workflow._stored(known, harbor, existed=True)
     elif block is None and harbor.events.wanted("enqueued"):
-        harbor._tell_enqueued(jobs, [_answer(job, answer.enqueued_at) for job in jobs])
+        harbor._report_enqueued(jobs, [_answer(job, answer.enqueued_at) for job in jobs])
     waiting = sum(bool(job.depends_on) for job in jobs)
     record = WorkflowRecord(
         answer.id, new.about, answer.enqueued_at, len(jobs), new.idempotency_key,

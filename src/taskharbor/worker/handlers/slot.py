@@ -1,4 +1,4 @@
-"""`Slot`: the task that awaits one async handler after the other, and knows who cancels it."""
+"""`Slot`: the task that awaits one async handler after the other, and records which code cancels it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Slot(OwnTask[None]):
-    """While it awaits a handler, to cancel it means that handler. Any code can, and whose it was is noted."""
+    """A task whose `cancel` cancels the handler that it awaits. It records whether other code cancelled the handler."""
 
-    execution: Execution | None = None  # whose handler it awaits
+    execution: Execution | None = None  # the execution whose handler it awaits
 
     def cancel(self, msg: Any = None) -> bool:
         execution = self.execution

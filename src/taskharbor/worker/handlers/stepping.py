@@ -1,8 +1,8 @@
-"""Awaiting a handler step by step: in a context of its own, and knowing when it really suspends.
+"""`Stepped`: awaits a handler step by step, in its own context, and notices when it suspends.
 
 The handler runs in the task of its slot, so that `asyncio.timeout` and everything else that asks for the
 current task works. Its context variables are still its own: each step runs in a copy of the
-worker's context. A timer is armed only when the handler suspends, since most never do.
+worker's context. The executor arms a timer only when the handler suspends, since most handlers never do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stepped:
             except GeneratorExit:
                 coroutine.close()
                 raise
-            except BaseException as error:  # noqa: BLE001 - whatever comes in goes on to the handler
+            except BaseException as error:  # noqa: BLE001 - passed on to the handler
                 step: Callable[[Any], Any] = coroutine.throw
                 value = error
             else:
@@ -51,5 +51,5 @@ class Stepped:
 
 
 def _raised_by_the_handler() -> RuntimeError:
-    """Let through, it would look as if the slot itself were being closed."""
+    """Return an error for a handler's own GeneratorExit, which would look as if the slot were being closed."""
     return RuntimeError("the handler raised GeneratorExit")

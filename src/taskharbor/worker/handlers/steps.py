@@ -1,4 +1,4 @@
-"""Durable steps: what an attempt stores under its lease, and what later attempts find instead of doing it again."""
+"""Durable steps: an attempt stores their results under its lease, and later attempts read them instead of repeating."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ logger = logging.getLogger("taskharbor.worker")
 T = TypeVar("T")
 
 STEPS_MAX = 1_000  # of one job, sleeps included
-STEPS_BYTES_MAX = 16 * RESULT_LIMIT  # all of them are read at once
-GLANCE_SECONDS = 0.05  # how often a waiting thread can be interrupted
+STEPS_BYTES_MAX = 16 * RESULT_LIMIT  # an attempt reads all of them at once
+GLANCE_SECONDS = 0.05  # how often a waiting thread wakes, so that an interruption can reach it
 
 
 class FallAsleep(BaseException):
@@ -55,11 +55,11 @@ class StepStore(Protocol):
     async def read(self) -> dict[str, StepRecord]: ...
 
     async def write(self, name: str, result: str) -> None:
-        """Keep it, or raise `LeaseLost`: then the handler must stop."""
+        """Store the result of a step, or raise `LeaseLost`: then the handler must stop."""
 
 
 class Steps:
-    """The steps of one attempt. Its methods give awaitables on an event loop, and values in a thread."""
+    """The steps of one attempt. Its methods return awaitables on an event loop, and values in a thread."""
 
     def __init__(self, execution: Execution, store: StepStore, time: StoreTime) -> None:
         self._execution = execution
@@ -68,7 +68,7 @@ class Steps:
         self._met: set[str] = set()  # in this attempt
         self._known: dict[str, StepRecord] = {}
         self._reading: asyncio.Future[dict[str, StepRecord]] | None = None
-        self._has_read = execution.claimed.number == 1  # no attempt can have stored one
+        self._has_read = execution.claimed.number == 1  # a first attempt has no stored steps
 
     # -- what a handler calls --
 
@@ -106,7 +106,7 @@ class Steps:
 
     async def _step(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._meet(name)
-        # Also the first time it is what a later attempt would get: a tuple must not become a list only then.
+        # The first attempt also returns what a later one would read: a tuple is a list for both.
         decode = result_decoder(function)
         known = await self._recall(name)
         if known is not None:
@@ -124,7 +124,8 @@ class Steps:
             await self._keep(name, msgspec.json.encode(Sleep(from_micros(until))).decode())
         else:
             until = _until(name, known)
-        # A job that was placed at that time or later was not claimed before it, whatever our clock says.
+        # The store hands out no job before its `run_at`, so a late `run_at` proves the end of the sleep, whatever our
+        # clock says.
         if self._execution.claimed.run_at < until and (left := until - self._time.now()) > 0:
             raise FallAsleep(name, left / MICROS_PER_SECOND)
 
@@ -133,14 +134,14 @@ class Steps:
     def _meet(self, name: str) -> None:
         if name in self._met:
             raise ConfigurationError(
-                f"this attempt has met the step {name!r} before, and a step is known by its name; "
-                'give each its own, for example f"charge-{order.id}"'
+                f"this attempt has used the step name {name!r} already, and each step needs a name of its own; "
+                'use, for example, f"charge-{order.id}"'
             )
         self._met.add(name)
 
     async def _recall(self, name: str) -> str | None:
         if not self._has_read:
-            if self._reading is None:  # several may ask at once: one of them reads
+            if self._reading is None:  # several steps may ask at once: the first one reads for all
                 self._reading = asyncio.ensure_future(self._store.read())
             self._known.update(await asyncio.shield(self._reading))
             self._has_read = True
@@ -158,14 +159,14 @@ class Steps:
     async def _keep(self, name: str, result: str) -> None:
         if len(self._known) >= STEPS_MAX:
             raise ConfigurationError(
-                f"a job takes at most {STEPS_MAX:,} steps, and {name!r} would be one more; "
+                f"a job has at most {STEPS_MAX:,} steps, and {name!r} would exceed that; "
                 "enqueue children, or do more in each step"
             )
         size = sum(len(record.result) for record in self._known.values()) + len(result)
         if size > STEPS_BYTES_MAX:
             raise ConfigurationError(
-                f"the steps of a job take at most {STEPS_BYTES_MAX:,} bytes together, and with {name!r} it would "
-                f"be {size:,}; store the data elsewhere and return its address"
+                f"the steps of a job take at most {STEPS_BYTES_MAX:,} bytes together, and with {name!r} they would "
+                f"take {size:,}; store the data elsewhere and return its address"
             )
         await self._store.write(name, result)
         self._known[name] = StepRecord(result, self._execution.claimed.number)
@@ -173,7 +174,7 @@ class Steps:
     # -- in a thread --
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Let the worker's loop do it, and wait here in a way that an interruption can end."""
+        """Run the coroutine on the worker's loop, and wait here so that an interruption can end the wait."""
         value = self._run(_uncancellable_by_sleep(coroutine))
         if isinstance(value, FallAsleep):
             raise value
@@ -200,7 +201,7 @@ class Steps:
 
 
 class LeasedSteps:
-    """The steps of a job that this worker holds the lease of."""
+    """The steps of a job whose lease this worker holds."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
@@ -226,7 +227,7 @@ class LeasedSteps:
         raise LeaseLost(
             claimed.id,
             f"step {name!r} of job {claimed.id} was not stored: this attempt no longer holds the job's lease "
-            f"({answer}), and another one may be running; the handler should end here",
+            f"({answer}), and another attempt may be running; end the handler here",
         )
 
 
@@ -235,7 +236,7 @@ def _until(name: str, stored: str) -> int:
         return to_micros(msgspec.json.decode(stored, type=Sleep).sleep_until)
     except msgspec.MsgspecError:
         raise ConfigurationError(
-            f"{name!r} is stored as a step of this job, so it cannot be the name of a sleep; give it another one"
+            f"{name!r} is stored as a step of this job, so it cannot name a sleep; give the sleep another name"
         ) from None
 
 
@@ -244,7 +245,7 @@ async def _awaited(value: Any) -> Any:
 
 
 async def _uncancellable_by_sleep(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """`FallAsleep` as a value: raised in a task of the loop, it would end the loop."""
+    """Return `FallAsleep` as a value: raised in a task, it would end the loop."""
     try:
         return await coroutine
     except FallAsleep as signal:

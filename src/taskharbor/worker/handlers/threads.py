@@ -1,7 +1,7 @@
-"""Threads for synchronous handlers: long-lived, as many as are really needed at once.
+"""Threads for synchronous handlers: long-lived, and only as many as are needed at once.
 
-A hop for each job would cost more than most handlers do. The threads take calls from one queue, and what
-they finish reaches the loop in batches.
+A thread switch for each job would cost more than most handlers do. The threads take calls from one queue, and deliver
+finished calls to the loop in batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Interruption(BaseException):
 
 
 class Call:
-    """One call of a handler, and its end."""
+    """One call of a handler, and its result or error."""
 
     __slots__ = (
         "_finished",
@@ -46,11 +46,11 @@ class Call:
         self._finished = False
 
     def run(self) -> None:
-        """In the thread."""
+        """Call the handler; runs in the thread."""
         try:
             self._call()
             self._finish()
-        except Interruption as error:  # it arrived between the handler's end and our taking note of it
+        except Interruption as error:  # it arrived after the handler's end, before `_finish` recorded it
             self.value, self.error = None, error
             self._finish()
 
@@ -70,8 +70,8 @@ class Call:
                 with self._lock:
                     if not self._finished:
                         self._finished = True
-                        # An interruption that was asked for but has not arrived must not hit the next call. Only then:
-                        # Python 3.11 does not forget that it was asked to raise nothing, and hangs under a tracer.
+                        # A requested interruption that has not arrived must not hit the next call. Clear it only if
+                        # there is one: Python 3.11 keeps a request to raise nothing, and hangs under a tracer.
                         if self._interrupted:
                             _raise_in_thread(threading.get_ident(), None)
                 return
@@ -79,7 +79,7 @@ class Call:
                 self.value, self.error = None, error
 
     def interrupt(self) -> None:
-        """From the loop: raise inside the handler, if it has not ended."""
+        """Raise `Interruption` inside the handler, unless it has ended; runs on the loop."""
         with self._lock:
             self._interrupted = True
             if not self._finished and self._thread_id is not None:
@@ -93,7 +93,7 @@ class HandlerThreads:
         self._threads: list[threading.Thread] = []
         self._finished: deque[Call] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told = False  # that something has finished
+        self._delivery_is_due = False  # the loop will call `_deliver`
         self._growing: asyncio.TimerHandle | None = None
 
     def call(self, function: Callable[[], Any], done: Callable[[Call], None]) -> Call:
@@ -124,22 +124,22 @@ class HandlerThreads:
         while (call := self._calls.get()) is not None:
             call.run()
             self._finished.append(call)
-            if not self._told:
-                self._told = True
+            if not self._delivery_is_due:
+                self._delivery_is_due = True
                 try:
                     self._loop.call_soon_threadsafe(self._deliver)  # type: ignore[union-attr]
-                except RuntimeError:  # the loop is gone: no caller waits for this call any more
+                except RuntimeError:  # the loop is closed: no caller waits for this call
                     return
 
     def _deliver(self) -> None:
-        # Reset first: what finishes from here on tells again.
-        self._told = False
+        # Reset first: a call that finishes from here on schedules another delivery.
+        self._delivery_is_due = False
         while self._finished:
             call = self._finished.popleft()
             call.done(call)
 
     def close(self) -> None:
-        """Let the threads end, those that are busy after their call."""
+        """Let the threads end; a busy thread ends after its call."""
         if self._growing is not None:
             self._growing.cancel()
         for _ in self._threads:

@@ -1,1 +1,1 @@
-"""The way of a job through a worker: claim, execute, commit."""
+"""The stages that a job passes in a worker: claim, execute, commit."""

@@ -1,4 +1,4 @@
-"""The lookout: finds requests to cancel between two heartbeats, so that they reach a handler within a second."""
+"""`CancelWatch`: finds requests to cancel between two heartbeats, so that they reach a handler within a second."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from taskharbor.worker.pipeline.leases import HeldLeases
 logger = logging.getLogger("taskharbor.worker")
 
 LOOK_SECONDS = 0.5  # between two looks
-AWAY_SECONDS = 5.0  # the same while the store is away; the heartbeat brings whatever is missed
+AWAY_SECONDS = (
+    5.0  # the same while the store is away; the next heartbeat reports every request that is still open
+)
 
 
 class CancelWatch:
-    """Looks at the worker's own leases, and only after the driver has learnt of a request.
+    """Asks about the worker's own leases, and reads the store only after the driver has learnt of a request.
 
-    After each change it looks twice. The first time, the claim of the job that was asked to end may be under way, and
-    this worker does not know its lease yet.
+    It reads twice after each request. At the first look the claim of the job may still be under way, so this worker
+    does not know its lease yet.
     """
 
-    def __init__(self, driver: Driver, *, leases: HeldLeases, heart: LeaseKeeper, clock: Clock) -> None:
+    def __init__(
+        self, driver: Driver, *, leases: HeldLeases, lease_keeper: LeaseKeeper, clock: Clock
+    ) -> None:
         self._driver = driver
         self._leases = leases
-        self._heart = heart
+        self._lease_keeper = lease_keeper
         self._clock = clock
         self._latest_mark: int | None = None
         self._mark_before: int | None = None
@@ -39,7 +43,7 @@ class CancelWatch:
                 await self.look()
                 pause = LOOK_SECONDS
             except StoreError as error:
-                logger.debug("the store did not say who is to be cancelled: %s", error)
+                logger.debug("the store did not report requests to cancel: %s", error)
                 pause = AWAY_SECONDS
 
     async def look(self) -> None:
@@ -48,4 +52,4 @@ class CancelWatch:
             return
         requests = await self._driver.cancel_requests(tokens, self._mark_before)
         self._mark_before, self._latest_mark = self._latest_mark, requests.mark
-        self._heart.heed_cancels(requests.jobs)
+        self._lease_keeper.heed_cancels(requests.jobs)

@@ -1,7 +1,7 @@
 """The committer: turns outcomes into transitions by the policy, and settles them in batches.
 
-A success is not reported to anyone before it is settled. Batches form by themselves: while one is being
-settled, the next one gathers.
+The log and the events report a success only after it is settled. While the store settles one batch, the next one
+gathers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _size_of: Callable[[Ended], int] = itemgetter(2)
 BATCH_MAX = 1_000
 GATHER_SECONDS = 0.002  # how long a busy worker waits for a batch to fill
 UNRUNNABLE_ROWS_MORE = 50
-LATER_SECONDS = 1.0  # before the store is asked again to settle what it could not at that moment
+LATER_SECONDS = 1.0  # before the committer repeats a settle that the store answered with LATER
 
 
 class Committer:
@@ -82,7 +82,7 @@ class Committer:
         self._policy = worker_policy
         self._unrunnable_grace_seconds = unrunnable_grace_seconds
         self._max_losses = max_losses
-        # As many rows as a job can be put back within the grace, and some: the first of them must be in sight.
+        # At least as many rows as a job can be put back within the grace period: the policy needs to see the first one.
         self._unrunnable_rows = (
             int(unrunnable_grace_seconds / UNRUNNABLE_DELAY_MAX_SECONDS) + UNRUNNABLE_ROWS_MORE
         )
@@ -91,7 +91,7 @@ class Committer:
         self._clock = clock
         self._reporter = reporter
         self._recurring = recurring
-        self._later: list[Ended] = []  # to be settled again in a moment
+        self._later: list[Ended] = []  # the store answered LATER for these
 
     # -- settling --
 
@@ -104,7 +104,7 @@ class Committer:
             await self.flush()
 
     async def flush(self) -> None:
-        """Settle everything that has come in."""
+        """Settle everything that has ended so far."""
         pipeline = self._pipeline
         notes, pipeline.notes = pipeline.notes, {}
         pending, pipeline.ended = pipeline.ended, []
@@ -125,7 +125,9 @@ class Committer:
                 if was_full and not pipeline.is_full:
                     self._executor.wake_a_slot()
                     pipeline.room.set()
-        except BaseException:  # cancelled, say: whether it took effect or not, it can be stored again
+        except (
+            BaseException
+        ):  # such as a cancellation: settles can be repeated, whether or not they took effect
             pipeline.notes = notes | pipeline.notes
             pipeline.ended = pending + pipeline.ended
             pipeline.arrived.set()
@@ -135,7 +137,7 @@ class Committer:
             pipeline.room.set()
 
     def _settle_later(self, later: list[Ended]) -> None:
-        """Settle these again in a moment, and everything else until then."""
+        """Settle these again after a pause; the rest does not wait for them."""
         if not self._later:
             self._clock.call_later(LATER_SECONDS, self._come_again)
         self._later += later
@@ -146,17 +148,17 @@ class Committer:
         self._pipeline.arrived.set()
 
     def _first_of(self, pending: list[Ended]) -> Sequence[Ended]:
-        """As many as are settled at once: bounded in number and in bytes."""
+        """Return the first batch, bounded in number and in bytes."""
         if self._pipeline.fits_one_settle:
             return pending[:BATCH_MAX]
         return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
 
     async def _settle(self, ended: Sequence[Ended]) -> set[Execution]:
-        """Settle a batch; those of it that the store asks to settle later."""
+        """Settle a batch; return the executions that the store asks to settle later."""
         later: set[Execution] = set()
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
-            if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly all of them
+            if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly every attempt
                 success = settle_success(
                     execution.lease.token,
                     execution.claimed,
@@ -197,7 +199,7 @@ class Committer:
         return later
 
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
-        """What is to be settled; None for what is left to its lease."""
+        """Return what to settle, or None if only the expiry of its lease can end the attempt."""
         try:
             bare, decision = await self._transition(execution, outcome)
             if execution.claimed.due_at is None:
@@ -211,12 +213,12 @@ class Committer:
         return list(zip(endings, answers, strict=True))
 
     async def _mend(self, ending: _Ending, error: Exception) -> tuple[_Ending, SettleResult | None]:
-        """One that was not taken, alone: settle it without what the store refused, or release it."""
+        """Settle an attempt that the store refused: without its content, or as released."""
         if isinstance(error, REFUSALS):
             log_refusal(logger, error, ending.execution.fields())
             try:
                 return await self._settle_one(ending.without_content())
-            except Exception as another:  # noqa: BLE001 - there is nothing in it any more: a bug of ours
+            except Exception as another:  # noqa: BLE001 - it has no content left to refuse, so this is a bug of ours
                 error = another
         released = await self._released(ending.execution, error)
         try:
@@ -231,10 +233,10 @@ class Committer:
         return settled
 
     async def _released(self, execution: Execution, error: Exception) -> _Ending | None:
-        """What a bug of ours makes of an attempt, whatever its outcome was; None for what is left to its lease."""
+        """Release an attempt that a bug of ours keeps from being settled; None if even that fails."""
         log_bug(logger, "a job could not be settled", error, execution.fields())
         try:
-            # Perhaps only the task's declaration knows the delivery.
+            # The store may not know the delivery that the task declares.
             job = replace(execution.claimed, delivery=execution.delivery)
             is_first = job.number == job.first_number
             bare = settle_unsettled(
@@ -253,14 +255,14 @@ class Committer:
             return _Ending(execution, bare, bare, None)
         try:
             return _Ending(execution, bare, await self._recurring.armed(execution, bare), None)
-        except Exception:  # noqa: BLE001 - the bug is in its schedule, and the log has it
+        except Exception:  # noqa: BLE001 - the bug is in its schedule, and is logged already
             blindly = armed_blindly(bare, job, job.version, self._time.now())
             return _Ending(execution, bare, blindly, None)
 
     async def _settle_changed(
         self, ending: _Ending, settled: SettleResult | None
     ) -> tuple[_Ending, SettleResult | None]:
-        """A schedule that was changed meanwhile wins over what this attempt knew: settle by the schedule as it is."""
+        """Settle by the schedule as it is now: it was changed after this attempt was claimed."""
         while settled is not None and settled.answer is SettleAnswer.CHANGED:
             try:
                 transition = await self._recurring.by_the_schedule_now(ending.execution, ending.bare)
@@ -320,12 +322,12 @@ class Committer:
         ]
         try:
             await Steps.of(self._store.driver).note(batch)
-        except Exception as error:  # noqa: BLE001 - progress is for onlookers: the next note will do
+        except Exception as error:  # noqa: BLE001 - no job depends on progress, and the next note replaces it
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
 
 
 class _Ending(Struct, frozen=True):
-    """An attempt that is over, and the transition that says so."""
+    """An attempt that has ended, and the transition that settles it."""
 
     execution: Execution
     bare: Transition  # of a recurring job: without the next occurrence

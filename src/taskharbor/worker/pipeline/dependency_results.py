@@ -1,4 +1,4 @@
-"""What a job takes of those it depends on: read when it begins, many jobs at a time."""
+"""Reads the results that a job takes from its dependencies, when it begins, for many jobs at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from taskharbor.worker.pipeline.patient_store import PatientStore
 from taskharbor.workflow.failure import with_argument
 
 READ_AT_ONCE = 100
-RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job takes, and that are read at once
+RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job may take, and that one read may return
 
 
 _Asked = tuple[str, asyncio.Future[list[MemberResult]]]  # a job's id, and what it waits for
 
 
 class Results:
-    """Jobs that begin at the same time are read together. Nothing here concerns a job that takes nothing."""
+    """Reads the results for all jobs that begin at the same time together."""
 
     def __init__(self, store: PatientStore) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class Results:
         self._reading: set[OwnTask[None]] = set()
 
     async def payload(self, execution: Execution, takes: Takes) -> str:
-        """The job's payload with what it takes; raises when a result is missing, or all are too many."""
+        """Return the job's payload with the results it takes; raise if one is missing, or if they are too large."""
         members = await self._members(execution.claimed.id)
         return with_argument(execution.claimed.payload, takes.parameter, taken(takes, members))
 
@@ -44,25 +44,25 @@ class Results:
         return await answer
 
     async def _read(self) -> None:
-        await asyncio.sleep(0)  # the others that begin in this round of the loop
+        await asyncio.sleep(0)  # lets other jobs that begin in this round of the loop join the read
         asked, self._asked = self._asked, []
         for start in range(0, len(asked), READ_AT_ONCE):
             batch = asked[start : start + READ_AT_ONCE]
             try:
                 while batch:
                     batch = await self._answer(batch)
-            except Exception as error:  # noqa: BLE001 - no outage: each job that asked fails by it
+            except Exception as error:  # noqa: BLE001 - not an outage, so each job that waits for this read fails with it
                 for _, answer in batch:
                     if not answer.done():
                         answer.set_exception(error)
-            except BaseException:  # the worker is being torn down
+            except BaseException:  # the worker is being cancelled
                 for _, answer in asked[start:]:
                     if not answer.done():
                         answer.cancel()
                 raise
 
     async def _answer(self, batch: list[_Asked]) -> list[_Asked]:
-        """Answer those whose results fit into one read; those that do not come next. The first one is answered."""
+        """Answer the jobs whose results fit into one read, at least the first; return those that did not fit."""
         found = await self._store.results([job_id for job_id, _ in batch], bytes_limit=RESULTS_LIMIT)
         left_out: list[_Asked] = []
         for asked, members in zip(batch, found, strict=True):
@@ -78,17 +78,17 @@ class Results:
 
 
 def taken(takes: Takes, members: Sequence[MemberResult]) -> str:
-    """The JSON of what is taken."""
+    """Return the JSON of the results that a job takes."""
     missing = [member.job_id for member in members if not member.succeeded]
     if missing:
         raise Unrecoverable(
-            f"the result of job {missing[0]}, which this one takes, is gone: it was deleted"
+            f"the result of job {missing[0]}, which this job takes, was deleted"
             + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
     if members and members[0].left_out:
         raise PayloadTooLarge(
-            f"the results that this job takes make more than {RESULTS_LIMIT:,} bytes of JSON, which is the limit; "
-            "let its members store their data elsewhere and return the address"
+            f"the results that this job takes exceed the limit of {RESULTS_LIMIT:,} bytes of JSON; "
+            "let its dependencies store their data elsewhere and return the address"
         )
     texts = [member.result if member.result is not None else "null" for member in members]
     if takes.results is None:

@@ -49,7 +49,7 @@ _decode_options = msgspec.json.Decoder(Options).decode
 
 @lru_cache(1024)
 def _read_options(text: str) -> tuple[Options, Any]:
-    """Stored options and the policy among them (UNSET without one). Most jobs of a task have the same text."""
+    """Decode stored options and their retry policy, or UNSET. Cached: most jobs of a task have the same text."""
     options = _decode_options(text)
     policy = options.retry
     return options, RetryPolicy.from_dict(policy) if isinstance(policy, dict) else policy
@@ -107,7 +107,7 @@ class Execution:
         ) or builtin_tasks.runnable_task_of(harbor, claimed.task)
         self.options: Options = NO_OPTIONS
         self.policy: Any = UNSET
-        # Why the stored options are: a newer version may have written them.
+        # Why the stored options cannot be read: a newer version of TaskHarbor may have written them.
         self.unreadable: str | None = None
         if claimed.options is not None:
             try:
@@ -118,29 +118,31 @@ class Execution:
                 self.unreadable = f"its stored options cannot be read: {error}"
         self.started_at: int | None = None
         self.cell = 0  # where its begin and end are published; 0 without a supervisor
-        self.asked_to_stop = (
-            _UNASKED  # for each of these reasons; replaced as a whole, since threads look at it
+        self.asked_to_stop = _UNASKED  # the reasons; replaced as a whole, since threads read it
+        self.interrupted: StopReason | None = (
+            None  # why the worker interrupted the handler, beyond asking it to stop
         )
-        self.interrupted: StopReason | None = None  # why the handler was made to end, not only asked to
-        self.disturbed = False  # its handler was cancelled by neither itself nor the worker
+        self.disturbed = False  # other code than the handler and the worker cancelled the handler
         self.has_meddled = False  # its handler cancelled tasks that are not its own
         self.children: list[NewJob] = []
-        self.slot: Slot | None = None  # that runs an async handler
-        self.end: Callable[[StopReason], None] | None = None  # makes a handler in a thread or a process end
-        self.process: IsolatedProcess | None = None  # that an isolated handler runs in
-        self.payload: str | None = None  # with what it takes of other jobs, if it does
+        self.slot: Slot | None = None  # the slot that runs an async handler
+        self.end: Callable[[StopReason], None] | None = None  # ends a handler in a thread or a process
+        self.process: IsolatedProcess | None = None  # the process that an isolated handler runs in
+        self.payload: str | None = None  # with the results of other jobs that it takes, if any
         self.arguments: dict[str, Any] | None = None  # the decoded payload
-        self.run_has_begun: bool | None = None  # whether an earlier attempt has; None if that is not known
+        self.run_has_begun: bool | None = (
+            None  # whether an earlier attempt of this run has begun; None if unknown
+        )
         self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
         self.timer: Timer | None = None
         self._time = time
-        if pipeline is not None:  # only a process of its own has none
+        if pipeline is not None:  # only a process for isolated handlers has none
             self.pipeline = pipeline
         self._steps: Steps | None = None
         self._context: Context | None = None
         self._job: Job[Any] | None = None
 
-    # -- what it is --
+    # -- properties --
 
     @property
     def context(self) -> Context:
@@ -193,7 +195,7 @@ class Execution:
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is over. It may have held the loop until no timer could fire."""
+        """Whether its deadline has passed. A handler that blocks the loop also keeps the timer from firing."""
         if "timeout" in self.asked_to_stop:
             return True
         deadline = self.deadline
@@ -201,38 +203,38 @@ class Execution:
 
     @property
     def is_lost(self) -> bool:
-        """Whether whatever comes of it is not settled: it is another's by now, or was settled without it."""
+        """Whether the worker settles nothing for it: another worker has the job, or it is settled already."""
         return "lease_lost" in self.asked_to_stop
 
     @property
     def stop_requested(self) -> StopReason | None:
-        """Why its handler is to stop: the first reason that holds."""
+        """The first reason for which its handler must stop, or None."""
         return next((reason for reason in STOP_REASONS if self.is_to_stop(reason)), None)
 
     def is_to_stop(self, reason: StopReason) -> bool:
         return self.is_late if reason == "timeout" else reason in self.asked_to_stop
 
     def has_raised(self, stop: StopRequested) -> bool:
-        """Whether it is this attempt's own, for a reason that holds. No error can be made up that is not counted."""
+        """Whether this attempt raised it, for a reason that holds. A handler cannot forge one."""
         if (stop.job_id, stop.number) != (self.claimed.id, self.claimed.number):
             return False
-        # The estimated time may go back a little, so whether it was late when it raised is not asked again.
+        # The estimated time may go back a little, so this does not ask again whether the attempt is late.
         return self.deadline is not None if stop.reason == "timeout" else stop.reason in self.asked_to_stop
 
     @property
     def delivery(self) -> Delivery:
-        """What the job was enqueued with, else what its task declares."""
+        """The delivery that the job was enqueued with, or else the one that its task declares."""
         declared = self.task.declared_delivery if self.task else None
         return self.claimed.delivery or declared or Delivery.AT_LEAST_ONCE
 
     @property
     def needs_mark(self) -> bool:
-        """Whether only our declaration knows that it is at_most_once: the store must know before it begins."""
+        """Whether only the task's declaration says at_most_once: the store must know it before the handler begins."""
         return self.claimed.delivery is None and self.task is not None and self.task.is_at_most_once
 
     @property
     def run_may_have_begun(self) -> bool:
-        """Whether an earlier attempt of this run began, or may have as far as is known."""
+        """Whether an earlier attempt of this run has begun, or may have."""
         return self.claimed.number > self.claimed.first_number and self.run_has_begun is not False
 
     def rules(self, worker_policy: RetryPolicy | None) -> Rules:
@@ -247,7 +249,7 @@ class Execution:
         )
 
     def fields(self) -> dict[str, Any]:
-        """What every log line about it says."""
+        """Return the fields that every log line about this attempt has."""
         fields: dict[str, Any] = {
             "job": self.claimed.id,
             "task": self.claimed.task,
@@ -263,7 +265,7 @@ class Execution:
     # -- what happens to it --
 
     def ask_to_stop(self, reason: StopReason) -> None:
-        """The context says so from here on."""
+        """Let the context report this reason to the handler from here on."""
         self.asked_to_stop |= {reason}
         if self.process is not None:
             self.process.ask_to_stop(reason)
@@ -273,16 +275,16 @@ class Execution:
         if reason is None:
             return
         if reason == "shutdown" and self.delivery is Delivery.AT_MOST_ONCE and self.interrupted is None:
-            return  # it is not executed again, so it has the whole grace period to finish
+            return  # the job is not executed again, so the handler may use the whole grace period
         raise StopRequested(reason, self.claimed.id, self.claimed.number)
 
     def interrupt(self, why: StopReason) -> None:
-        """Make the handler end. The first reason stands."""
+        """Make the handler end. The first reason is kept."""
         self.ask_to_stop(why)
         if self.interrupted is not None or self.started_at is None:
             return
         if why == "cancel" and self.task is not None and self.task.only_asked_to_end:
-            return  # the context says so
+            return  # the handler reads the request from its context
         if self.end is not None:
             self.interrupted = why
             self.end(why)
@@ -291,18 +293,18 @@ class Execution:
             self.slot.interrupt()
 
     def meddled(self) -> None:
-        """Its handler cancels tasks that are not its own: those of the worker, or of another handler."""
+        """Log, once, that its handler cancels tasks of the worker or of another handler."""
         if not self.has_meddled:
             self.has_meddled = True
             sentence = "a handler cancels tasks that are not its own, and the worker goes on: job {job}"
             log_line(logger, logging.WARNING, sentence, self.fields())
 
     def lose_lease(self) -> None:
-        """The store refused to write under the lease: whatever the handler makes of it, nothing is settled."""
+        """Interrupt the handler: the store refused a write under its lease, so nothing will be settled."""
         self.interrupt("lease_lost")
 
     def report(self, progress: Progress) -> None:
-        # Handlers in threads report as well.
+        # Thread-safe, since handlers in threads report progress too.
         self.pipeline.loop.call_soon_threadsafe(self.pipeline.note, self, progress)
 
     def add_child(self, signature: Signature[Any]) -> str:

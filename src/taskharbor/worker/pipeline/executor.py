@@ -1,7 +1,7 @@
-"""The executor: runs handlers in a bounded number of slots and tells how each of them ended.
+"""The executor: runs handlers in a bounded number of slots and hands each outcome to the pipeline.
 
-It knows no driver. Executions come from a buffer, what they take of other jobs from `results`; outcomes go to
-`finish`.
+It does not use the driver. Executions come from `Pipeline.claimed`, the results that they take from `Results`, and
+outcomes go to `Pipeline.end`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from taskharbor.worker.pipeline.recurring import Recurring
 
 logger = logging.getLogger("taskharbor.worker")
 
-CLOSE_SECONDS = 1.0  # how long cancelled slots may take to end, in the end
-BREATH_EVERY = 32  # executions that never suspend before a slot lets the loop go round
+CLOSE_SECONDS = 1.0  # how long `close` waits for cancelled slots to end
+YIELD_EVERY = 32  # executions in a row that never suspend, before a slot yields to the loop
 
 Middleware = Callable[[Any, Callable[[], Coroutine[Any, Any, Any]]], Coroutine[Any, Any, Any]]
 
@@ -78,8 +78,10 @@ class Executor:
         self._lease_keeper = lease_keeper
         self._recurring = recurring
         self._results = results
-        self._cells = cells  # where a supervisor sees begins and ends, even if this process dies
-        self._takes_interrupts = takes_interrupts  # Ctrl-C is no exception here, so one was the handler's
+        self._cells = cells  # a supervisor reads begins and ends here, even after this process dies
+        self._takes_interrupts = (
+            takes_interrupts  # Ctrl-C raises nothing here, so a KeyboardInterrupt is the handler's own
+        )
         self._threads = HandlerThreads(pipeline.concurrency)
         self._processes = processes
         self._slots: list[Slot] = []
@@ -92,9 +94,9 @@ class Executor:
         self.wake_a_slot()
 
     def begin_no_more(self, *, is_retiring: bool = False) -> None:
-        """Hand back what has not begun; from here on nothing begins. A worker that retires lets the rest go on."""
+        """Hand back what has not begun, and begin nothing more. Handlers of a retiring worker run on."""
         self._pipeline.is_closing = True
-        if not is_retiring:  # else a middleware may call its handler once more
+        if not is_retiring:  # a middleware of a retiring worker may still call its handler
             self._processes.begin_no_more()
         self._pipeline.hand_back()
 
@@ -102,7 +104,7 @@ class Executor:
         self._torn_down = True
         for slot in self._slots:
             slot.end()
-        if self._slots:  # a handler that will not end is left behind
+        if self._slots:  # but not for a handler that does not end
             await asyncio.wait(self._slots, timeout=CLOSE_SECONDS)
         self._threads.close()
         await self._processes.close()
@@ -111,7 +113,7 @@ class Executor:
     # -- slots --
 
     def wake_a_slot(self) -> None:
-        """One is enough: each wakes the next when its handler suspends and there is more to do."""
+        """Wake one slot. It wakes the next one when its handler suspends and more jobs wait."""
         pipeline = self._pipeline
         if (
             not pipeline.claimed
@@ -131,7 +133,7 @@ class Executor:
         loop, pipeline = asyncio.get_running_loop(), self._pipeline
         slot = asyncio.current_task()
         assert isinstance(slot, Slot), "only slots are served here"
-        without_breath = 0
+        without_yield = 0
         while True:
             try:
                 if (
@@ -147,25 +149,25 @@ class Executor:
                 if len(pipeline.claimed) == pipeline.low_water:
                     pipeline.room.set()
                 await self._execute(execution, slot)
-                without_breath += 1
-                if without_breath == BREATH_EVERY:
-                    without_breath = 0
+                without_yield += 1
+                if without_yield == YIELD_EVERY:
+                    without_yield = 0
                     await asyncio.sleep(0)
             except asyncio.CancelledError:
                 if self._torn_down:
                     raise
-                while slot.cancelling():  # without a stop: it goes on
+                while slot.cancelling():  # other code cancelled the slot: it goes on
                     slot.uncancel()
 
     async def _execute(self, execution: Execution, slot: Slot) -> None:
-        """Preflight, make ready, begin, run. Nothing that a job does may cost the slot: other jobs wait for it."""
+        """Check the job, prepare it, begin it, run it. No job may end the slot, since other jobs need it."""
         try:
             now = self._time.now()
             if is_routine(execution, now):
                 objection: Objection | None = payload_does_not_fit(execution, now)
             else:
                 objection = await self._clear(execution, now)
-                now = self._time.now()  # that took its time, which is not the handler's
+                now = self._time.now()  # the checks took time, which does not count as the handler's
             if objection is not None:
                 self._refuse(execution, objection)
                 return
@@ -194,7 +196,7 @@ class Executor:
                 self._processes.give_back(execution)
                 self._pipeline.end(execution, HandedBack())
             raise
-        except BaseException as error:  # noqa: BLE001 - logged, and the job's own failure
+        except BaseException as error:  # noqa: BLE001 - logged, and counted as the job's failure
             log_line(
                 logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error
             )
@@ -203,7 +205,7 @@ class Executor:
             self._pipeline.end(execution, outcomes.of_failure(error))
 
     async def _clear(self, execution: Execution, now: int) -> Objection | None:
-        """Check a job that is not routine, and make it ready; check it again after everything that takes time."""
+        """Check a job that is not routine, and prepare it; check it again after each step that takes time."""
         objection = preflight(execution, now)
         if objection is None and _lacks_facts(execution, now):
             objection = await self._read_facts(execution) or preflight(execution, self._time.now())
@@ -224,12 +226,12 @@ class Executor:
         self._pipeline.starting += 1
         try:
             if takes is not None:
-                self.wake_a_slot()  # the others need not wait for this read
+                self.wake_a_slot()  # other jobs do not wait for this read
                 execution.payload = await self._results.payload(execution, takes)
             if execution.options.recurrence is not None:
                 execution.run_has_begun = await self._recurring.has_begun(execution)
         except (Unrecoverable, PayloadError) as error:
-            # Not unrunnable: no other version of the task could have what is missing.
+            # Not unrunnable: another version of the task would miss the same result.
             return outcomes.of_failure(Unrecoverable(str(error)))
         finally:
             self._pipeline.starting -= 1
@@ -241,11 +243,11 @@ class Executor:
         self._pipeline.starting += 1
         try:
             if execution.task.is_isolated and not self._processes.take_idle(execution):
-                self.wake_a_slot()  # the others need not wait for this one's process
+                self.wake_a_slot()  # other jobs do not wait for this process
                 if not await self._processes.take(execution):
                     return HandedBack()
             if execution.needs_mark and not await self._lease_keeper.mark_at_most_once(execution):
-                return HandedBack()  # it is not ours
+                return HandedBack()  # the lease is lost
         except CannotBegin as error:
             return outcomes.outcome_of_unrunnable(Reason.UNKNOWN_TASK, str(error))
         finally:
@@ -259,7 +261,7 @@ class Executor:
             self._cells[execution.cell] = -execution.started_at
         if execution.timer is not None:
             execution.timer.cancel()
-        if execution.process is not None:  # a middleware did not call it
+        if execution.process is not None:  # a middleware did not call the handler
             self._processes.give_back(execution)
         if execution.asked_to_stop and execution.is_lost:
             pipeline.drop(execution)  # under a lost lease nothing is settled
@@ -282,7 +284,7 @@ class Executor:
             if execution.interrupted is None and self._torn_down:
                 raise
             if execution.disturbed and execution.interrupted is None and self._is_torn_down_from_outside:
-                execution.interrupted = "shutdown"  # it was cancelled with all the rest
+                execution.interrupted = "shutdown"  # the application cancelled every task
             outcome = outcomes.outcome_of_error(execution, error)
         except GeneratorExit:
             raise  # the slot is being closed
@@ -293,17 +295,17 @@ class Executor:
         else:
             outcome = self._outcome_of_value(execution, value)
         execution.slot = slot.execution = None
-        if slot.cancelling():  # by us, or by the handler itself: its own affair either way
+        if slot.cancelling():  # the worker or the handler cancelled the handler, not the slot
             await self._absorb_cancellation(slot)
         self._ended(execution, outcome)
 
     @property
     def _is_torn_down_from_outside(self) -> bool:
-        """Whether the application ends the whole worker."""
+        """Whether the application cancels the whole worker."""
         return self._pipeline.owner is not None and self._pipeline.owner.is_to_end
 
     async def _absorb_cancellation(self, slot: Slot) -> None:
-        """The cancellation was the handler's, not the slot's; one that it did not meet must not hit the next."""
+        """Clear a cancellation that was meant for the handler, so that it does not hit the next job of the slot."""
         while slot.cancelling():
             slot.uncancel()
         try:
@@ -326,7 +328,7 @@ class Executor:
             )
 
     async def _wrapped(self, execution: Execution, arguments: dict[str, Any]) -> Any:
-        """The handler inside the middlewares, the first declared outermost."""
+        """Call the handler inside the middlewares; the first declared is the outermost."""
         call: Callable[[], Coroutine[Any, Any, Any]] = lambda: self._innermost(execution, arguments)  # noqa: E731
         for middleware in reversed(self._middlewares):
             call = _bound(middleware, execution, call)
@@ -350,7 +352,7 @@ class Executor:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
             call.interrupt()
-            await asyncio.wait([ended])  # the slot stays occupied until the handler really ends
+            await asyncio.wait([ended])  # the slot stays occupied until the handler has ended
             raise
         if call.error is not None:
             raise call.error
@@ -388,11 +390,11 @@ class Executor:
             self._ended(execution, outcomes.of_remote(execution, ended))
 
     async def _value_from_process(self, execution: Execution) -> Any:
-        """What `call()` gives to a middleware: the result as JSON carries it, or an error that stands for its own."""
+        """Return to a middleware the result, decoded from JSON, or raise an error that represents the handler's."""
         task = execution.task
         assert task is not None, "only known tasks are executed"
         if (
-            execution.process is None  # the middleware calls it a second time
+            execution.process is None  # the middleware calls the handler a second time
             and not self._processes.take_idle(execution)
             and not await self._processes.take(execution)
         ):
@@ -401,7 +403,7 @@ class Executor:
         self._processes.call(execution, ending.set_result)
         try:
             ended = await asyncio.shield(ending)
-        except asyncio.CancelledError:  # by a timeout of the middleware's own, say
+        except asyncio.CancelledError:  # for example by a timeout in the middleware
             if execution.end is not None:
                 execution.end("shutdown")
             await asyncio.wait([ending])
@@ -423,7 +425,7 @@ class Executor:
 
 
 def _lacks_facts(execution: Execution, now: int) -> bool:
-    """Whether the store has to be read before the checks can decide."""
+    """Whether the checks need facts from the store."""
     options, claimed = execution.options, execution.claimed
     if options.takes is not None:
         return True

@@ -1,4 +1,4 @@
-"""The heartbeat: extends every live lease, and hears what has been asked meanwhile."""
+"""The heartbeat: extends every live lease, and learns of cancel requests and paused queues."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ class LeaseKeeper:
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
-        if (
-            self._extended_outside
-        ):  # looking is cheap: it must see in time that the supervisor does not extend
+        if self._extended_outside:
+            # A look is cheap, and must notice in time that the supervisor does not extend.
             beat_seconds /= 2
         pause = beat_seconds
         while True:
@@ -60,7 +59,7 @@ class LeaseKeeper:
         await self._extend(self._due())
 
     def _due(self) -> list[HeldLease]:
-        """All leases; with a supervisor outside only those that it has let come to half their time."""
+        """Return all leases; with a supervisor, only those that it has let run down to half their time."""
         leases = self._leases.all()
         if not self._extended_outside:
             return leases
@@ -79,20 +78,20 @@ class LeaseKeeper:
             self._heed(lease, extended)
         self._heed_paused(heartbeat.paused)
 
-    async def heard(
+    async def apply_lease_update(
         self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
     ) -> None:
-        """What the supervisor was answered when it extended our leases: jobs, queues and tokens."""
+        """Apply what the store answered the supervisor: jobs to cancel, paused queues, tokens of refused leases."""
         leases = {lease.token: lease for lease in self._leases.all()}
         for job_id in cancel_requested:
             for lease in leases.values():
                 self._heed_cancel(lease, job_id)
         self._heed_paused(frozenset(paused))
-        # Whether they are really lost, or were settled a moment ago, the store tells us best.
+        # Only the store knows whether they are lost or were settled a moment ago.
         await self._extend([leases[token] for token in refused if token in leases])
 
     def heed_cancels(self, jobs: Mapping[str, Iterable[str]]) -> None:
-        """Interrupt what was asked to end: ids of jobs by the token of their lease."""
+        """Interrupt jobs with a cancel request: their ids, by the token of their lease."""
         for lease in self._leases.all():
             for job_id in jobs.get(lease.token, ()):
                 self._heed_cancel(lease, job_id)
@@ -102,7 +101,7 @@ class LeaseKeeper:
             self._pipeline.hand_back(lambda execution: execution.claimed.queue in paused)
 
     async def mark_at_most_once(self, execution: Execution) -> bool:
-        """Write into the lease that this job is at_most_once, before it begins; False if it is not ours."""
+        """Write into the lease that this job is at_most_once, before it begins; False if the lease is lost."""
         lease = execution.lease
         extension = self._extension(lease, at_most_once=(execution.claimed.id,))
         for _ in range(MARK_TRIES):
@@ -110,7 +109,10 @@ class LeaseKeeper:
                 heartbeat: Heartbeat = await self._driver.extend([extension])
             except StoreError as error:
                 log_line(
-                    logger, logging.WARNING, "a lease could not be marked: {error}", {"error": str(error)}
+                    logger,
+                    logging.WARNING,
+                    "could not mark a job as at_most_once in its lease: {error}",
+                    {"error": str(error)},
                 )
                 await self._clock.sleep(MARK_PAUSE_SECONDS)
                 continue
@@ -142,16 +144,16 @@ class LeaseKeeper:
             execution.interrupt("cancel")
 
     def _lose(self, lease: HeldLease) -> None:
-        """The lease is over: what runs under it can commit nothing, so it had better end."""
+        """Interrupt the handlers under a lost lease: they can commit nothing."""
         log_line(logger, logging.WARNING, "a lease expired before it was extended", {"lease": lease.token})
         self._leases.forget(lease)
         for execution in list(lease.executions.values()):
             execution.interrupt("lease_lost")
 
     async def extend_expired(self) -> None:
-        """Ask for the leases of this worker that are over, before it collects expired leases.
+        """Try to extend this worker's own expired leases before it collects expired leases.
 
-        The store refuses, and so learns that this worker survived them: it does not blame their jobs.
+        The store refuses, and so learns that this worker is alive: it does not count a loss against their jobs.
         """
         now = self._time.now()
         await self._extend([lease for lease in self._leases.all() if lease.is_over(now)])

@@ -1,4 +1,4 @@
-"""What a worker holds: its live leases, and its idea of the store's time."""
+"""The live leases of a worker, and its estimate of the store's time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class StoreTime:
-    """The store's time, estimated from what it last said: a worker's own clock may be wrong.
+    """The store's time, estimated from its answers, because a worker's own clock may be wrong.
 
-    Between two answers it goes on by the monotonic clock. The wall clock may be set at any moment, and a handler
-    must not time out, nor a lease seem to be over, because of that.
+    Between two answers the monotonic clock moves it on. A change of the wall clock must neither time out a handler nor
+    make a lease look expired.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -28,13 +28,13 @@ class StoreTime:
         return self.asking() + self._ahead
 
     def asking(self) -> int:
-        """By our own clock: when the store is being asked. For `learn`."""
+        """Return the time of a question to the store, by our own clock, for `learn`."""
         return round(self._clock.monotonic() * MICROS_PER_SECOND)
 
     def learn(self, store_now: int, asked_at: int) -> None:
-        """The store read its clock at some moment between our asking and its answer.
+        """Correct the estimate: the store read its clock between our question and its answer.
 
-        An estimate that agrees with this is kept: an answer that took long must not make us late.
+        An estimate that agrees with this is kept, so a slow answer does not make it late.
         """
         least, most = store_now - self.asking(), store_now - asked_at
         self._ahead = min(max(self._ahead, least), most)
@@ -50,31 +50,33 @@ class HeldLease:
     ) -> None:
         self.token = token
         self.expires_at = expires_at
-        self.supervisor = supervisor  # extends it from another process
+        self.supervisor = supervisor  # extends the lease from another process
         self.alone = alone  # it holds a suspect
-        self.lost = False  # the store said that it is no longer ours
+        self.lost = False  # the store has refused it
         self.executions: dict[str, Execution] = {}
-        self.blocks: tuple[int, ...] = ()  # where it is published to a supervisor
+        self.blocks: tuple[int, ...] = ()  # of shared memory, where the supervisor reads it
 
     def is_over(self, now: int) -> bool:
-        """Whether its time has run out, as far as this worker and its supervisor know."""
+        """Whether it has expired, as far as this worker and its supervisor know."""
         if now < self.expires_at:
             return False
         self.refresh()
         return now >= self.expires_at
 
     def refresh(self) -> None:
-        """Take note of how far the supervisor has extended the lease."""
+        """Read how far the supervisor has extended the lease."""
         if self.supervisor is not None:
             self.expires_at = max(self.expires_at, self.supervisor.extended_to(self))
 
 
 class HeldLeases:
-    def __init__(self, worker: str, oversight: SupervisorLink | None = None) -> None:
-        # A worker may be given a name, and restarted under it: its tokens must never be those of its predecessor,
-        # or it would be handed that one's jobs as if its own claim had been repeated.
-        self._prefix = f"{worker}/{os.urandom(8).hex()}" if oversight is None else oversight.prefix
-        self._oversight = oversight
+    def __init__(self, worker: str, supervisor_link: SupervisorLink | None = None) -> None:
+        # A worker may restart under the same name. If it used its predecessor's tokens, the store would take its first
+        # claim for a repeated one, and return the predecessor's jobs.
+        self._prefix = (
+            f"{worker}/{os.urandom(8).hex()}" if supervisor_link is None else supervisor_link.prefix
+        )
+        self._supervisor_link = supervisor_link
         self._serial = itertools.count(1)
         self._leases: dict[str, HeldLease] = {}
 
@@ -82,24 +84,24 @@ class HeldLeases:
         return f"{self._prefix}-{next(self._serial)}"
 
     def add(self, token: str, expires_at: int, *, alone: bool = False) -> HeldLease:
-        lease = self._leases[token] = HeldLease(token, expires_at, alone, self._oversight)
+        lease = self._leases[token] = HeldLease(token, expires_at, alone, self._supervisor_link)
         return lease
 
     def settled(self, execution: Execution) -> None:
-        """The job is off its lease; with the last one, the lease is over."""
+        """Take the job off its lease; without jobs, the lease is over."""
         lease = execution.lease
         lease.executions.pop(execution.claimed.id, None)
         execution.cell = 0
         if not lease.executions:
             self._leases.pop(lease.token, None)
-            if self._oversight is not None:
-                self._oversight.over(lease)
+            if self._supervisor_link is not None:
+                self._supervisor_link.over(lease)
 
     def forget(self, lease: HeldLease) -> None:
         lease.lost = True
         self._leases.pop(lease.token, None)
-        if self._oversight is not None:
-            self._oversight.lost(lease)
+        if self._supervisor_link is not None:
+            self._supervisor_link.lost(lease)
 
     def all(self) -> list[HeldLease]:
         return list(self._leases.values())

@@ -1,4 +1,4 @@
-"""The store as a worker's stages see it: each verb is repeated until the store answers."""
+"""The store as a worker's stages see it: they repeat each call until the store answers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class PatientStore:
-    """A driver whose verbs wait while the store is away. Every verb can be repeated, so nothing is lost or doubled.
+    """A driver whose calls wait while the store is away. Every call can be repeated, so nothing is lost or doubled.
 
-    An error that no outage explains is raised: `OperationRefused`, or what the store says of the content.
-    `driver` is for what must not wait, such as a heartbeat.
+    It raises errors that are no outage: `OperationRefused`, and what the store objects to in the content.
+    Calls that must not wait, such as a heartbeat, use `driver`.
     """
 
     def __init__(self, driver: Driver, outages: Outages) -> None:
@@ -28,7 +28,7 @@ class PatientStore:
     async def repeat(
         self, ask: Callable[[], Coroutine[Any, Any, T]], complaint: str, fields: dict[str, Any] | None = None
     ) -> T:
-        """Call `ask` until the store answers. The log has the complaint while the store is away."""
+        """Call `ask` until the store answers, and log the complaint while it is away."""
         return await self.outages.retry_until_available(ask, complaint, fields, raised=(OperationRefused,))
 
     async def settle(self, transitions: Sequence[Transition]) -> list[SettleResult]:
@@ -54,7 +54,7 @@ class PatientStore:
         return await self.repeat(read, "the store cannot be read")
 
     async def keep_step(self, note: StepNote, fields: dict[str, Any]) -> SettleAnswer:
-        """Store a step: a step that was done must not be forgotten because of an outage."""
+        """Store a step, however long an outage lasts: a step that is done must not be lost."""
         steps = Steps.of(self.driver)
         [answer] = await self.repeat(lambda: steps.note([note]), "the store cannot keep a step", fields)
         return answer

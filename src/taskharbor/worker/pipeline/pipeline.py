@@ -1,4 +1,4 @@
-"""What the stages of a worker share: the jobs between claim and settle, and the signals from stage to stage."""
+"""`Pipeline`: the jobs between claim and settle, and the events by which the stages of a worker wake each other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
 
-HELD_BYTES = 32 * 1_048_576  # of ended attempts that are not settled yet; with more, nothing else begins
+HELD_BYTES = 32 * 1_048_576  # of ended attempts that are not settled yet; above this, no job begins
 
-Ended = tuple[Execution, Outcome, int]  # with the bytes that it leaves to the store
+Ended = tuple[Execution, Outcome, int]  # with the bytes that its settle sends to the store
 
 
 class Pipeline:
@@ -43,9 +43,9 @@ class Pipeline:
         self.owner: OwnTask[None] | None = None  # the task that the whole run belongs to
         self.claimed: deque[Execution] = deque()  # not begun
         self.low_water = 0  # `room` is set when `claimed` has fallen to this
-        self.starting = 0  # taken from `claimed`, and made ready to begin
+        self.starting = 0  # taken from `claimed`, and being prepared
         self.running: dict[Execution, None] = {}
-        self.begun = 0  # how many, ever: the fetcher measures the pace by it
+        self.begun = 0  # how many jobs since the start: the fetcher measures the pace by it
         self.ended: list[Ended] = []  # not settled
         self.notes: dict[Execution, Progress] = {}  # progress that is not stored
         self.is_closing = False  # nothing begins any more
@@ -57,7 +57,7 @@ class Pipeline:
         self.left = asyncio.Event()  # while the worker closes: something has ended
         self._held_bytes = 0
 
-    # -- how full it is --
+    # -- how full the pipeline is --
 
     @property
     def free(self) -> int:
@@ -107,7 +107,7 @@ class Pipeline:
             self.left.set()
 
     def settled(self, settled: Iterable[Ended]) -> None:
-        """Forget attempts that are settled, or left to their leases."""
+        """Forget attempts that are settled, or that end when their lease expires."""
         for execution, _, size in settled:
             self._held_bytes -= size + len(execution.claimed.payload)
         if self._held_bytes <= HELD_BYTES:
@@ -120,7 +120,7 @@ class Pipeline:
         self.left.set()
 
     def hand_back(self, unwanted: Callable[[Execution], bool] = lambda _: True) -> None:
-        """Hand back the claimed jobs that are unwanted; left out, all of them."""
+        """Hand back the claimed jobs that `unwanted` selects, by default all of them."""
         taken = [execution for execution in self.claimed if unwanted(execution)]
         if taken:
             kept = [execution for execution in self.claimed if not unwanted(execution)]
@@ -130,7 +130,7 @@ class Pipeline:
             self.end(execution, HandedBack())
 
     def note(self, execution: Execution, progress: Progress) -> None:
-        """Have the progress of a job stored; of several notes the last one is enough."""
+        """Let the committer store the progress of a job; a later note replaces this one."""
         self.notes[execution] = progress
         self._announce()
 

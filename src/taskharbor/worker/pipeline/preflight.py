@@ -1,6 +1,6 @@
 """The checks that a claimed job passes before its handler begins.
 
-Each check is a pure question about an execution at an instant. Its answer is None, or what becomes of the job instead.
+Each check is a function of an execution and an instant. It returns None, or the outcome of a job that must not begin.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def lease_is_lost(execution: Execution, now: int) -> NotOurs | None:
 
 
 def worker_is_closing(execution: Execution, now: int) -> HandedBack | None:
-    """Its claim was under way when the worker began to stop."""
+    """Hand back a job whose claim was under way when the worker began to stop."""
     return HandedBack() if execution.pipeline.is_closing else None
 
 
 def lease_is_over(execution: Execution, now: int) -> HandedBack | None:
-    """As far as the worker knows. If the store knows better, it hears that this worker is alive."""
+    """Hand back a job whose lease is over as far as the worker knows. The store learns that this worker is alive."""
     return HandedBack() if execution.lease.is_over(now) else None
 
 
@@ -59,7 +59,7 @@ def options_are_unreadable(execution: Execution, now: int) -> Unrunnable | None:
 
 
 def payload_does_not_fit(execution: Execution, now: int) -> Unrunnable | None:
-    """Decode the payload, once. One that lacks the results of other jobs is decoded when they are read."""
+    """Decode the payload, once. If the job takes results of other jobs, this waits until they are read."""
     if execution.arguments is not None:
         return None
     payload = execution.payload
@@ -76,7 +76,7 @@ def payload_does_not_fit(execution: Execution, now: int) -> Unrunnable | None:
 
 
 def occurrence_is_missed(execution: Execution, now: int) -> Missed | None:
-    """A run that has begun, or may have, is brought to its end however late it is."""
+    """Drop an occurrence that is too late, unless its run has begun or may have begun."""
     recurrence, due_at = execution.options.recurrence, execution.claimed.due_at
     if recurrence is None or due_at is None or not is_missed(execution.claimed, recurrence, now):
         return None
@@ -86,11 +86,11 @@ def occurrence_is_missed(execution: Execution, now: int) -> Missed | None:
 
 
 def was_cancelled(execution: Execution, now: int) -> CancelledOnRequest | None:
-    """While it waited in this worker for its turn."""
+    """Cancel a job for which a request came while it waited in this worker."""
     return CancelledOnRequest() if execution.is_to_stop("cancel") else None
 
 
-# In this order: the first one that objects decides.
+# In this order: the first check that objects decides.
 PREFLIGHT: tuple[Check, ...] = (
     lease_is_lost,
     worker_is_closing,
@@ -105,7 +105,7 @@ PREFLIGHT: tuple[Check, ...] = (
 
 
 def preflight(execution: Execution, now: int) -> Objection | None:
-    """What becomes of the job instead of a begin; None if it may begin."""
+    """Return the first objection to the job, or None if it may begin."""
     for check in PREFLIGHT:
         if (objection := check(execution, now)) is not None:
             return objection
@@ -113,9 +113,9 @@ def preflight(execution: Execution, now: int) -> Objection | None:
 
 
 def is_routine(execution: Execution, now: int) -> bool:
-    """Whether only the payload remains to be checked, and nothing has to be prepared.
+    """Whether only the payload needs a check, and the job needs no preparation.
 
-    Nearly every job is like this, and one look is cheaper than all the checks.
+    Nearly every job is routine, and this one test is cheaper than all the checks.
     """
     task, options, lease = execution.task, execution.options, execution.lease
     return (

@@ -1,4 +1,4 @@
-"""What the committer adds for recurring jobs: the next occurrence, computed anew when the schedule has changed."""
+"""Adds the next occurrence to the settle of a recurring job, computed anew if its schedule has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
 
-ROWS_MAX = 1_000  # of a run's attempts; more than any limit allows between two of its ends
+ROWS_MAX = 1_000  # of a run's attempts; the limits allow fewer
 
 
 class Recurring:
@@ -25,17 +25,17 @@ class Recurring:
         self._time = time
 
     async def armed(self, execution: Execution, transition: Transition) -> Transition:
-        """With the occurrence that follows, by the schedule as it was when the job was claimed."""
+        """Return the transition with the next occurrence, by the schedule as it was when the job was claimed."""
         if execution.unreadable is not None:
             return _kept(transition)
         return await self._armed(execution, transition, execution.options, execution.claimed.version)
 
     async def by_the_schedule_now(self, execution: Execution, bare: Transition) -> Transition | None:
-        """The same for a schedule that was changed, paused or deleted meanwhile; None if the job is gone."""
+        """Do the same by the schedule as it is now; return None if the job is deleted."""
         [record] = await self._store.get([execution.claimed.id])
         if record is None:
             return None
-        # Of a newer version: by what we know, until that one has it.
+        # A newer version wrote the schedule: use the one this worker knows until a newer worker has the job.
         if record.unreadable_options is not None:
             return await self._armed(execution, bare, execution.options, record.version)
         if record.options.recurrence is None:
@@ -52,14 +52,14 @@ class Recurring:
         return armed(transition, execution.claimed, options, version, now=now, rows=rows, copy_id=new_id())
 
     async def _rows(self, execution: Execution) -> list[AttemptRecord]:
-        """The earlier attempts of this run; mostly there are none, and nothing is read."""
+        """Return the earlier attempts of this run. Most runs have none, and then nothing is read."""
         claimed = execution.claimed
         earlier = claimed.number - claimed.first_number
         return await self._store.history(claimed.id, min(earlier, ROWS_MAX)) if earlier > 0 else []
 
 
 def _kept(transition: Transition) -> Transition:
-    """What recurs by options that only a newer version can read is put back for that one, and never ended here."""
+    """Put back a recurring job whose options only a newer version can read, and never end it here."""
     if transition.to is State.READY:
         return transition
     delay = seconds_to_micros(UNRUNNABLE_DELAY_MAX_SECONDS)

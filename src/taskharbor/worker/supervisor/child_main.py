@@ -102,8 +102,8 @@ class Child:
         self._address = address
         self._link = ProcessLink(publisher, worker, config)
         if address is not None:
-            worker._oversight = self._link
-        worker._succession = self
+            worker._supervisor_link = self._link
+        worker._replacement_policy = self
         self.may_retire = config.may_retire
         self.retiring: str | None = None  # the reason
         self.is_ready = False
@@ -160,7 +160,7 @@ class Child:
             match message:
                 case LeaseUpdate(cancel_requested, paused, refused):
                     try:
-                        await self._worker._heard(cancel_requested, paused, refused)
+                        await self._worker._apply_lease_update(cancel_requested, paused, refused)
                     except StoreError as error:  # the next heartbeat sends it again
                         log_line(
                             logger, logging.WARNING, "could not check a lease: {error}", {"error": str(error)}

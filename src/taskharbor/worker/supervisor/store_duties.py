@@ -116,7 +116,7 @@ class StoreDuties:
         while True:
             try:
                 return await settle_orphaned_jobs(
-                    self._driver, leases, process_exit, lease=self._lease, report=self._losses.tell
+                    self._driver, leases, process_exit, lease=self._lease, report=self._losses.report
                 )
             except StoreError as error:
                 fields = {"worker": process_exit.worker, "error": str(error)}

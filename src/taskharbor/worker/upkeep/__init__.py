@@ -1,1 +1,1 @@
-"""What keeps a worker and its store in order beside the jobs."""
+"""The parts of a worker that run beside its jobs: maintenance, presence, retirement, and watches."""

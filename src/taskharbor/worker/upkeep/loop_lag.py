@@ -1,7 +1,7 @@
 """Log that the event loop was blocked.
 
-An async handler that blocks it holds up the heartbeat as well. For longer than the lease, its job is lost to another
-attempt, which does the same again: nothing in the store could say why.
+An async handler that blocks the loop also holds up the heartbeat. If it blocks for longer than the lease, its job is
+lost to another attempt, which blocks again. Only the log can say why.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOK_SECONDS = 1.0
 
 
 async def warn_on_loop_lag(beat_seconds: float) -> None:
-    """A standstill is worth a line when a heartbeat may have fallen out for it."""
+    """Log each standstill that may have delayed a heartbeat."""
     while True:
         asleep_at = time.monotonic()
         await asyncio.sleep(min(LOOK_SECONDS, beat_seconds / 2))
@@ -28,6 +28,6 @@ async def warn_on_loop_lag(beat_seconds: float) -> None:
                 logger,
                 logging.WARNING,
                 "the event loop stood still for {seconds} s: an async handler blocks it (declare it with def), or the "
-                "process was suspended. Jobs whose lease ends meanwhile run again",
+                "process was suspended. Jobs whose lease expires during that time run again",
                 {"seconds": round(seconds, 1)},
             )

@@ -1,4 +1,4 @@
-"""Maintenance: what every worker does now and then for all of them."""
+"""Maintenance: what every worker does now and then for the whole store."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from taskharbor.worker.upkeep.retrying import Outages
 
 logger = logging.getLogger("taskharbor.worker")
 
-# Rounds of collecting. An expired job is not begun anyway, so its end can be written down a little later.
+# Counted in rounds of collecting. No worker begins an expired job, so the store may record its end a little later.
 EXPIRE_EVERY = 12
 PRUNE_EVERY = 105  # about a minute
-PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not keep anybody from collecting meanwhile
+PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not delay the collecting of expired leases
 PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
 CATCH_UP_BATCH = 1_000
@@ -44,18 +44,18 @@ class Maintenance:
         self._harbor = harbor
         self._driver = harbor.driver
         self._has_upkeep = Upkeep.offered_by(harbor.driver) is not None
-        self._collector = Collector(harbor.driver, worker, report=reporter.losses.tell)
+        self._collector = Collector(harbor.driver, worker, report=reporter.losses.report)
         self._clock = clock
         self._outages = outages
         self._reporter = reporter
         self._before_collecting = before_collecting
         self._pruning = False
-        self._failed: dict[str, tuple[int, float]] = {}  # how often in a row, and when it is done again
+        self._failed: dict[str, tuple[int, float]] = {}  # chore → failures in a row, and when to try again
 
     async def run(self) -> None:
         rounds = 0
         while True:
-            # Jittered, so that many workers do not all look at once.
+            # With jitter, so that many workers do not all look at once.
             pause = COLLECT_SECONDS if self._driver.outlook.leases else IDLE_COLLECT_SECONDS
             await self._clock.sleep(pause * random.uniform(0.85, 1.0))
             rounds += 1
@@ -72,11 +72,11 @@ class Maintenance:
                 self._outages.answered(_COMPLAINT)
             except StoreError as error:
                 self._outages.unanswered(_COMPLAINT, error)
-            except Exception as error:  # noqa: BLE001 - a bug of ours, or of a driver: it ends no worker
+            except Exception as error:  # noqa: BLE001 - a bug of ours, or of a driver, must not end the worker
                 log_bug(logger, "maintenance failed", error)
 
     async def collect(self) -> None:
-        """Settle what expired leases held."""
+        """Settle the jobs of expired leases."""
         await self._do(self._collect)
 
     async def catch_up(self) -> None:
@@ -84,8 +84,8 @@ class Maintenance:
         if self._has_upkeep:
             await self._do(self._catch_up)
 
-    async def tell_unreadable(self, ids: Sequence[str]) -> None:
-        """Tell of jobs that a claim found unreadable, and that are dead by now."""
+    async def report_unreadable(self, ids: Sequence[str]) -> None:
+        """Report jobs that a claim found unreadable; the store has made them dead."""
         try:
             records = await self._driver.get(ids)
         except StoreError as error:
@@ -101,7 +101,7 @@ class Maintenance:
             await self._do(self._expire)
 
     async def _do(self, chore: Callable[[], Awaitable[object]]) -> None:
-        """Do it; one in which a bug of ours is found is left out for a while, each time for longer."""
+        """Do a chore; after a failure that is no outage, leave it out for a while, each time for longer."""
         name, now = chore.__name__, self._clock.monotonic()
         failures, again_at = self._failed.get(name, (0, now))
         if now < again_at:
@@ -122,7 +122,7 @@ class Maintenance:
         await self._collector.collect()
 
     async def _catch_up(self) -> None:
-        await self._tell_cancelled(await Upkeep.of(self._driver).catch_up(CATCH_UP_BATCH))
+        await self._report_cancelled(await Upkeep.of(self._driver).catch_up(CATCH_UP_BATCH))
 
     async def _prune(self) -> None:
         self._pruning = False
@@ -130,11 +130,11 @@ class Maintenance:
 
     async def _expire(self) -> None:
         while expired := await Upkeep.of(self._driver).expire(EXPIRE_BATCH):
-            await self._tell_cancelled(expired)
+            await self._report_cancelled(expired)
             if len(expired) < EXPIRE_BATCH:
                 break
 
-    async def _tell_cancelled(self, ids: Sequence[str]) -> None:
+    async def _report_cancelled(self, ids: Sequence[str]) -> None:
         for record in await self._driver.get(ids) if ids else ():
             if record is not None and record.state is State.CANCELLED:
                 self._reporter.expired(record)

@@ -1,4 +1,4 @@
-"""The long-lived parts of a worker: each is kept going until it is ended, and the failure of one ends them all."""
+"""`Parts`: the long-lived tasks of a worker. Each runs until it is ended, and the failure of one ends all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from taskharbor.own_tasks import OwnTask, own_task
 
 logger = logging.getLogger("taskharbor.worker")
 
-RESUME_SECONDS = 0.01  # after which a part goes on that was cancelled
+RESUME_SECONDS = 0.01  # before a part that other code cancelled starts again
 
 
 class Parts:
-    """A task group of tasks that handlers cannot cancel, and that go on when other code cancels one of them."""
+    """A task group of tasks that handlers cannot cancel, and that start again when other code cancels one of them."""
 
     def __init__(self) -> None:
         owner = asyncio.current_task()
@@ -63,7 +63,7 @@ class Parts:
 
     async def _kept(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         part = asyncio.current_task()
-        assert isinstance(part, OwnTask), "it is started as one"
+        assert isinstance(part, OwnTask), "`start` runs it as an OwnTask"
         pause = 0.0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Presence: telling the store who is there, so that `stats` shows idle workers too."""
+"""Presence: records in the store which workers are running, so that `stats` shows idle workers too."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.worker")
 
-FIRST_SECONDS = 0.5  # a drain that is over by then has not been worth telling of
-SIGN_ON_SECONDS = 15.0  # between two times: seldom, an idle worker has to cost next to nothing
-LASTS = 50 * MICROS_PER_SECOND  # so that one that is missed does not matter
-SIGN_OFF_SECONDS = 0.5  # how long a worker that stops waits for the store to take note
+FIRST_SECONDS = 0.5  # a drain that is over by then is not recorded
+SIGN_ON_SECONDS = 15.0  # between two records: rare, since an idle worker should cost almost nothing
+LASTS = 50 * MICROS_PER_SECOND  # longer than three intervals, so that a missed record does not matter
+SIGN_OFF_SECONDS = 0.5  # how long a stopping worker waits for the store
 
 
 class Presence:
@@ -32,7 +32,7 @@ class Presence:
         self._changed = asyncio.Event()
 
     def changed(self) -> None:
-        """Something changed: report it to the store now, not only with the next time."""
+        """Record the change now instead of with the next regular record."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -41,19 +41,19 @@ class Presence:
         await self._clock.sleep(FIRST_SECONDS)
         while True:
             self._changed.clear()
-            await self._tell()
+            await self._record()
             with suppress(TimeoutError):
                 seconds = SIGN_ON_SECONDS * random.uniform(0.85, 1.0)
                 await wait_for(self._clock, self._changed.wait(), seconds)
 
     async def sign_off(self) -> None:
-        """All that have signed on."""
+        """Remove every worker that has signed on."""
         if self._signed_on:
             with suppress(StoreError, TimeoutError):
                 await asyncio.wait_for(WORKERS.drop(self._driver, sorted(self._signed_on)), SIGN_OFF_SECONDS)
 
-    async def _tell(self) -> None:
-        """Try once: nothing depends on it."""
+    async def _record(self) -> None:
+        """Record the running workers; try only once, since no job depends on it."""
         there = self._who()
         names = {worker.name for worker in there}
         gone, self._signed_on = self._signed_on - names, names
@@ -64,5 +64,5 @@ class Presence:
                 await WORKERS.drop(self._driver, sorted(gone))
         except StoreError as error:
             log_line(
-                logger, logging.DEBUG, "the store did not hear who is there: {error}", {"error": str(error)}
+                logger, logging.DEBUG, "could not record the running workers: {error}", {"error": str(error)}
             )

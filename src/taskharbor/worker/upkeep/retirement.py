@@ -1,6 +1,6 @@
-"""Retirement: a worker that has done enough claims no more, and ends with the last of its jobs.
+"""Retirement: a worker that has reached a limit claims no more, and ends with its last job.
 
-Retirement is never rushed and has no grace period: its handlers end by themselves.
+Retirement has no grace period and interrupts no handler.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ LOOK_SECONDS = 1.0
 
 
 class ReplacementPolicy(Protocol):
-    """Replaces workers that retire."""
+    """Decides whether a worker may retire, and replaces it."""
 
     may_retire: bool  # False while this worker's predecessor still has jobs
 
     def retires(self, why: str, *, idle: bool) -> None:
-        """The worker claims no more; idle if it has not begun any job."""
+        """Start a replacement: the worker claims no more. `idle` means that it has not begun any job."""
 
     def leaves(self) -> None:
-        """A worker that retires has settled its last job."""
+        """Note that the retiring worker has settled its last job."""
 
 
 class Retirement:
-    """Whether a worker has done enough. Without a limit it never has."""
+    """Decides when a worker has reached a limit. Without a limit it never retires."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Retirement:
         *,
         max_jobs: int | None,
         max_memory_mib: int | None,
-        succession: ReplacementPolicy | None,
+        replacement_policy: ReplacementPolicy | None,
         clock: Clock,
     ) -> None:
         self.is_due = asyncio.Event()
@@ -51,19 +51,19 @@ class Retirement:
         self._max_memory_mib = max_memory_mib
         self._pipeline = pipeline
         self._executor = executor
-        self._succession = succession
+        self._replacement_policy = replacement_policy
         self._clock = clock
-        self._told_to_stay = False
+        self._is_waiting_for_predecessor = False
 
     async def run(self) -> None:
         while self._max_jobs is not None or self._max_memory_mib is not None:
             self.look()
-            if self._told_to_stay:
+            if self._is_waiting_for_predecessor:
                 self._pipeline.room.set()
             await self._clock.sleep(LOOK_SECONDS)
 
     def jobs_left(self) -> int | None:
-        """How many more may begin; None for any number: also beyond the limit, while it may not retire."""
+        """Return how many more jobs may begin; None for any number, also while it may not retire yet."""
         if self._max_jobs is None:
             return None
         left = self._max_jobs - self._pipeline.begun
@@ -75,31 +75,31 @@ class Retirement:
     def look(self) -> None:
         if self.is_due.is_set():
             return
-        why = self._enough()
+        why = self._limit_reached()
         if why is None:
             return
-        if self._succession is None or self._succession.may_retire:
+        if self._replacement_policy is None or self._replacement_policy.may_retire:
             self.is_due.set()
             log_line(
                 logger,
                 logging.INFO,
-                "worker retires: {why}; it claims no more, and ends with its last job",
+                "worker retires: {why}; it claims no more jobs and ends with its last one",
                 {"why": why},
             )
-            if self._succession is not None:
-                self._succession.retires(why, idle=not self._pipeline.begun)
+            if self._replacement_policy is not None:
+                self._replacement_policy.retires(why, idle=not self._pipeline.begun)
             self._executor.begin_no_more(is_retiring=True)
-        elif not self._told_to_stay:
-            self._told_to_stay = True
+        elif not self._is_waiting_for_predecessor:
+            self._is_waiting_for_predecessor = True
             log_line(
                 logger,
                 logging.WARNING,
-                "worker has done enough ({why}), and goes on until its predecessor is gone",
+                "worker should retire ({why}), but goes on until its predecessor is gone",
                 {"why": why},
             )
 
-    def _enough(self) -> str | None:
-        """Why it is enough, if it is."""
+    def _limit_reached(self) -> str | None:
+        """Return the limit that the worker has reached, or None."""
         if self._max_jobs is not None and self._pipeline.begun >= self._max_jobs:
             return f"it has begun {counted(self._max_jobs, 'job')}"
         limit = self._max_memory_mib
@@ -108,6 +108,6 @@ class Retirement:
         return None
 
     def leave(self) -> None:
-        """Its last job is settled."""
-        if self.is_due.is_set() and self._succession is not None:
-            self._succession.leaves()
+        """Report to the replacement policy that the last job is settled."""
+        if self.is_due.is_set() and self._replacement_policy is not None:
+            self._replacement_policy.leaves()

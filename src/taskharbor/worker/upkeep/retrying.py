@@ -1,4 +1,4 @@
-"""Outages: a store that is away is asked again until it answers. Every verb can be repeated."""
+"""Outages: repeats calls to a store that is away until it answers, and logs the outage."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger("taskharbor.worker")
 
 T = TypeVar("T")
 
-PAUSE_SECONDS = 0.05  # before it is asked again; each next one is twice as long
+PAUSE_SECONDS = 0.05  # before the first repeat; each next pause is twice as long
 PAUSE_SECONDS_MAX = 2.0
-AGAIN_SECONDS = 1.0  # before the log has the same complaint again; each next one is twice as long
+AGAIN_SECONDS = 1.0  # before the same complaint is logged again; each next pause is twice as long
 AGAIN_SECONDS_MAX = 60.0
 
 
@@ -28,10 +28,10 @@ class _Complaint:
 
 
 class Outages:
-    """What the parts of a worker find out about their store, as the log tells it.
+    """Logs the outages of the store that the parts of a worker notice.
 
-    Each part complains when the store does not answer, now and then while that lasts. When every part that complained
-    has its answer, one line says that the store is back.
+    Each part logs a complaint when the store does not answer, and repeats it now and then. When every part that
+    complained has its answer, one line says that the store is back.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -45,7 +45,7 @@ class Outages:
         return bool(self._complaints)
 
     def unanswered(self, complaint: str, error: Exception, fields: dict[str, Any] | None = None) -> None:
-        """The store did not answer the part that complains so."""
+        """Note that the store did not answer the part with this complaint, and log it if it is due."""
         key, now = _key(complaint, fields), self._clock.monotonic()
         if not self._complaints:
             self._since = now
@@ -60,13 +60,13 @@ class Outages:
         log_line(logger, logging.WARNING, complaint + ": {error}", about)
 
     def answered(self, complaint: str, fields: dict[str, Any] | None = None) -> None:
-        """The store answered the part that may have complained."""
+        """Note that the store answered the part with this complaint."""
         if not self._complaints:
             return
         known = self._complaints.pop(_key(complaint, fields), None)
         if known is not None and not self._complaints:
             seconds = round(self._clock.monotonic() - self._since, 3)
-            # As loud as the complaints: who reads only warnings has to read this.
+            # At the level of the complaints, so that a log of warnings also shows the end.
             log_line(logger, logging.WARNING, "the store is back after {seconds} s", {"seconds": seconds})
 
     async def retry_until_available(
@@ -78,7 +78,7 @@ class Outages:
         repeated: type[StoreError] = StoreError,
         raised: tuple[type[StoreError], ...] = (),
     ) -> T:
-        """What the store answers in the end; errors other than `repeated` are raised, and so are `raised`."""
+        """Call `ask` until it succeeds. Repeat it only after a `repeated` error that is not in `raised`."""
         pause = PAUSE_SECONDS
         try:
             while True:
@@ -93,7 +93,7 @@ class Outages:
                     return answer
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, PAUSE_SECONDS_MAX)
-        except BaseException:  # cancelled, or no outage: this part waits no more
+        except BaseException:  # cancelled, or not an outage: this part no longer waits
             self._complaints.pop(_key(complaint, fields), None)
             raise
 

@@ -1,4 +1,4 @@
-"""How much memory a process has."""
+"""Measure how much memory this process uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 
 def resident_mib() -> int:
-    """Of this process, in MiB: now, or where the system does not say, at most so far."""
+    """Return the resident memory of this process in MiB, or its peak where the system reports only that."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // MIB

@@ -1,4 +1,4 @@
-"""Handlers that do not end on request: warn of them again and again, and give them up in the end."""
+"""`UnresponsiveWatch`: warns of handlers that do not end on request, and finally stops the worker."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from taskharbor.worker.pipeline.pipeline import Pipeline
 logger = logging.getLogger("taskharbor.worker")
 
 LOOK_SECONDS = 1.0
-FIRST_WARNING_SECONDS = 5.0  # after the request to end; each next one after twice as long
+FIRST_WARNING_SECONDS = 5.0  # after the request to end; each next warning after twice as long
 WARNING_SECONDS_MAX = 600.0
-UNWIND_SECONDS = 1.0  # how long a handler may take to end once it was interrupted at shutdown
+UNWIND_SECONDS = 1.0  # how long a handler may take to end after a shutdown interrupts it
 
 
 class UnresponsiveWatch:
-    """A thread cannot be killed. So its slot stays occupied, and people have to hear of it.
+    """Warns of handlers that do not end: a thread cannot be killed, so such a handler keeps its slot.
 
-    With a limit, the worker stops because of a handler that has been unresponsive for that long.
+    With a limit, the worker stops once a handler has been unresponsive for that long.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class UnresponsiveWatch:
         self._stopping = stopping
         self._limit_seconds = limit_seconds
         self._clock = clock
-        self._told: dict[Execution, _Told] = {}
+        self._overdue: dict[Execution, _Overdue] = {}
 
     async def run(self) -> None:
         while True:
@@ -47,19 +47,19 @@ class UnresponsiveWatch:
     def look(self) -> None:
         now = self._clock.monotonic()
         running = () if self._stopping.is_set() else self._pipeline.running  # a shutdown has its own limits
-        # One that runs in a process of its own is killed by and by.
-        told_to_end = [e for e in running if e.stop_requested is not None and e.process is None]
-        if not told_to_end:
-            self._told.clear()
+        # The process of an isolated handler is killed elsewhere.
+        unresponsive = [e for e in running if e.stop_requested is not None and e.process is None]
+        if not unresponsive:
+            self._overdue.clear()
             return
-        self._told = {
-            execution: self._told.get(execution) or _Told(now, FIRST_WARNING_SECONDS)
-            for execution in told_to_end
+        self._overdue = {
+            execution: self._overdue.get(execution) or _Overdue(now, FIRST_WARNING_SECONDS)
+            for execution in unresponsive
         }
-        for execution, told in self._told.items():
-            waited = now - told.at
-            if waited >= told.warn_after:
-                told.warn_after = waited + min(waited, WARNING_SECONDS_MAX)
+        for execution, overdue in self._overdue.items():
+            waited = now - overdue.since
+            if waited >= overdue.warn_after:
+                overdue.warn_after = waited + min(waited, WARNING_SECONDS_MAX)
                 log_line(
                     logger,
                     logging.WARNING,
@@ -70,7 +70,7 @@ class UnresponsiveWatch:
                 self._give_up(execution)
 
     def _give_up(self, execution: Execution) -> None:
-        """Stop the worker: only the end of its process ends the thread of this handler."""
+        """Stop the worker: only the end of the process ends this handler's thread."""
         if execution in self.given_up:
             return
         self.given_up.add(execution)
@@ -84,11 +84,11 @@ class UnresponsiveWatch:
         self._pipeline.left.set()
 
 
-class _Told:
-    __slots__ = ("at", "warn_after")
+class _Overdue:
+    __slots__ = ("since", "warn_after")
 
-    def __init__(self, at: float, warn_after: float) -> None:
-        self.at = at
+    def __init__(self, since: float, warn_after: float) -> None:
+        self.since = since
         self.warn_after = warn_after
 
 
