@@ -32,6 +32,8 @@ from taskharbor.rules.policy import (
     LOST_SUPERVISED,
     LOST_TOGETHER,
     SUPERVISED_MAX_LOSSES,
+    SURVIVED_LOSSES_MAX,
+    SURVIVED_LOSSES_SUSPECT,
     Loss,
     Rules,
     settle_loss,
@@ -438,14 +440,17 @@ def test_a_newly_stored_step_resets_the_counts():
 
 def test_an_outage_counts_against_no_job():
     job = Losing()
-    for _ in range(500):
+    for _ in range(SURVIVED_LOSSES_SUSPECT - 1):
         transition = job.lose(worker_survived=True)
         assert (transition.to, transition.suspect) == (State.READY, False)
         assert transition.worker_survived
+    assert job.lose(
+        worker_survived=True
+    ).suspect  # a row this long costs it no more than being executed alone
 
 
 def test_losses_that_the_worker_survived_do_not_count_against_a_suspect():
-    before = [lost(n, LOST_ALONE, worker_survived=True) for n in range(30, 0, -1)]
+    before = [lost(n, LOST_ALONE, worker_survived=True) for n in range(SURVIVED_LOSSES_MAX - 1, 0, -1)]
     assert settle_loss(lease(alone=True), claimed(31), before).to is State.READY
 
 
@@ -493,9 +498,56 @@ def test_a_new_run_begins_with_no_losses():
     assert not settle_loss(lease(), claimed(2, first_number=2), before).suspect
 
 
+def survived(number: int, kind: str = LOST_TOGETHER) -> AttemptRecord:
+    return lost(number, kind, worker_survived=True)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_losses_that_the_worker_survives_end_in_a_limit_of_their_own(known):
+    """A handler that blocks the loop past the lease: ten in a row make it a suspect, twenty while alone end it."""
+    history: list[AttemptRecord] = []
+    seen: list[tuple[State, bool, Reason | None]] = []
+    alone = False
+    while len(seen) < 50 and (not seen or seen[-1][0] is State.READY):
+        about = lease(alone=alone, worker_survived=known)
+        transition = settle_loss(about, claimed(len(history) + 1), history)
+        seen.append((transition.to, transition.suspect, transition.reason))
+        alone = transition.suspect
+        history.insert(0, survived(len(history) + 1))  # known by now: its worker was refused
+    unknown = 0 if known else 1  # the latest loss counts once its worker has proved that it is alive
+    assert seen == [
+        *[(State.READY, False, None)] * (SURVIVED_LOSSES_SUSPECT - 1 + unknown),
+        *[(State.READY, True, None)] * (SURVIVED_LOSSES_MAX - SURVIVED_LOSSES_SUSPECT),
+        (State.DEAD, False, Reason.LOST),
+    ]
+
+
+def test_an_outage_ends_no_job_that_is_not_alone():
+    before = newest_first(*(survived(n) for n in range(1, 100)))
+    transition = settle_loss(lease(worker_survived=True), claimed(100), before)
+    assert (transition.to, transition.suspect) == (State.READY, True)
+
+
+@pytest.mark.parametrize("status", [AttemptStatus.FAILED, AttemptStatus.SLEPT, AttemptStatus.LOST])
+def test_any_other_outcome_breaks_the_row_of_survived_losses(status):
+    alone = lease(alone=True, worker_survived=True)
+    before = newest_first(*(survived(n) for n in range(1, 31)))
+    assert settle_loss(alone, claimed(31), before).reason is Reason.LOST
+    before[10] = replace(before[10], status=status, worker_survived=False)
+    assert settle_loss(alone, claimed(31), before).to is State.READY
+
+
+def test_survived_losses_from_before_the_last_step_or_the_run_do_not_count():
+    alone = lease(alone=True, worker_survived=True)
+    before = newest_first(*(survived(n) for n in range(1, 31)))
+    assert settle_loss(alone, claimed(31), before, last_step=20).to is State.READY
+    assert settle_loss(alone, claimed(31, first_number=20), before).to is State.READY
+
+
 @given(
     kinds=st.lists(
-        st.tuples(st.sampled_from([LOST_TOGETHER, LOST_ALONE, LOST_SUPERVISED]), st.booleans()), max_size=40
+        st.tuples(st.sampled_from([LOST_TOGETHER, LOST_ALONE, LOST_SUPERVISED]), st.booleans()),
+        max_size=SURVIVED_LOSSES_MAX - 2,
     ),
     max_losses=st.integers(1, 10),
 )

@@ -32,6 +32,10 @@ from taskharbor.rules.outcome import (
 from taskharbor.rules.retry import UNSET, Decision, RetryPolicy, decide_failure
 
 SUPERVISED_MAX_LOSSES = 20  # losses although a supervisor was there: deployments, not poison
+# Losses in a row that the worker survived: a handler may block the worker's loop for longer than the lease. An outage
+# of the store looks the same, so the limits are high. From the first on the job runs alone; with the second it is dead.
+SURVIVED_LOSSES_SUSPECT = 10
+SURVIVED_LOSSES_MAX = 20
 UNRUNNABLE_GRACE_SECONDS = 300.0
 UNRUNNABLE_DELAY_MAX_SECONDS = 30.0
 UNSETTLED_MAX = 20  # times that a bug of ours may keep a job from being settled: more than an hour
@@ -286,8 +290,11 @@ def weigh_loss(
         if row.number >= first_number and row.status is AttemptStatus.LOST and not row.worker_survived
     ]
     suspect, reason = loss.alone, None
-    if job.delivery is Delivery.AT_MOST_ONCE:
+    survived = loss.worker_survived + _survived_in_a_row(history, first_number)
+    if job.delivery is Delivery.AT_MOST_ONCE or (loss.alone and survived >= SURVIVED_LOSSES_MAX):
         reason = Reason.LOST
+    elif survived >= SURVIVED_LOSSES_SUSPECT and not loss.alone:
+        suspect = True
     elif loss.worker_survived:
         pass  # its worker is alive: an outage counts against no job
     elif loss.kind == LOST_ALONE:
@@ -317,6 +324,18 @@ def weigh_loss(
 
 # Hardly the doing of the job. They count against the higher limit, so that no job loops without end.
 _HARDLY_ITS_DOING = frozenset({LOST_SUPERVISED, LOST_ENDED})
+
+
+def _survived_in_a_row(history: Sequence[AttemptRecord], first_number: int) -> int:
+    """Count the latest losses that the worker survived, up to any other outcome of an execution."""
+    count = 0
+    for row in history:
+        if row.status is AttemptStatus.RELEASED and row.started_at is None:
+            continue  # handed back: it was not executed
+        if row.number < first_number or row.status is not AttemptStatus.LOST or not row.worker_survived:
+            break
+        count += 1
+    return count
 
 
 def _was_just_cut_off(history: Sequence[AttemptRecord], first_number: int) -> bool:
