@@ -182,13 +182,13 @@ class Cron(Schedule):
         return found * MICROS_PER_SECOND
 
     def _next_wall(self, wall: datetime) -> datetime | None:
-        """The first time after `wall` that matches, on a clock that is never changed."""
+        """Return the first matching time after `wall`, as if clocks were never changed."""
         cron = copy(self._cron)
         cron.dt = wall
         return next(cron, None)
 
     def _next_named(self, second: int) -> int | None:
-        """The next time of day that is named: in its first coming, or at the end of the gap that swallowed it."""
+        """Return the next named time of day: the first time it occurs, or the end of the gap that skips it."""
         zone = self._zone
         wall = zone.wall(second)
         if wall.fold:  # the times that occur twice have all occurred once
@@ -202,7 +202,7 @@ class Cron(Schedule):
         return None
 
     def _next_shown(self, second: int) -> int | None:
-        """The next instant at which a clock on the wall shows what matches."""
+        """Return the next instant at which a wall clock shows a matching time."""
         zone = self._zone
         wall = zone.wall(second)
         again = zone.begin_of_repetition(second, wall)
@@ -211,11 +211,11 @@ class Cron(Schedule):
             instants = [instant for instant in zone.instants(found) if instant > second]
             if instants:
                 return instants[0] if once_more is None else min(instants[0], once_more)
-            wall = zone.wall(zone.end_of_gap(found)) - _SECOND  # what a gap swallows is not shown
+            wall = zone.wall(zone.end_of_gap(found)) - _SECOND  # clocks do not show the times of a gap
         return once_more
 
     def _next_shown_from(self, second: int) -> int | None:
-        """As `_next_shown`, of the instants from this one on, with which a repetition begins."""
+        """Return the same as `_next_shown`, from this instant on, at which a repeated hour begins."""
         wall = self._next_wall(self._zone.wall(second) - _SECOND)
         if wall is None:
             return None
@@ -223,17 +223,17 @@ class Cron(Schedule):
 
 
 class _Zone:
-    """What clocks on the wall show. Instants are whole seconds since the epoch, wall times naive datetimes."""
+    """What wall clocks show in a zone. Instants are whole seconds since the epoch, wall times are naive datetimes."""
 
     def __init__(self, zone: ZoneInfo) -> None:
         self._zone = zone
 
     def wall(self, second: int) -> datetime:
-        """What is shown at an instant; `fold` is 1 when it is shown for the second time."""
+        """Return the wall time at an instant; `fold` is 1 the second time it is shown."""
         return (EPOCH + timedelta(seconds=second)).astimezone(self._zone).replace(tzinfo=None)
 
     def instants(self, wall: datetime) -> list[int]:
-        """When this is shown: once, twice, or, if clocks skip it, never."""
+        """Return the instants of a wall time: one, two, or none if clocks skip it."""
         first, second = self._offsets(wall)
         if first < second:
             return []
@@ -241,29 +241,29 @@ class _Zone:
         return [seconds - first] if first == second else [seconds - first, seconds - second]
 
     def end_of_gap(self, wall: datetime) -> int:
-        """The first instant after the gap that this time is in."""
+        """Return the first instant after the gap that contains this wall time."""
         before, after = self._offsets(wall)
         seconds = _seconds(wall)
         return self._change(seconds - after, seconds - before)
 
     def begin_of_repetition(self, second: int, wall: datetime) -> int | None:
-        """If what is shown now will be shown again: when clocks are put back for that."""
+        """Return when clocks are put back, if they will show the present wall time again."""
         before, after = self._offsets(wall)
         return self._change(second, second + before - after) if before > after and not wall.fold else None
 
     def end_of_repetition(self, second: int, wall: datetime) -> datetime:
-        """What will be shown once everything that is being shown again has been."""
+        """Return the wall time at which the repetition ends."""
         before, after = self._offsets(wall)
         put_back_at = self._change(second - (before - after), second)
         return datetime(1970, 1, 1) + timedelta(seconds=put_back_at + before)  # noqa: DTZ001 - wall time
 
     def _offsets(self, wall: datetime) -> tuple[int, int]:
-        """From UTC, before and after the change that makes this time ambiguous; mostly there is none."""
+        """Return the offsets from UTC before and after the change that makes this time ambiguous, mostly equal."""
         aware = wall.replace(tzinfo=self._zone, fold=0)
         return _offset(aware), _offset(aware.replace(fold=1))
 
     def _change(self, before: int, after: int) -> int:
-        """The first instant with another offset than at `before`; `after` has one."""
+        """Return the first instant whose offset differs from that at `before`; the offset at `after` does."""
         old = _offset((EPOCH + timedelta(seconds=before)).astimezone(self._zone))
         while after - before > 1:
             middle = (before + after) // 2

@@ -14,14 +14,14 @@ def ensure_unchanged(given: Any, decoded: Any, what: str) -> None:
     """Refuse what JSON changed: `decoded` is what came back for `given`."""
     if equal(given, decoded):
         return
-    # Unequal is not always changed: a class without __eq__, a datetime in the hour that a zone repeats.
+    # Unequal values may still be unchanged: a class without __eq__, a datetime in an hour that its zone repeats.
     found = problem_in(given) or change(given, decoded, "")
     if found:
         raise PayloadError(f"{what} cannot be stored as JSON: {found}")
 
 
 def change(given: Any, decoded: Any, path: str) -> str | None:
-    """Where a value differs from what came back for it, in words, or None."""
+    """Say where a value differs from its decoded form, or return None."""
     if given is decoded or equal(given, decoded):
         return None
     if _same_instant(given, decoded):

@@ -18,8 +18,8 @@ class KeyTwice(ValueError):
 
 def ensure_each_key_once(encoded: bytes, decoded: object) -> None:
     """Refuse with `KeyTwice` a text in which an object holds a key twice; `decoded` is what was read from it."""
-    # What was lost in reading is missing when it is written again. Both take C's time, and a text that was
-    # merely written in another style is looked at once more.
+    # A key that was lost in reading is missing when the value is written again. Both steps run in C. A text that only
+    # differs in style is checked once more.
     if len(msgspec.json.encode(decoded)) != len(encoded):
         json.loads(encoded, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
 

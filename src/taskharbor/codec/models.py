@@ -11,7 +11,7 @@ from taskharbor.codec.keys import ensure_each_key_once
 
 
 def is_model(kind: object) -> bool:
-    """Whether this is a pydantic model class. Never imports pydantic: a program with models has done so."""
+    """Whether this is a pydantic model class. It never imports pydantic: a program with models has imported it."""
     base = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
     return base is not None and isinstance(kind, type) and issubclass(kind, base)
 

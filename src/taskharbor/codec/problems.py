@@ -95,7 +95,7 @@ def _one_key(item: dict[Any, Any]) -> str | None:
     for key in item:
         try:
             text = next(iter(msgspec.json.decode(msgspec.json.encode({key: None}, enc_hook=encode_hook))))
-        except Exception:  # noqa: BLE001 - a key that cannot be written is like no other; another error tells of it
+        except Exception:  # noqa: BLE001 - a key that cannot be written equals no other; another error reports it
             continue
         if text in written:
             one = written[text]
@@ -118,7 +118,7 @@ def has_fields(item: object) -> bool:
 
 
 def children(item: Any) -> Iterator[tuple[str, Any]]:
-    """What is directly inside, each with its step of the path."""
+    """Return the values directly inside, each with its step of the path."""
     if isinstance(item, dict):
         for key, child in item.items():
             yield f".{key}" if isinstance(key, str) else f"[{shorten(key)}]", child
@@ -141,7 +141,7 @@ def at(path: str, problem: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """A library's error in our form: the place first, then what is wrong, bounded."""
+    """Return a library's error in our form, bounded: first the place, then the problem."""
     if isinstance(error, RecursionError):
         return TOO_DEEP
     problem, _, path = str(error).rpartition(" - at `$")

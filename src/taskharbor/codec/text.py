@@ -7,8 +7,8 @@ import reprlib
 
 from taskharbor.errors import ConfigurationError
 
-# Lengths are in bytes of UTF-8, because that is what bounds an index: a queue name and a key stand together
-# in one entry of a PostgreSQL B-tree, which ends at 2,704 bytes.
+# Lengths are in bytes of UTF-8, because bytes bound an index: one entry of a PostgreSQL B-tree holds a
+# queue name and a key, and takes at most 2,704 bytes.
 NAME_LIMIT = 255  # queues, tasks, tags, correlation ids
 KEY_LIMIT = 1024  # idempotency keys
 
@@ -45,7 +45,7 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def shorten(value: object) -> str:
-    """A short, safe repr for an error's text, whatever the value's own `__repr__` does."""
+    """Return a short, safe repr for an error's text, whatever the value's own `__repr__` does."""
     try:
         return clean_text(_repr.repr(value), 120)
     except Exception:  # noqa: BLE001 - the error being worded matters more than this repr
@@ -58,7 +58,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def agreeing(number: int, one: str, many: str) -> str:
-    """The form of a word that agrees with the number: `is` or `are`."""
+    """Return the form of a word that agrees with the number: `is` or `are`."""
     return one if number == 1 else many
 
 
@@ -76,7 +76,7 @@ def checked_name(kind: str, value: object, limit: int = NAME_LIMIT) -> str:
         and value[0] != " "
         and value[-1] != " "
     ):
-        return value  # nearly every name there is, at the least cost
+        return value  # the cheapest check, for nearly every name
     a_kind = f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
     if not isinstance(value, str):
         raise ConfigurationError(f"{a_kind} is text, not {shorten(value)} ({type(value).__qualname__})")

@@ -68,7 +68,7 @@ def encode_result(value: object, *, limit: int = RESULT_LIMIT) -> str:
     if b"{" in encoded or b"null" in encoded:
         try:
             decoded = msgspec.json.decode(encoded)
-        except msgspec.MsgspecError as error:  # a msgspec.Raw that is none
+        except msgspec.MsgspecError as error:  # a msgspec.Raw that is no JSON
             raise PayloadError(f"the result cannot be stored as JSON: {reason_of(error)}") from error
         if not equal(value, decoded):
             _ensure_nothing_lost(value, encoded, decoded)
@@ -87,7 +87,7 @@ def _ensure_nothing_lost(value: object, encoded: bytes, decoded: object) -> None
 
 
 def decode_result(text: str) -> Any:
-    """The result as plain JSON values."""
+    """Return the result as plain JSON values."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError) as error:
@@ -135,7 +135,7 @@ def to_json(value: object, what: str, limit: int) -> bytes:
 
 
 def _has_nul(encoded: bytes) -> bool:
-    r"""Does an escape \u0000 stand there, rather than an escaped backslash followed by `u0000`?"""
+    r"""Whether the text has an escape \u0000, not only an escaped backslash followed by `u0000`."""
     start = encoded.find(b"\\u0000")
     while start >= 0:
         before = start

@@ -25,8 +25,8 @@ SIGNING_SECRETS_MAX = 5
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
-# They belong to the connection, not to the request; with another Host or length the server would hear another request
-# than the one that was checked.
+# They belong to the connection, not to the request; with another Host or length the server would read another
+# request than the one that was checked.
 _OURS = frozenset(
     {
         "connection",
@@ -46,7 +46,7 @@ _OUR_PREFIXES = ("proxy-", "taskharbor-")
 
 @dataclass(frozen=True)
 class Call:
-    """A payload, checked: what is to be sent, and where."""
+    """A checked payload: what to send, and where."""
 
     target: Target
     method: str
@@ -168,7 +168,7 @@ def _shown_instead_of_secret(what: str) -> PayloadError:
 
 
 def _body(body: object) -> tuple[bytes | None, str | None]:
-    """The bytes to send, and what they are."""
+    """Return the bytes to send, and their content type."""
     if body is None:
         return None, None
     try:

@@ -19,7 +19,7 @@ HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
 
 def key_of(secret: object) -> bytes:
-    """The key that a secret stands for: base64, with or without `whsec_` in front. The error does not quote it."""
+    """Decode a secret: base64, with or without `whsec_` in front. The error does not quote it."""
     try:
         if isinstance(secret, str):
             key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
@@ -36,7 +36,7 @@ def key_of(secret: object) -> bytes:
 def signature_headers(
     secrets: Sequence[str], message_id: str, timestamp: int, body: bytes
 ) -> list[tuple[str, str]]:
-    """The three headers. Several secrets give several signatures: a receiver may know the old one or the new one."""
+    """Return the three headers, with a signature for each secret: a receiver may know the old or the new secret."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     signatures = [
         "v1," + base64.b64encode(hmac.new(key_of(secret), signed, hashlib.sha256).digest()).decode()

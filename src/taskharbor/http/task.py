@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PRINTABLE = f" {digits}{punctuation}"  # stays as it is in a header; letters beyond ASCII are percent-encoded
-SECRETS_LENGTH_MAX = 4_096  # characters of headers whose secrets are looked for in the loop itself
+SECRETS_LENGTH_MAX = 4_096  # characters of headers; up to this, secrets are searched for on the loop itself
 SCRUB_WORK_MAX = 2**22  # secrets times characters that are scrubbed there
 MISSING_EXTRA = "the task 'http' needs the extra: pip install 'taskharbor[http]'"
 
 
 class HttpTimeout(AttemptTimedOut):
-    """The exchange took longer than it may."""
+    """The exchange took longer than its timeout."""
 
 
 @cache
@@ -82,7 +82,7 @@ async def _call(
         raise Unrecoverable(str(error)) from None
     clock = harbor.driver.clock
     outgoing = _outgoing(ctx, call, clock.now())
-    # The job's own timeout, if it has one, is the worker's to keep.
+    # The worker enforces the job's own timeout, if it has one.
     seconds = call.timeout or (None if ctx.deadline is not None else TIMEOUT_SECONDS)
     length = sum(len(value) for _, value in call.headers)
     secrets = await _beside(length, SECRETS_LENGTH_MAX, _secrets, call, outgoing)  # grows with each redirect
@@ -101,9 +101,9 @@ async def _call(
         kind, failure = HttpTimeout, f"no full answer from {call.target} within {seconds:g} s"
     except (HttpError, AddressRefused) as error:
         kind, failure = type(error), str(error)
-    except Exception as error:  # noqa: BLE001 - what a library raises may quote what it was sent
+    except Exception as error:  # noqa: BLE001 - a library's error may quote what it was given
         failure = f"the exchange with {call.target} failed: {type(error).__name__}: {error}"
-    # Raised only here: an error that is raised while another one is handled brings that one along, unscrubbed.
+    # Raised only here: an error that is raised while another is handled carries that one along, unscrubbed.
     work = len(secrets) * (len(failure) if answer is None else len(answer.body))
     if answer is None:
         raise kind(await _beside(work, SCRUB_WORK_MAX, told_without, secrets, failure))
@@ -113,14 +113,14 @@ async def _call(
 
 
 async def _beside(size: int, size_max: int, function: Callable[..., T], *arguments: Any) -> T:
-    """Do it here and now, or in a thread where it is so much that others would wait for it."""
+    """Call the function here, or in a thread if it has so much to do that it would block the loop."""
     if size > size_max:
         return await asyncio.to_thread(function, *arguments)
     return function(*arguments)
 
 
 def _secrets(call: Call, outgoing: Outgoing) -> list[str]:
-    """All that is secret in what is sent; of our own headers, the signatures."""
+    """Return every secret in the request, including the signatures in our own headers."""
     signatures = [each for each in outgoing.headers if each[0].lower() == signing.HEADERS[-1]]
     return secrets_in(call.target.path, [*call.headers, *signatures], call.signing_secrets)
 
@@ -148,7 +148,7 @@ def _outgoing(ctx: Context, call: Call, now: int) -> Outgoing:
 
 
 def run_id(ctx: Context) -> str:
-    """The same in every attempt of a run, another in the next one: a requeue and the next occurrence are new calls."""
+    """Return an id that all attempts of a run share. A requeue or the next occurrence is a new run, with a new id."""
     return f"{ctx.job.id}-{ctx._execution.claimed.first_number}"
 
 

@@ -1,4 +1,4 @@
-"""The lock around the store, and the changes that wakes those who wait for a change.
+"""The lock around the store, and the counter of changes that wakes waiters.
 
 No waiter may miss a change that comes between looking and waiting: every change raises a counter, and a wait
 that finds it further on than the caller saw it returns at once.
@@ -23,7 +23,7 @@ class Changes:
         _fork.watch(self)
 
     def post(self) -> None:
-        """Something has changed (the lock is held): wake every waiter, whatever thread or loop they wait in."""
+        """Wake every waiter, in whatever thread or loop it waits. The caller holds the lock."""
         self.count += 1
         self._changed.notify_all()
         for sleeper in self._sleepers:
@@ -51,7 +51,7 @@ class Changes:
                 self._sleepers.discard(sleeper)
 
     def start_afresh_in_child(self) -> None:
-        """The threads and loops that waited are not in this process."""
+        """Forget the waiters: their threads and loops are not in this process."""
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._sleepers = set()
@@ -80,7 +80,7 @@ class _Fork:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # one fork at a time, and no new store meanwhile
+        self._lock = threading.Lock()  # one fork at a time, and no new store during a fork
         self._watched: weakref.WeakSet[Changes] = weakref.WeakSet()
         self._held: list[Changes] = []
 

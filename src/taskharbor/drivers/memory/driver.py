@@ -1,4 +1,4 @@
-"""The memory driver: each verb takes the lock, reads the clock, and does its work in one go."""
+"""The memory driver: each call takes the lock, reads the clock, and does its work in one step."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
     async def check(self) -> list[Check]:
         return [
             Check("reachable", True, "in this process"),
-            # A caller that names memory:// knows that.
+            # A caller that names memory:// expects that.
             Check("durability", False, "jobs are kept in memory and end with this process", severe=False),
             Check("schema", True, "memory has none"),
         ]
@@ -131,7 +131,7 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
         with self._changes.lock:
             try:
                 return settle.settle(self._store, transitions, self._time(now))
-            finally:  # those before one that was refused for its content have been applied
+            finally:  # jobs before one that was refused for its content are settled
                 self._changes.post()
 
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:

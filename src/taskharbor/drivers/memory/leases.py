@@ -31,7 +31,7 @@ from taskharbor.rules.settling import proves_survival
 def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
     lease = store.leases.get(request.token)
     more = False
-    if lease is None:  # otherwise the answer to this very claim was lost
+    if lease is None:  # otherwise this claim is repeated, because its answer was lost
         lease = _new_lease(request, now)
         chosen, more = _choose(store, request, now)
         for job in chosen:
@@ -63,7 +63,7 @@ def _new_lease(request: ClaimRequest, now: int) -> Lease:
 
 
 def _choose(store: Store, request: ClaimRequest, now: int) -> tuple[list[Job], bool]:
-    """The jobs to lease, and whether more would be if they were smaller."""
+    """Return the jobs to lease, and whether more would fit if they were smaller."""
     chosen: list[Job] = []
     if request.limit <= 0:
         return chosen, False
@@ -71,7 +71,7 @@ def _choose(store: Store, request: ClaimRequest, now: int) -> tuple[list[Job], b
     for job in _runnable(store, request, now):
         if job.at.delivery is Delivery.AT_MOST_ONCE:
             if once_left <= 0:
-                break  # not skipped: whatever comes after it in the order must not overtake it
+                break  # not skipped: no later job may overtake it
             once_left -= 1
         bytes_left -= text_size(job.row.payload)
         if (options := job.row.options_text) is not None:

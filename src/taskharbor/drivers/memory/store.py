@@ -53,7 +53,7 @@ class Lease(Struct, eq=False):
         return now >= self.expires_at
 
     def running(self) -> dict[str, int]:
-        """Job id → started at, of the open jobs that the last heartbeat told of."""
+        """Job id → started at, of the open jobs that the last heartbeat reported."""
         return {job_id: since for job_id, since in self.told_running.items() if job_id in self.open}
 
 
