@@ -247,7 +247,7 @@ async def test_missing_result_is_a_clear_failure(harbor, tasks, drained):
     await harbor.jobs.adelete(first)
     await harbor.jobs.aretry(second)
     await drained(harbor)
-    assert f"the result of job {first}, which this one takes, is gone" in str(
+    assert f"the result of job {first}, which this job takes, was deleted" in str(
         (await harbor.jobs.aget(second)).error
     )
 
