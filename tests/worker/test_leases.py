@@ -11,6 +11,7 @@ from taskharbor import Worker
 from taskharbor.drivers.base import ClaimRequest
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import State
+from taskharbor.rules.policy import SURVIVED_LOSSES_MAX
 from taskharbor.worker.pipeline.fetcher import AHEAD_MAX, BATCH_MAX
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
@@ -403,3 +404,24 @@ async def test_a_handler_that_blocks_the_loop_for_longer_than_a_heartbeat_is_tol
         await soon((await blocks.aenqueue()).aresult())
         await until(told)
     assert told()[0].fields["seconds"] >= 0.5  # type: ignore[attr-defined]
+
+
+async def test_a_handler_that_blocks_the_loop_past_the_lease_does_not_rerun_without_end(memory, clock):
+    runs = []
+
+    @memory.task
+    async def blocks() -> None:
+        runs.append(clock.now())
+        clock.advance(10)  # nothing else of the worker runs until it returns
+        await asyncio.sleep(0)
+
+    async with working(memory, concurrency=2, lease_seconds=3):
+        job = await blocks.aenqueue()
+        for _ in range(300):
+            if (await the_job(memory, job)).state is State.DEAD:
+                break
+            await clock.jump(1)
+    found = await the_job(memory, job)
+    assert (found.state, found.reason) == (State.DEAD, "lost")
+    assert len(runs) == SURVIVED_LOSSES_MAX
+    assert all(row.worker_survived for row in await attempts_of(job))
