@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from taskharbor import ConfigurationError, Harbor, Worker
-from taskharbor.clock import ManualClock
+from taskharbor.clock import MICROS_PER_SECOND, ManualClock
 from taskharbor.context import Context, current_context
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import Reason, State
 from taskharbor.worker.upkeep import retirement
 from tests.worker import isolated
 from tests.worker.apart import apart
-from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state
+from tests.worker.stage import PATIENCE_SECONDS, attempts_of, soon, statuses, the_job, until, until_state
 
 GRACE_SECONDS = 2.0
 FAR_BEYOND_THE_GRACE = 500.0
@@ -55,13 +56,23 @@ def stage(memory: Harbor, clock: ManualClock) -> Stage:
     return Stage(memory, clock)
 
 
+async def until_extended(harbor: Harbor, clock: ManualClock) -> None:
+    """Wait until the last heartbeat before now has reached the store, which extends leases in a thread of its own."""
+    enough = clock.now() + 15 * MICROS_PER_SECOND  # of 30, extended every 10
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while min(lease.expires_at for lease in await harbor.driver.leases()) <= enough:
+        assert time.monotonic() < give_up_at, "the leases were not extended"
+        await asyncio.sleep(0.0005)
+
+
 async def test_a_worker_that_has_begun_enough_lets_its_handlers_end_however_long_they_take(harbor, clock):
     stage = Stage(harbor, clock)
     job = await stage.wait.aenqueue()
     once = await stage.wait.using(delivery="at_most_once").aenqueue()
     running = await stage.retiring(begun=2, lease_seconds=30)
-    for _ in range(20):  # the leases are extended all the while
+    for _ in range(20):
         await clock.jump(FAR_BEYOND_THE_GRACE / 20)
+        await until_extended(harbor, clock)
     assert not running.done()
     assert [context.cancelled for context in stage.contexts] == [False, False]
     stage.release.set()
