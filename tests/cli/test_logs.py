@@ -115,13 +115,14 @@ def test_fields_that_are_no_mapping_are_left_alone():
 
 def test_configuring_again_replaces_what_was_configured():
     root = logging.getLogger()
-    before = list(root.handlers)
     first, second = io.StringIO(), io.StringIO()
     configure("text", "debug", first)
+    before = list(root.handlers)
     configure("json", logging.WARNING, second)
     logging.getLogger("taskharbor.worker").warning("careful", extra={"fields": {"job": "1"}})
     logging.getLogger("taskharbor.worker").info("never mind")
     assert first.getvalue() == ""
     [line] = second.getvalue().splitlines()
     assert json.loads(line)["job"] == "1"
-    assert len(root.handlers) == len(before) + 1
+    assert len(root.handlers) == len(before)
+    assert root.handlers != before

@@ -224,5 +224,5 @@ def test_a_connection_that_cannot_take_part_is_refused_by_async_with_as_well(sho
         async with shop.transaction("a connection"):
             raise AssertionError("never entered")
 
-    with pytest.raises(ConfigurationError, match=r"takes the sqlite3\.Connection of .*, not str"):
+    with pytest.raises(ConfigurationError, match=r"takes a connection to the harbor's database, .*, not str"):
         asyncio.run(story())
