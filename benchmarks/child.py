@@ -13,13 +13,15 @@ from benchmarks.discovery import pick
 from benchmarks.growth import run_growth_step
 from benchmarks.measures import measure
 from benchmarks.scaling import drain_by_processes, drain_share
-from benchmarks.settings import Settings
+from benchmarks.settings import CHECKOUT_VARIABLE, Settings
 from benchmarks.snapshot import measure_churn
+from benchmarks.work import PLAIN, Work
 from benchmarks.worker_process import REPORT
 
 
 def main() -> None:
     options = parse()
+    check_checkout()
     settings = Settings(**json.loads(options.settings))
     contestant = pick(options.module, options.name)(poll_seconds=settings.poll_seconds)
     if options.verb == "measure":
@@ -28,6 +30,11 @@ def main() -> None:
     if options.verb == "scale":
         figures = drain_by_processes(options.module, contestant, options.count, settings, options.directory)
         print(json.dumps(figures))
+        return
+    if options.verb in ("create", "remove"):
+        change = contestant.create_store if options.verb == "create" else contestant.remove_store
+        change(options.directory)
+        print(json.dumps({}))
         return
     if options.verb == "snapshot":
         print(json.dumps(measure_churn(contestant, options.seconds, options.directory)))
@@ -39,13 +46,24 @@ def main() -> None:
                 os.execvp(command[0], command)
             contestant.serve(partial(report_started, options.report))
         elif options.verb == "fill":
-            contestant.fill(options.count)
+            contestant.fill_work(options.work, options.count)
         elif options.verb == "share":
             drain_share(contestant)
         else:
             print(json.dumps(run_growth_step(contestant, options.step, options.count)))
     finally:
         contestant.close()
+
+
+def check_checkout() -> None:
+    """Refuse to measure the code of one checkout under the name of another."""
+    wanted = os.environ.get(CHECKOUT_VARIABLE)
+    if wanted is None:
+        return
+    import taskharbor  # not at the top: it would weigh on the memory of every peer
+
+    if not Path(taskharbor.__file__).resolve().is_relative_to(Path(wanted).resolve()):
+        raise RuntimeError(f"TaskHarbor was imported from {taskharbor.__file__}, not from {wanted}")
 
 
 def report_started(descriptor: int, number: int) -> None:
@@ -55,13 +73,17 @@ def report_started(descriptor: int, number: int) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.child")
-    parser.add_argument("verb", choices=["measure", "serve", "fill", "growth", "scale", "share", "snapshot"])
+    parser.add_argument(
+        "verb",
+        choices=["measure", "serve", "fill", "growth", "scale", "share", "snapshot", "create", "remove"],
+    )
     parser.add_argument("module")
     parser.add_argument("name")
     parser.add_argument("--settings", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--measure")
     parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--work", type=Work.parse, default=PLAIN)
     parser.add_argument("--step")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--report", type=int)

@@ -19,9 +19,11 @@ from benchmarks.measures import MEASURES
 from benchmarks.report import (
     RATIO_RULE,
     Table,
+    against_table,
     contestants_table,
     growth_table,
     markdown,
+    noise_table,
     plain,
     scaling_table,
     snapshot_tables,
@@ -48,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(entry.contestant.needs_postgres for entry in entries):
             machine["PostgreSQL"] = start_postgres(servers, options, scratch)
         samples, tables = run(entries, options, settings, scratch)
-    tables.append(contestants_table([entry.contestant for entry in entries], found.absent))
+    contestants = [entry.contestant for entry in entries if entry.checkout is None]
+    if options.against:
+        tables.append(against_table(contestants, samples))
+    tables.append(noise_table(samples))
+    tables.append(contestants_table(contestants, found.absent))
     tell(tables, samples, settings, machine, options)
     return 1 if samples.failures else 0
 
@@ -67,7 +73,7 @@ def start_postgres(servers: ExitStack, options: argparse.Namespace, scratch: Pat
 def run(
     entries: list[Entry], options: argparse.Namespace, settings: Settings, scratch: Path
 ) -> tuple[Samples, list[Table]]:
-    contestants = [entry.contestant for entry in entries]
+    contestants = [entry.contestant for entry in entries if entry.checkout is None]
     if options.growth:
         samples = run_growth(entries, options.growth_rows, settings, scratch)
         return samples, [growth_table(contestants, samples, options.growth_rows)]
@@ -99,7 +105,14 @@ def choose(found: Field, options: argparse.Namespace) -> list[Entry]:
             return any(wanted in entry.contestant.name for wanted in options.only)
         return bool(options.peers) or entry.contestant.role == "taskharbor"
 
-    return [entry for entry in found.entries if takes_part(entry)]
+    chosen = [entry for entry in found.entries if takes_part(entry)]
+    return [each for entry in chosen for each in with_other_checkout(entry, options.against)]
+
+
+def with_other_checkout(entry: Entry, other: Path | None) -> list[Entry]:
+    if other is None or entry.contestant.role != "taskharbor":
+        return [entry]
+    return [entry, replace(entry, checkout=other)]
 
 
 def tell(
@@ -123,6 +136,8 @@ def tell(
             "machine": machine,
             "settings": settings.as_dict(),
             "samples": samples.values,
+            "rounds": samples.rounds,
+            "noise": samples.noise,
             "cannot": {name: sorted(figures) for name, figures in samples.cannot.items()},
             "failures": samples.failures,
             "tables": {table.title: [table.head, *table.rows] for table in tables},
@@ -151,6 +166,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--probes", type=positive, help="jobs in a latency measurement")
     parser.add_argument("--memory-jobs", type=positive, help="jobs in the drain whose memory is measured")
     parser.add_argument("--poll-seconds", type=float, help="how often peers that poll look for work")
+    parser.add_argument(
+        "--against",
+        type=checkout,
+        metavar="PATH",
+        help="run TaskHarbor also with the code of another checkout, in turn, and show the ratios",
+    )
     parser.add_argument("--quick", action="store_true", help="one small round: does it run, not how fast")
     parser.add_argument("--growth", action="store_true", help="drain beside many jobs against an empty store")
     parser.add_argument("--growth-rows", type=positive, default=1_000_000, metavar="N")
@@ -173,6 +194,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, for other tools")
     return parser
+
+
+def checkout(text: str) -> Path:
+    if not (Path(text) / "src/taskharbor").is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no checkout of TaskHarbor: it has no src/taskharbor")
+    return Path(text).resolve()
 
 
 def positives(text: str) -> list[int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.contestant import check_all_ran
-from taskharbor import Harbor
+from benchmarks.processes import end_with_parent
 
 if TYPE_CHECKING:
     from benchmarks.measures import Arena, Figures
@@ -80,6 +80,8 @@ def recovery(arena: Arena) -> Figures:
 
 
 def killed_and_begun_again(url: str, begins: Path) -> float:
+    from taskharbor import Harbor  # not at the top: it would weigh on the memory of every peer
+
     with Harbor(url) as harbor:
         harbor.enqueue("hold", {"file": str(begins)})
         [[pid, _]] = wait_for_lines(begins, 1)
@@ -167,6 +169,7 @@ def command(
         env={**os.environ, "TASKHARBOR_URL": url, **(environment or {})},
         stderr=subprocess.PIPE if heard else None,
         text=True,
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system
     )
     try:
         yield process

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from benchmarks.work import PLAIN, Kind, Work
+
 Role = Literal["taskharbor", "peer", "limit"]
 Started = Callable[[int], None]
 """Called by a latency handler as its first act, with the number of the probe."""
@@ -50,6 +52,8 @@ class Contestant(ABC):
     separate_worker: ClassVar[bool] = True
     """False where a worker cannot be another process than the producer: the store lives in the process."""
 
+    kinds: ClassVar[tuple[Kind, ...]] = ("async",)
+    """The kinds of handlers that are measured: those that it has a way of its own to run."""
     needs_postgres: ClassVar[bool] = False
     """Whether the run must have a PostgreSQL server for it."""
     jobs_max: ClassVar[int | None] = None
@@ -111,8 +115,14 @@ class Contestant(ABC):
         if self.enqueue_bulk(count) is None:
             self.enqueue_one(count)
 
+    def fill_work(self, work: Work, count: int) -> None:
+        """Put `count` jobs into the store whose handlers do this work, untimed."""
+        if work != PLAIN:
+            raise NotImplementedError(f"{self.name} has no handler for {work}")
+        self.fill(count)
+
     def drain(self, count: int) -> float | None:
-        """Run the `count` no-op jobs that are in the store in this process; raise if another number ran."""
+        """Run the `count` jobs that are in the store in this process; raise if another number ran."""
         return None
 
     def drain_share(self) -> int | None:
@@ -125,6 +135,14 @@ class Contestant(ABC):
 
     def queries_counted(self) -> int | None:
         """How often it was asked so far, or None where that cannot be known."""
+        return None
+
+    def server_seconds(self) -> float | None:
+        """Processor time that the store's server has used so far; None where there is none or it is elsewhere."""
+        return None
+
+    def log_bytes(self) -> int | None:
+        """How much the store's server has written to its log so far; None where there is no server."""
         return None
 
     def store_url(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from benchmarks import contestants
 from benchmarks.contestant import Contestant
@@ -16,6 +17,13 @@ class Entry:
 
     module: str
     contestant: type[Contestant]
+    checkout: Path | None = None
+    """Another checkout of TaskHarbor whose code the child runs; None: the one that is installed."""
+
+    @property
+    def label(self) -> str:
+        """The name of its samples."""
+        return self.contestant.name if self.checkout is None else other_label(self.contestant.name)
 
 
 @dataclass
@@ -24,6 +32,10 @@ class Field:
 
     entries: list[Entry] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
+
+
+def other_label(name: str) -> str:
+    return f"{name} (other checkout)"
 
 
 def discover() -> Field:

@@ -15,12 +15,15 @@ from benchmarks.contestant import Contestant
 from benchmarks.processes import memory_megabytes, processor_seconds
 from benchmarks.settings import Settings
 from benchmarks.stores import fresh_store
+from benchmarks.work import PLAIN, PLAIN_SYNC, Work
 from benchmarks.worker_process import WorkerProcess, fill_in_other_process
 from benchmarks.workflows import chord
 
 WARM_UP_PROBES = 5
 GAP_SECONDS = (0.02, 0.15)
 IDLE_SECONDS = 5.0
+
+DRAIN_FIGURES = ("drain", "worker_cpu", "server_cpu", "log_bytes", "drain_memory")
 
 Figures = dict[str, float | None]
 
@@ -55,9 +58,38 @@ def enqueue_bulk(arena: Arena) -> Figures:
 
 
 def drain(arena: Arena) -> Figures:
+    """The rate, and what one job costs: processor time, bytes of the server's log, and the worker's peak memory."""
+    return measured_drain(arena, PLAIN)
+
+
+def drain_sync(arena: Arena) -> Figures:
+    """The same with a handler that is a plain function, for those that run these in threads."""
+    return {f"{figure}_sync": value for figure, value in measured_drain(arena, PLAIN_SYNC).items()}
+
+
+def measured_drain(arena: Arena, work: Work) -> Figures:
+    contestant = arena.contestant
+    if work.kind not in contestant.kinds:
+        return dict.fromkeys(DRAIN_FIGURES)
     count = jobs_of(arena, arena.settings.jobs)
-    arena.contestant.fill(count)
-    return {"drain": rate(count, arena.contestant.drain(count))}
+    if contestant.separate_worker:  # the memory of enqueueing is not the worker's
+        fill_in_other_process(arena.module, contestant.name, arena.directory, arena.settings, count, work)
+    else:
+        contestant.fill_work(work, count)
+    pid = contestant.draining_pid()
+    before = processor_seconds(pid), contestant.server_seconds(), contestant.log_bytes()
+    seconds = contestant.drain(count)
+    after = processor_seconds(pid), contestant.server_seconds(), contestant.log_bytes()
+    if seconds is None:
+        return dict.fromkeys(DRAIN_FIGURES)
+    worker, server, log = (per_second(*pair, count) for pair in zip(before, after, strict=True))
+    return {
+        "drain": count / seconds,
+        "worker_cpu": None if worker is None else worker * 1e6,
+        "server_cpu": None if server is None else server * 1e6,
+        "log_bytes": log,
+        "drain_memory": memory_megabytes(pid, peak=True),
+    }
 
 
 def latency(arena: Arena) -> Figures:
@@ -97,21 +129,6 @@ def idle(arena: Arena) -> Figures:
         }
 
 
-def drain_memory(arena: Arena) -> Figures:
-    """The high-water mark of a process that drains what, where the store allows it, another enqueued."""
-    count = jobs_of(arena, arena.settings.memory_jobs)
-    if arena.contestant.separate_worker:
-        fill_in_other_process(arena.module, arena.contestant.name, arena.directory, arena.settings, count)
-    else:
-        arena.contestant.fill(count)
-    drained = arena.contestant.drain(count)
-    return {
-        "drain_memory": None
-        if drained is None
-        else memory_megabytes(arena.contestant.draining_pid(), peak=True)
-    }
-
-
 def rate(count: int, seconds: float | None) -> float | None:
     return None if seconds is None else count / seconds
 
@@ -131,9 +148,9 @@ MEASURES: Mapping[str, Callable[[Arena], Figures]] = {
     "enqueue_concurrent": enqueue_concurrent,
     "enqueue_bulk": enqueue_bulk,
     "drain": drain,
+    "drain_sync": drain_sync,
     "latency": latency,
     "idle": idle,
-    "drain_memory": drain_memory,
     "chord": chord,
     "supervised": supervised,
     "recovery": recovery,

@@ -11,11 +11,13 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from benchmarks.processes import command_of, family_seconds
 from tools.postgres_server import DURABLE, Server, running
 
 URL_VARIABLE = "BENCH_POSTGRES_URL"
@@ -143,3 +145,30 @@ def queries_counted(directory: Path) -> int | None:
         return fetch_row(server_url(), statement, database_of(directory))["calls"]  # type: ignore[no-any-return]
     except asyncpg.PostgresError:
         return None
+
+
+# -- what a measurement costs the server -----------------------------------------------------------
+
+
+def log_bytes() -> int:
+    """How much the server has ever written to its log."""
+    statement = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn AS bytes"
+    return int(fetch_row(server_url(), statement)["bytes"])
+
+
+def processor_seconds() -> float | None:
+    """Time that all processes of the server have used so far; None where it does not run on this machine."""
+    pid = postmaster_pid(server_url())
+    return None if pid is None else family_seconds(pid)
+
+
+@cache
+def postmaster_pid(url: str) -> int | None:
+    if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    try:
+        told = fetch_row(url, "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int AS pid")
+    except asyncpg.PostgresError:  # not for this user
+        return None
+    pid = int(told["pid"])
+    return pid if command_of(pid) == "postgres" else None

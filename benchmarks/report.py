@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contestant import Contestant
+from benchmarks.discovery import other_label
 from benchmarks.rounds import Samples
 from benchmarks.summary import FIGURES, summarize
 
@@ -49,6 +50,48 @@ def figure_table(figure: str, contestants: Sequence[type[Contestant]], samples: 
         ["contestant", shown.unit, f"min{DASH}max", *shown.comparisons, "durability", "worker"],
         rows,
     )
+
+
+def against_table(contestants: Sequence[type[Contestant]], samples: Samples) -> Table:
+    """This checkout by the other, round by round: a ratio of one round is of two measurements side by side."""
+    rows = []
+    for contestant in contestants:
+        name, other = contestant.name, other_label(contestant.name)
+        for figure, seen in samples.values.get(name, {}).items():
+            if ratios := paired_ratios(samples, figure, name, other):
+                rows.append(
+                    [
+                        name,
+                        FIGURES[figure].title if figure in FIGURES else figure,
+                        number(statistics.median(seen)),
+                        number(statistics.median(samples.values[other][figure])),
+                        times(statistics.median(ratios)),
+                        f"{times(min(ratios))}{DASH}{times(max(ratios))}",
+                        "less" if figure in FIGURES and not FIGURES[figure].more_is_better else "more",
+                    ]
+                )
+    head = ["contestant", "figure", "new", "old", "new / old", f"min{DASH}max", "better is"]
+    return Table("this checkout against the other", head, rows)
+
+
+def paired_ratios(samples: Samples, figure: str, name: str, other: str) -> list[float]:
+    """The ratios of the rounds in which both were measured."""
+
+    def by_round(which: str) -> dict[int, float]:
+        values = samples.values.get(which, {}).get(figure, [])
+        return dict(zip(samples.rounds.get(which, {}).get(figure, []), values, strict=True))
+
+    new, old = by_round(name), by_round(other)
+    return [new[each] / old[each] for each in sorted(new.keys() & old.keys()) if old[each]]
+
+
+def noise_table(samples: Samples) -> Table:
+    rows = [
+        [what, number(statistics.median(seen)), spread(seen), times(max(seen) / min(seen))]
+        for what, seen in samples.noise.items()
+    ]
+    title = "the machine's noise: the same fixed work between the rounds"
+    return Table(title, ["work", "median", f"min{DASH}max", "max / min"], rows)
 
 
 def contestants_table(contestants: Sequence[type[Contestant]], absent: dict[str, str]) -> Table:

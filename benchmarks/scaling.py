@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from benchmarks.contestant import Contestant, check_all_ran
+from benchmarks.processes import end_with_parent
 from benchmarks.settings import Settings
 from benchmarks.stores import fresh_store
 from benchmarks.worker_process import child_command
@@ -33,7 +34,13 @@ def drain_by_processes(
         command = child_command("share", module, contestant.name, settings)
         command += ["--directory", str(directory)]
         workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system
+            )
             for _ in range(processes)
         ]
         try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+CHECKOUT_VARIABLE = "BENCH_CHECKOUT"
+"""The folder that a child must have imported TaskHarbor from; not set: wherever it is installed."""
+
 
 @dataclass(frozen=True)
 class Settings:

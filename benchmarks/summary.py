@@ -37,6 +37,25 @@ FIGURES = {
     "enqueue_concurrent": Figure("enqueue by concurrent callers", "jobs/s", True, (ANY, AS_DURABLE)),
     "enqueue_bulk": Figure("bulk enqueue", "jobs/s", True, (ANY, AS_DURABLE)),
     "drain": Figure("drain, one worker process", "jobs/s", True, (ANY, AS_DURABLE, WORKER)),
+    "drain_sync": Figure(
+        "drain, handlers that are plain functions", "jobs/s", True, (ANY, AS_DURABLE, WORKER)
+    ),
+    "worker_cpu": Figure("drain: processor time of the worker", "µs/job", False, (ANY, WORKER)),
+    "worker_cpu_sync": Figure(
+        "drain, plain functions: processor time of the worker", "µs/job", False, (ANY, WORKER)
+    ),
+    "server_cpu": Figure("drain: processor time of the server", "µs/job", False, (ANY, WORKER)),
+    "server_cpu_sync": Figure(
+        "drain, plain functions: processor time of the server", "µs/job", False, (ANY, WORKER)
+    ),
+    "log_bytes": Figure("drain: bytes in the server's log", "bytes/job", False, (ANY, WORKER)),
+    "log_bytes_sync": Figure(
+        "drain, plain functions: bytes in the server's log", "bytes/job", False, (ANY, WORKER)
+    ),
+    "drain_memory": Figure("drain: peak memory of the worker", "MB", False, (ANY, WORKER)),
+    "drain_memory_sync": Figure(
+        "drain, plain functions: peak memory of the worker", "MB", False, (ANY, WORKER)
+    ),
     "latency_p50": Figure("idle latency, p50", "ms", False, (ANY, WORKER)),
     "latency_p99": Figure("idle latency, p99", "ms", False, (ANY, WORKER)),
     "idle_memory": Figure("memory of an idle worker", "MB", False, (ANY, WORKER)),
@@ -51,7 +70,6 @@ FIGURES = {
     "recovery_lease": Figure("job of a killed worker begins again, lease of 5 s", "s", False, ()),
     "rest_one": Figure("REST enqueue, one connection", "jobs/s", True, ()),
     "rest_concurrent": Figure("REST enqueue, many connections", "jobs/s", True, ()),
-    "drain_memory": Figure("peak memory of a draining worker", "MB", False, (ANY, WORKER)),
 }
 
 

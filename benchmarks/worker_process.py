@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.processes import end_with_parent
 from benchmarks.settings import Settings
+from benchmarks.work import Work
 
 REPORT = struct.Struct("<qq")
 """Number of the probe, and the wall clock in nanoseconds when its handler started."""
@@ -29,7 +31,11 @@ class WorkerProcess:
         command = child_command("serve", module, name, settings)
         command += ["--directory", str(directory), "--report", str(writing)]
         self._process = subprocess.Popen(
-            command, pass_fds=[writing], stdout=subprocess.DEVNULL, start_new_session=True
+            command,
+            pass_fds=[writing],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system
         )
         os.close(writing)
         self.pid = self._process.pid
@@ -74,10 +80,16 @@ class WorkerProcess:
         return number, started_ns
 
 
-def fill_in_other_process(module: str, name: str, directory: Path, settings: Settings, count: int) -> None:
-    """Enqueue `count` no-op jobs without the memory of doing so staying in this process."""
+def fill_in_other_process(
+    module: str, name: str, directory: Path, settings: Settings, count: int, work: Work
+) -> None:
+    """Enqueue `count` jobs without the memory of doing so staying in this process."""
     command = child_command("fill", module, name, settings)
-    subprocess.run([*command, "--directory", str(directory), "--count", str(count)], check=True)
+    subprocess.run(
+        [*command, "--directory", str(directory), "--count", str(count), "--work", str(work)],
+        check=True,
+        preexec_fn=end_with_parent,
+    )
 
 
 def child_command(verb: str, module: str, name: str, settings: Settings) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from benchmarks import postgres
 from benchmarks.contestant import check_all_ran
 from benchmarks.contestants._postgres import PostgresStore
+from benchmarks.processes import end_with_parent
 
 
 class ForeignContestant(PostgresStore):
@@ -31,6 +32,7 @@ class ForeignContestant(PostgresStore):
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "BENCH_VARIANT": cls.variant},
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system
         )
 
     def setup(self, directory: Path) -> None:

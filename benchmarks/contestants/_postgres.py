@@ -56,6 +56,12 @@ class PostgresStore(Contestant):
     def queries_counted(self) -> int | None:
         return postgres.queries_counted(self.directory)
 
+    def server_seconds(self) -> float | None:
+        return postgres.processor_seconds()
+
+    def log_bytes(self) -> int:
+        return postgres.log_bytes()
+
 
 class PostgresContestant(PostgresStore, SnapshotContestant):
     def setup(self, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import ClassVar
 from benchmarks.asynchronous import new_loop
 from benchmarks.contestant import Durability, Role, Started, check_all_ran
 from benchmarks.growth import GrowthContestant
+from benchmarks.work import PLAIN, Kind, Work
 from taskharbor import Harbor, Worker, Workflow, chord
 
 CONCURRENCY = 100
@@ -23,6 +25,7 @@ class TaskHarbor(GrowthContestant):
     role: ClassVar[Role] = "taskharbor"
     durability = Durability.FULL
     distribution = "taskharbor"
+    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync")
     workflow: Workflow
 
     def url(self, directory: Path) -> str:
@@ -34,10 +37,15 @@ class TaskHarbor(GrowthContestant):
     def declare(self, harbor: Harbor) -> None:
         self.harbor = harbor
         self.ran = 0
+        self.ran_in_threads = itertools.count()
 
         @harbor.task(name="noop")
         async def noop() -> None:
             self.ran += 1
+
+        @harbor.task(name="noop_sync")
+        def noop_sync() -> None:
+            next(self.ran_in_threads)
 
         @harbor.task(name="racer")
         async def racer() -> None:
@@ -52,6 +60,7 @@ class TaskHarbor(GrowthContestant):
             return len(results)
 
         self.noop, self.racer, self.probe_task, self.finalizer = noop, racer, probe, finalizer
+        self.noop_sync = noop_sync
 
     def close(self) -> None:
         self.harbor.close()
@@ -89,12 +98,17 @@ class TaskHarbor(GrowthContestant):
         for size in chunks(count):
             self.noop.enqueue_many([{}] * size)
 
+    def fill_work(self, work: Work, count: int) -> None:
+        task = self.noop if work == PLAIN else self.noop_sync
+        for size in chunks(count):
+            task.enqueue_many([{}] * size)
+
     def drain(self, count: int) -> float:
         worker = Worker(self.harbor, concurrency=CONCURRENCY)
         begun = time.perf_counter()
         worker.drain_sync()
         seconds = time.perf_counter() - begun
-        check_all_ran(self.ran, count)
+        check_all_ran(self.ran + next(self.ran_in_threads), count)
         return seconds
 
     def drain_share(self) -> int:

@@ -16,6 +16,7 @@ from benchmarks import postgres
 from benchmarks.contestant import Contestant, Role, Started, run_in_threads
 from benchmarks.contestants._postgres import PostgresContestant
 from benchmarks.contestants._taskharbor import CONCURRENCY, TaskHarbor
+from benchmarks.work import Kind, Work
 from taskharbor import Harbor, Worker, chord
 
 
@@ -26,6 +27,7 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
         "asyncpg, LISTEN/NOTIFY; kill -9 reruns the job after its lease, finished jobs and history are kept"
     )
     distribution = "taskharbor"
+    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync")
 
     @classmethod
     def install(cls, url: str) -> None:
@@ -62,6 +64,9 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
     def fill(self, count: int) -> None:
         TaskHarbor.fill(self, count)  # in chunks
 
+    def fill_work(self, work: Work, count: int) -> None:
+        TaskHarbor.fill_work(self, work, count)
+
     def store_chord(self, count: int) -> float:
         return self.run(self.timed_store_chord(count))  # as bulk is: by a connection that is open
 
@@ -83,6 +88,7 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
 class TaskHarborPostgresSync(TaskHarborPostgres):
     name = "taskharbor postgres (sync)"
     durability_note = "as taskharbor postgres, enqueued by the synchronous form"
+    kinds = ()
     separate_worker = False  # its worker would be the same
 
     def store_url(self) -> None:

@@ -11,15 +11,21 @@ from typing import ClassVar
 
 import pytest
 
+import taskharbor
 from benchmarks import installing
+from benchmarks.child import check_checkout
+from benchmarks.cli import with_other_checkout
 from benchmarks.contestant import Role
 from benchmarks.contestants.taskharbor_memory import TaskHarborMemory
 from benchmarks.contestants.taskharbor_postgres import TaskHarborPostgres, TaskHarborPostgresSync
-from benchmarks.discovery import discover
+from benchmarks.discovery import Entry, discover, other_label
+from benchmarks.noise import measure_noise
 from benchmarks.postgres import URL_VARIABLE, database_of, url_of
-from benchmarks.report import scaling_table, snapshot_tables
+from benchmarks.processes import family_seconds
+from benchmarks.report import against_table, noise_table, scaling_table, snapshot_tables
 from benchmarks.rounds import Samples
 from benchmarks.scaling import can_share
+from benchmarks.settings import CHECKOUT_VARIABLE
 from benchmarks.snapshot import can_churn
 from benchmarks.summary import summarize
 
@@ -57,6 +63,68 @@ def test_several_processes_are_compared_with_the_fewest() -> None:
         ("2", "30.0", "2.00x"),
         ("4", "30.0", "2.00x"),
     ]
+
+
+def test_checkouts_are_compared_within_a_round() -> None:
+    samples = Samples()
+    for number, (new, old) in enumerate([(20.0, 10.0), (30.0, 10.0), (9.0, None), (40.0, 10.0)], 1):
+        samples.add("ours", {"drain": new, "latency_p50": 1.0}, number)
+        if old is not None:  # a measurement that failed is missing, and its round is left out
+            samples.add(other_label("ours"), {"drain": old}, number)
+    assert against_table([Ours], samples).rows == [
+        ["ours", "drain, one worker process", "25.0", "10.0", "3.00x", "2.00x\N{EN DASH}4.00x", "more"]
+    ]
+
+
+def test_another_checkout_runs_right_after_ours_and_never_for_a_peer() -> None:
+    ours, theirs = Entry("taskharbor_memory", Ours), Entry("theirs", Theirs)
+    assert with_other_checkout(ours, ROOT) == [ours, Entry("taskharbor_memory", Ours, ROOT)]
+    assert with_other_checkout(theirs, ROOT) == [theirs]
+    assert with_other_checkout(ours, None) == [ours]
+
+
+def test_a_child_refuses_code_of_another_checkout_than_it_was_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CHECKOUT_VARIABLE, str(tmp_path))
+    with pytest.raises(RuntimeError, match=f"not from {tmp_path}"):
+        check_checkout()
+    monkeypatch.setenv(CHECKOUT_VARIABLE, str(Path(taskharbor.__file__).parent.parent))
+    check_checkout()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel is asked, and only Linux can be")
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    program = (
+        "import subprocess, sys; from benchmarks.processes import end_with_parent; "
+        "subprocess.Popen(['sleep', '600'], preexec_fn=end_with_parent); print('started', flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"started\n"
+        parent.kill()
+        assert parent.stdout.read() == b""  # ends when the last process that holds the pipe is gone
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from the kernel")
+def test_time_of_a_family_counts_children_that_have_ended() -> None:
+    before = family_seconds(os.getpid())
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+    after = family_seconds(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before > 0.02
+
+
+def test_noise_is_the_time_of_fixed_work(tmp_path: Path) -> None:
+    samples = Samples()
+    for _ in range(3):
+        samples.hear(measure_noise(tmp_path))
+    assert [row[0] for row in noise_table(samples).rows] == ["processor, ms", "disk, µs"]
+    assert all(len(seen) == 3 and min(seen) > 0 for seen in samples.noise.values())
 
 
 def test_slices_are_compared_with_the_one_before_the_snapshot() -> None:
@@ -145,7 +213,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_measures_on_a_durable_server_of_its_own(measured: Path) -> None:
     results = json.loads((measured / "results.json").read_text())
     assert results["failures"] == []
-    assert set(results["samples"]["taskharbor postgres"]) == {"enqueue_bulk", "drain"}
+    assert set(results["samples"]["taskharbor postgres"]) == {
+        "enqueue_bulk",
+        "drain",
+        "worker_cpu",
+        "server_cpu",
+        "log_bytes",
+        "drain_memory",
+    }
+    assert all(len(seen) == 4 for seen in results["noise"].values())
     assert "fsync=on" in results["machine"]["PostgreSQL"]
     assert "synchronous_commit=on" in results["machine"]["PostgreSQL"]
 
