@@ -11,6 +11,7 @@ from taskharbor.records import JobFilter, State, StateName
 
 FILTERS = frozenset(JobFilter.__struct_fields__)
 PAGE_MAX = 1_000
+CURSOR_MARK = "id:"  # before the digits of an id that is no UUID
 
 
 class DeadWhere(TypedDict, total=False):
@@ -68,13 +69,40 @@ def checked_limit(limit: int) -> int:
     return limit
 
 
+def cursor_after(last_id: str | None) -> str | None:
+    """The cursor of a page that ends with this id: the id itself, or, where a hand has stored one that is no UUID, its
+    bytes as hexadecimal digits."""
+    if last_id is None or _is_id(last_id):
+        return last_id
+    return CURSOR_MARK + last_id.encode().hex()
+
+
 def checked_cursor(cursor: str | None) -> str | None:
+    """The id that a page ended with, from the cursor that it gave."""
+    if cursor is None:
+        return None
     try:
-        return None if cursor is None else checked_id(cursor)
-    except ConfigurationError:
+        return _marked_id(cursor) or checked_id(cursor)
+    except (ConfigurationError, ValueError):
         raise ConfigurationError(
             f"a cursor is the next_cursor of an earlier page, a UUID, not {shorten(cursor)}"
         ) from None
+
+
+def _marked_id(cursor: object) -> str | None:
+    if not isinstance(cursor, str) or not cursor.startswith(CURSOR_MARK):
+        return None
+    last_id = bytes.fromhex(cursor.removeprefix(CURSOR_MARK)).decode()
+    if cursor_after(last_id) != cursor:  # there is one way to write it
+        raise ValueError(cursor)
+    return last_id
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return checked_id(text) == text
+    except ConfigurationError:
+        return False
 
 
 def _checked_state(value: object) -> State:

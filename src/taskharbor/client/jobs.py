@@ -9,7 +9,14 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import UnsetType
 
-from taskharbor.client.filters import JobWhere, asked_filter, checked_cursor, checked_limit, job_filter
+from taskharbor.client.filters import (
+    JobWhere,
+    asked_filter,
+    checked_cursor,
+    checked_limit,
+    cursor_after,
+    job_filter,
+)
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.operating import Operator, not_found, requeue_operation
 from taskharbor.client.options import (
@@ -92,7 +99,7 @@ class Jobs(Operator):
         """List matching jobs, newest first. A page may be shorter than `limit`; on the last, `next_cursor` is None."""
         where = job_filter(state=state, queue=queue, task=task, tag=tag, workflow=workflow)
         page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
-        return JobPage([Job(record, self._harbor) for record in page.jobs], page.next_cursor)
+        return JobPage([Job(record, self._harbor) for record in page.jobs], cursor_after(page.next_cursor))
 
     list = sync_method(alist)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
-from taskharbor.client.filters import checked_cursor, checked_limit
+from taskharbor.client.filters import checked_cursor, checked_limit, cursor_after
 from taskharbor.client.operating import Operator
 from taskharbor.client.options import checked_id
 from taskharbor.client.sync_methods import sync_method
@@ -73,12 +73,15 @@ class Workflows(Operator):
         from taskharbor.workflow.handle import checked_state
 
         wanted = None if state is None else checked_state(state)
-        cursor, limit = checked_cursor(cursor), checked_limit(limit)
-        return await (self._page(cursor, limit) if wanted is None else self._search(wanted, cursor, limit))
+        last_id, limit = checked_cursor(cursor), checked_limit(limit)
+        page = await (self._page(last_id, limit) if wanted is None else self._search(wanted, last_id, limit))
+        page.next_cursor = cursor_after(page.next_cursor)
+        return page
 
     list = sync_method(alist)
 
     async def _page(self, cursor: str | None, limit: int) -> WorkflowList:
+        """A page after this id; its own cursor is the id that it ends with."""
         from taskharbor.workflow.handle import Workflow
 
         page = await WorkflowsCapability.of(self._driver).list_workflows(cursor=cursor, limit=limit)

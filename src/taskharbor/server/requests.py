@@ -26,7 +26,7 @@ Tags = Annotated[list[Name], Meta(max_length=32)]
 WorkflowId = Annotated[str, Meta(description="The id of a workflow.", extra_json_schema={"format": "uuid"})]
 Payload = Annotated[dict[str, Any], Meta(description="The task's arguments, by parameter name.")]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Maximum number of items.")]
-Cursor = Annotated[str, Meta(max_length=64, description="The nextCursor of the previous page.")]
+Cursor = Annotated[str, Meta(max_length=4_096, description="The nextCursor of the previous page.")]
 
 
 class Input(Struct, rename="camel", forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ def list_jobs(session: Session, where: JobFilter, cursor: str | None, limit: int
         if record is not None and _matches(record, where):
             jobs.append(record)
         if len(jobs) == limit or scanned == SCAN_MAX:
-            return Page(jobs, job_id)
+            return Page(jobs, job_id or None)  # no id comes after an empty one
     return Page(jobs, None)
 
 
