@@ -20,6 +20,7 @@ HEAVY = [
     "taskharbor.drivers.registry",
     "starlette",
     "uvicorn",
+    "prometheus_client",
     "taskharbor.cli",
     "taskharbor.server",
     "taskharbor.views",

@@ -1,0 +1,265 @@
+"""`Meter`: records what happens to jobs, in whole batches, after the store has answered."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.drivers.contract.leasing import Claimed, SettleAnswer
+from taskharbor.drivers.contract.settling import SettleResult, Transition
+from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.rules.recurrence import was_rearmed
+from taskharbor.rules.settling import REFUSALS
+from taskharbor.telemetry.metrics import buckets, catalogue
+from taskharbor.telemetry.metrics.catalogue import Metric
+from taskharbor.telemetry.metrics.cells import (
+    JOB_METRICS,
+    OTHER,
+    OTHER_BASE,
+    OTHER_NAME,
+    PROCESS_BASE,
+    PROCESS_METRICS,
+    Cells,
+    Pair,
+    label,
+)
+
+LOOK_SECONDS = 1.0  # between two looks at the event loop
+
+_JOB = catalogue.offsets(JOB_METRICS)
+_PROCESS = {name: PROCESS_BASE + start for name, start in catalogue.offsets(PROCESS_METRICS).items()}
+
+_ENQUEUED = _JOB[catalogue.ENQUEUED.name]
+_STARTED = _JOB[catalogue.STARTED.name]
+_SUCCEEDED = _JOB[catalogue.SUCCEEDED.name]
+_FAILED = _JOB[catalogue.FAILED.name]
+_RETRIED = _JOB[catalogue.RETRIED.name]
+_EXHAUSTED = _JOB[catalogue.EXHAUSTED.name]
+_DEAD = _JOB[catalogue.DEAD.name]
+_LOST = _JOB[catalogue.LOST.name]
+_CANCELLED = _JOB[catalogue.CANCELLED.name]
+_WAIT = _JOB[catalogue.WAIT.name]
+_DURATION = _JOB[catalogue.DURATION.name]
+_RETRY_LATENCY = _JOB[catalogue.RETRY_LATENCY.name]
+_EXTENSIONS_REFUSED = _PROCESS[catalogue.EXTENSIONS_REFUSED.name]
+_SETTLES_REFUSED = _PROCESS[catalogue.SETTLES_REFUSED.name]
+
+_SUCCESS = AttemptStatus.SUCCEEDED
+_DONE = SettleAnswer.DONE
+_FAILURES = (AttemptStatus.FAILED, AttemptStatus.TIMED_OUT)
+# They say nothing of how long a handler takes.
+_WITHOUT_DURATION = (AttemptStatus.LOST, AttemptStatus.RELEASED)
+
+
+class Ended(Protocol):
+    """A job that ended, such as a `JobRecord`."""
+
+    @property
+    def queue(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def state(self) -> State: ...
+
+
+class Meter:
+    """Counts in the cells of this process; only one thread may call it.
+
+    `declared` says whether a task of this name is declared: jobs of other tasks count under the task `_other`, because
+    any producer can name a task, and a name could contain anything.
+    """
+
+    def __init__(self, cells: Cells, declared: Callable[[str], bool]) -> None:
+        self.cells = cells
+        self._words = cells.words
+        self._declared = declared
+        self._bases: dict[Pair, int] = {}  # by the names of a queue and a task
+        self._bases_of_labels: dict[Pair, int] = {OTHER: OTHER_BASE}
+
+    # -- what the worker calls --
+
+    def claimed(self, jobs: Sequence[Claimed], seconds: float) -> None:
+        """Record an answered claim. A job's first claim is how it counts as enqueued, so that each counts once."""
+        self._process_time(catalogue.CLAIM_DURATION, seconds)
+        self._process_value(catalogue.CLAIM_BATCH, len(jobs))
+        if not jobs:
+            return
+        words = self._words
+        queues, tasks = [job.queue for job in jobs], [job.task for job in jobs]
+        numbers = [job.number for job in jobs]
+        if _all_same(queues) and _all_same(tasks):
+            words[self._base(queues[0], tasks[0]) + _ENQUEUED] += numbers.count(1)
+            return
+        for (queue, task, number), count in Counter(zip(queues, tasks, numbers, strict=True)).items():
+            if number == 1:
+                words[self._base(queue, task) + _ENQUEUED] += count
+
+    def settled(
+        self,
+        jobs: Sequence[Claimed],
+        transitions: Sequence[Transition],
+        answers: Sequence[SettleResult],
+        seconds: float | None = None,
+    ) -> None:
+        """Record a settled batch: jobs as they were claimed, their transitions and the store's answers, in one order.
+
+        `seconds` is how long the store took; None if the caller does not know, as after several settles.
+        """
+        if seconds is not None:
+            self._process_time(catalogue.SETTLE_DURATION, seconds)
+            self._process_value(catalogue.SETTLE_BATCH, len(jobs))
+        if not jobs:
+            return
+        began = [transition.started_at for transition in transitions]
+        if (
+            [transition.status for transition in transitions].count(_SUCCESS) == len(jobs)
+            and [answer.answer for answer in answers].count(_DONE) == len(jobs)
+            and None not in began
+        ):
+            self._succeeded(jobs, began, answers)  # type: ignore[arg-type]  # none of them is None
+            return
+        for job, transition, answer in zip(jobs, transitions, answers, strict=True):
+            self._ended(job, transition, answer)
+
+    def ended_unbegun(self, job: Ended) -> None:
+        """Record a job that ended without an attempt of its own: it expired, or ended with a dependency."""
+        if job.state is State.DEAD:
+            self._words[self._base(job.queue, job.task) + _DEAD] += 1
+        elif job.state is State.CANCELLED:
+            self._words[self._base(job.queue, job.task) + _CANCELLED] += 1
+
+    def extension_refused(self) -> None:
+        """Record that the store refused to extend a lease."""
+        self._words[_EXTENSIONS_REFUSED] += 1
+
+    def loop_was_late(self, seconds: float) -> None:
+        """Record how late the event loop ran a timer."""
+        self._process_time(catalogue.LOOP_LAG, seconds)
+
+    # -- jobs --
+
+    def _succeeded(
+        self, jobs: Sequence[Claimed], began: Sequence[int], answers: Sequence[SettleResult]
+    ) -> None:
+        """Record successes and nothing else, as nearly every batch is."""
+        waits = [begin - job.run_at for begin, job in zip(began, jobs, strict=True)]
+        durations = [answer.at - begin for answer, begin in zip(answers, began, strict=True)]
+        queues, tasks = [job.queue for job in jobs], [job.task for job in jobs]
+        if _all_same(queues) and _all_same(tasks):
+            self._successes(self._base(queues[0], tasks[0]), waits, durations)
+            return
+        groups: dict[Pair, tuple[list[int], list[int]]] = {}
+        for pair, wait, duration in zip(zip(queues, tasks, strict=True), waits, durations, strict=True):
+            of_pair = groups.get(pair)
+            if of_pair is None:
+                of_pair = groups[pair] = ([], [])
+            of_pair[0].append(wait)
+            of_pair[1].append(duration)
+        for (queue, task), of_pair in groups.items():
+            self._successes(self._base(queue, task), *of_pair)
+
+    def _successes(self, base: int, waits: list[int], durations: list[int]) -> None:
+        self._words[base + _STARTED] += len(waits)
+        self._words[base + _SUCCEEDED] += len(waits)
+        self._observe_all(base + _WAIT, waits)
+        self._observe_all(base + _DURATION, durations)
+
+    def _ended(self, job: Claimed, transition: Transition, answer: SettleResult) -> None:
+        """Record one attempt, whatever its end. One that is to be settled again counts then."""
+        words = self._words
+        if answer.answer is not _DONE:
+            words[_SETTLES_REFUSED] += answer.answer in REFUSALS
+            return
+        base = self._base(job.queue, job.task)
+        status, began = transition.status, transition.started_at
+        if began is not None:
+            words[base + _STARTED] += 1
+            self._observe(base + _WAIT, buckets.TIMES, began - job.run_at)
+            if status not in _WITHOUT_DURATION:
+                self._observe(base + _DURATION, buckets.TIMES, answer.at - began)
+        words[base + _LOST] += status is AttemptStatus.LOST
+        words[base + _FAILED] += status in _FAILURES
+        match end_of(transition, answer):
+            case State.SUCCEEDED:
+                words[base + _SUCCEEDED] += 1
+            case State.DEAD:
+                words[base + _DEAD] += 1
+                words[base + _EXHAUSTED] += transition.reason is Reason.EXHAUSTED
+            case State.CANCELLED:
+                words[base + _CANCELLED] += 1
+            case _ if status in _FAILURES:
+                words[base + _RETRIED] += 1
+                self._observe(base + _RETRY_LATENCY, buckets.TIMES, transition.delay or 0)
+
+    def _base(self, queue: str, task: str) -> int:
+        """Return where the cells of a queue and task begin."""
+        base = self._bases.get((queue, task))
+        return self._new_base(queue, task) if base is None else base
+
+    def _new_base(self, queue: str, task: str) -> int:
+        # Two long names may have the same label, and then the same cells.
+        pair = (label(queue), label(task) if self._declared(task) else OTHER_NAME)
+        base = self._bases_of_labels.get(pair)
+        if base is None:
+            base = self.cells.publish(pair)
+            if base is None:
+                return OTHER_BASE
+            self._bases_of_labels[pair] = base
+        if (queue, task) == pair:  # of others there may be any number
+            self._bases[pair] = base
+        return base
+
+    # -- histograms --
+
+    def _process_time(self, metric: Metric, seconds: float) -> None:
+        self._process_value(metric, round(seconds * MICROS_PER_SECOND))
+
+    def _process_value(self, metric: Metric, value: int) -> None:
+        self._observe(_PROCESS[metric.name], metric.bounds, value)
+
+    def _observe(self, start: int, bounds: tuple[int, ...], value: int) -> None:
+        value = max(0, value)  # clocks of several machines differ
+        self._words[start + bisect_left(bounds, value)] += 1
+        self._words[start + len(bounds) + 1] += value
+
+    def _observe_all(self, start: int, values: list[int]) -> None:
+        """Record many times at once: sorted, they need one search for each bucket, not for each value."""
+        words, bounds = self._words, buckets.TIMES
+        values.sort()
+        if values[0] < 0:  # clocks of several machines differ
+            values = [max(0, value) for value in values]
+        bucket, last = bisect_left(bounds, values[0]), bisect_left(bounds, values[-1])
+        counted = 0
+        while bucket < last:
+            end = bisect_right(values, bounds[bucket], counted)
+            words[start + bucket] += end - counted
+            counted = end
+            bucket += 1
+        words[start + last] += len(values) - counted
+        words[start + len(bounds) + 1] += sum(values)
+
+
+def end_of(transition: Transition, answer: SettleResult) -> State:
+    """Return where a settled attempt has led: to the end of its job or occurrence, or to READY for another attempt."""
+    if was_rearmed(transition, answer):
+        return State.CANCELLED if transition.to is State.READY else transition.to
+    # The answer to a repeated settle may not say which state the job reached.
+    state = answer.state or transition.to
+    return state if state in (State.SUCCEEDED, State.DEAD, State.CANCELLED) else State.READY
+
+
+def _all_same(names: list[str]) -> bool:
+    return names.count(names[0]) == len(names)
+
+
+async def watch_loop(meter: Meter, seconds: float = LOOK_SECONDS) -> None:
+    """Record, until cancelled, how late the running event loop runs its timers."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + seconds
+        await asyncio.sleep(seconds)
+        meter.loop_was_late(loop.time() - due)

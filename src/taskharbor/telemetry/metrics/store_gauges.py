@@ -1,0 +1,142 @@
+"""Gauges that only the store knows: how many jobs stand where, since when, and which workers are there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.typed_records import WORKERS
+from taskharbor.records import State
+from taskharbor.telemetry.logs import log_line, masked
+from taskharbor.telemetry.metrics import catalogue
+from taskharbor.telemetry.metrics.cells import OTHER_NAME, PAIRS, label
+
+if TYPE_CHECKING:
+    from taskharbor.drivers.base import Driver, WorkerRecord
+    from taskharbor.records import QueueRecord
+
+logger = logging.getLogger("taskharbor.metrics")
+
+CACHE_SECONDS = 1.0
+READ_SECONDS = 5.0  # that a scrape waits for the store
+
+# The value of a gauge, by the values of its labels.
+Gauges = dict[str, dict[tuple[str, ...], float]]
+
+
+class StoreReading(Struct, frozen=True):
+    """What the store said at one moment."""
+
+    now: int  # the store's time
+    counts: dict[State, int]
+    queues: Sequence[QueueRecord]
+    workers: Sequence[WorkerRecord]
+
+
+async def read_store(driver: Driver) -> StoreReading:
+    """Read everything that the gauges show."""
+    workers = await WORKERS.all(driver) if Records.offered_by(driver) else []
+    return StoreReading(await driver.now(), await driver.counts(), await driver.queues(), workers)
+
+
+def gauges_of(reading: StoreReading | None) -> Gauges:
+    """Return every gauge; without a reading, only that there is none."""
+    gauges: Gauges = {catalogue.STORE_UP.name: {(): float(reading is not None)}}
+    if reading is None:
+        return gauges
+    by_queue: tuple[catalogue.Metric, ...] = (
+        catalogue.OLDEST_READY, catalogue.QUEUE_PAUSED, catalogue.QUEUE_WORKERS, catalogue.QUEUE_SLOTS,
+    )  # fmt: skip
+    gauges |= {metric.name: {} for metric in (catalogue.QUEUE_JOBS, *by_queue)}
+    jobs = gauges[catalogue.QUEUE_JOBS.name]
+    for index, queue in enumerate(reading.queues):
+        name = label(queue.name) if index < PAIRS else OTHER_NAME
+        for state in (State.READY, State.SCHEDULED, State.RUNNING):
+            jobs[name, state] = jobs.get((name, state), 0) + getattr(queue, state)
+        serving = [each for each in reading.workers if each.queues is None or queue.name in each.queues]
+        age = 0 if queue.oldest_ready_at is None else max(0, reading.now - queue.oldest_ready_at)
+        values = (age / MICROS_PER_SECOND, queue.paused, len(serving), sum(each.slots for each in serving))
+        for metric, value in zip(by_queue, values, strict=True):
+            of_metric = gauges[metric.name]  # of several queues with one label, the largest value counts
+            of_metric[(name,)] = max(of_metric.get((name,), 0.0), float(value))
+    gauges[catalogue.WAITING_JOBS.name] = {(): reading.counts[State.WAITING]}
+    gauges[catalogue.DEAD_JOBS.name] = {(): reading.counts[State.DEAD]}
+    gauges[catalogue.WORKERS.name] = {(): len(reading.workers)}
+    gauges[catalogue.SLOTS.name] = {(): sum(each.slots for each in reading.workers)}
+    return gauges
+
+
+class StoreGauges:
+    """Reads the store at most once a second, however many scrapes there are; a failed reading is cached as well."""
+
+    def __init__(self, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._alock = asyncio.Lock()
+        self._read_at = float("-inf")
+        self._reading: StoreReading | None = None
+
+    def read(self, read: Callable[[], StoreReading]) -> Gauges:
+        """Return the gauges, from a thread: `read` may block."""
+        with self._lock:
+            if not self._is_fresh():
+                self._keep(_attempt(read))
+            return gauges_of(self._reading)
+
+    async def aread(self, read: Callable[[], Awaitable[StoreReading]]) -> Gauges:
+        """Return the gauges, from the event loop that the store belongs to."""
+        async with self._alock:
+            if not self._is_fresh():
+                try:
+                    async with asyncio.timeout(READ_SECONDS):
+                        self._keep(await read())
+                except Exception as error:  # noqa: BLE001 - a scrape shows that the store cannot be read
+                    self._keep(None)
+                    _log(error)
+            return gauges_of(self._reading)
+
+    def _is_fresh(self) -> bool:
+        return self._monotonic() - self._read_at < CACHE_SECONDS
+
+    def _keep(self, reading: StoreReading | None) -> None:
+        self._reading, self._read_at = reading, self._monotonic()
+
+
+def in_loop(
+    loop: asyncio.AbstractEventLoop, read: Callable[[], Awaitable[StoreReading]]
+) -> Callable[[], StoreReading]:
+    """Turn an asynchronous reader into one for other threads than that of its loop."""
+
+    async def reading() -> StoreReading:
+        return await read()
+
+    def read_from_thread() -> StoreReading:
+        future = asyncio.run_coroutine_threadsafe(reading(), loop)
+        try:
+            return future.result(READ_SECONDS)
+        except BaseException:
+            future.cancel()
+            raise
+
+    return read_from_thread
+
+
+def _attempt(read: Callable[[], StoreReading]) -> StoreReading | None:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 - a scrape shows that the store cannot be read
+        _log(error)
+        return None
+
+
+def _log(error: Exception) -> None:
+    said = masked(str(error)) or type(error).__name__
+    log_line(logger, logging.WARNING, "the store cannot be read for its metrics: {error}", {"error": said})

@@ -1,0 +1,230 @@
+"""What a worker counts: each attempt once, in the right series and buckets."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from taskharbor.drivers.base import Occurrence, SettleAnswer
+from taskharbor.records import AttemptStatus, JobRecord, Reason, State
+from taskharbor.telemetry.metrics import buckets, catalogue
+from taskharbor.telemetry.metrics.cells import Cells
+from taskharbor.telemetry.metrics.meter import Meter, watch_loop
+from tests.telemetry.attempts import (
+    NOW,
+    SECOND,
+    attempt,
+    count_of,
+    counters,
+    job,
+    new_meter,
+    read,
+    settle,
+    sum_of,
+    words_of,
+)
+
+LOST, FAILED, TIMED_OUT = AttemptStatus.LOST, AttemptStatus.FAILED, AttemptStatus.TIMED_OUT
+RELEASED, SLEPT, CANCELLED = AttemptStatus.RELEASED, AttemptStatus.SLEPT, AttemptStatus.CANCELLED
+NEXT = Occurrence(NOW + 60 * SECOND, 1)
+REARMED: dict[str, Any] = {"state": State.SCHEDULED, "run_at": NEXT.due_at}
+
+# An end of an attempt, and what it counts beside its begin.
+ENDS = {
+    "success": (attempt(), {"jobs_succeeded": 1}),
+    "retry": (attempt(FAILED, State.READY, delay=SECOND), {"jobs_failed": 1, "retries": 1}),
+    "retry after a timeout": (attempt(TIMED_OUT, State.READY, delay=0), {"jobs_failed": 1, "retries": 1}),
+    "exhausted": (
+        attempt(FAILED, State.DEAD, reason=Reason.EXHAUSTED),
+        {"jobs_failed": 1, "jobs_dead": 1, "retry_exhausted": 1},
+    ),
+    "unrecoverable": (attempt(FAILED, State.DEAD, reason=Reason.UNRECOVERABLE), {"jobs_failed": 1, "jobs_dead": 1}),
+    "exhausted occurrence": (
+        attempt(FAILED, State.DEAD, reason=Reason.EXHAUSTED, occurrence=NEXT, **REARMED),
+        {"jobs_failed": 1, "jobs_dead": 1, "retry_exhausted": 1},
+    ),
+    "successful occurrence": (
+        attempt(occurrence=NEXT, **REARMED),
+        {"jobs_succeeded": 1},
+    ),
+    "retry of an occurrence": (
+        attempt(FAILED, State.READY, delay=SECOND, occurrence=NEXT, state=State.SCHEDULED, run_at=NOW + SECOND),
+        {"jobs_failed": 1, "retries": 1},
+    ),
+    "cancelled occurrence": (
+        attempt(FAILED, State.READY, delay=SECOND, occurrence=NEXT, **REARMED),
+        {"jobs_failed": 1, "jobs_cancelled": 1},
+    ),
+    "failure of a job that was asked to end": (
+        attempt(FAILED, State.READY, delay=SECOND, state=State.CANCELLED),
+        {"jobs_failed": 1, "jobs_cancelled": 1},
+    ),
+    "cancelled on request": (attempt(CANCELLED, State.CANCELLED, reason=Reason.CANCELLED), {"jobs_cancelled": 1}),
+    "lost": (attempt(LOST, State.READY), {"jobs_lost": 1}),
+    "poison": (attempt(LOST, State.DEAD, reason=Reason.POISON), {"jobs_lost": 1, "jobs_dead": 1}),
+    "handed back": (attempt(RELEASED, State.READY), {}),
+    "slept": (attempt(SLEPT, State.READY, delay=SECOND), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("beside", [0, 3])
+def test_each_end_of_an_attempt_counts_what_it_means(end: str, beside: int):
+    ended, counted = ENDS[end]
+    meter = new_meter()
+    settle(meter, ended, *[attempt(of=job("other"))] * beside)
+    assert counters(read(meter)) == {"jobs_started": 1} | counted
+
+
+def test_an_attempt_that_never_began_is_not_started():
+    meter = new_meter()
+    settle(meter, attempt(RELEASED, State.READY, begun=False))
+    snapshot = read(meter)
+    assert counters(snapshot) == {}
+    assert count_of(snapshot, catalogue.WAIT) == 0
+
+
+@pytest.mark.parametrize(
+    "answer", [SettleAnswer.NOT_RUNNING, SettleAnswer.LEASE_MISMATCH, SettleAnswer.LEASE_EXPIRED]
+)
+def test_a_refused_settle_counts_as_refused_and_in_no_series(answer: SettleAnswer):
+    meter = new_meter()
+    settle(meter, attempt(answer=answer))
+    snapshot = read(meter)
+    assert snapshot.jobs == {}
+    assert count_of(snapshot, catalogue.SETTLES_REFUSED) == 1
+
+
+@pytest.mark.parametrize("answer", [SettleAnswer.CHANGED, SettleAnswer.LATER])
+def test_an_attempt_that_is_settled_again_counts_only_then(answer: SettleAnswer):
+    meter = new_meter()
+    settle(meter, attempt(answer=answer))
+    snapshot = read(meter)
+    assert snapshot.jobs == {}
+    assert count_of(snapshot, catalogue.SETTLES_REFUSED) == 0
+
+
+def test_a_job_counts_as_enqueued_at_its_first_claim_only():
+    meter = new_meter()
+    meter.claimed([job(number=1), job(number=1), job(number=2)], 0.01)
+    meter.claimed([job(number=1), job("other", number=1), job("other", number=7)], 0.01)
+    meter.claimed([], 0.01)
+    snapshot = read(meter)
+    assert counters(snapshot) == {"jobs_enqueued": 3}
+    assert counters(snapshot, task="other") == {"jobs_enqueued": 1}
+    assert (count_of(snapshot, catalogue.CLAIM_BATCH), sum_of(snapshot, catalogue.CLAIM_BATCH)) == (3, 6)
+    assert words_of(snapshot, catalogue.CLAIM_BATCH)[0] == 1  # the empty one
+
+
+def test_claims_and_settles_are_timed_once_for_each_batch():
+    meter = new_meter()
+    meter.claimed([job()] * 3, 0.25)
+    settle(meter, *[attempt()] * 3, seconds=0.5)
+    settle(meter, attempt())
+    snapshot = read(meter)
+    assert sum_of(snapshot, catalogue.CLAIM_DURATION) == SECOND // 4
+    assert (count_of(snapshot, catalogue.SETTLE_DURATION), sum_of(snapshot, catalogue.SETTLE_DURATION)) == (
+        1,
+        SECOND // 2,
+    )
+    assert (count_of(snapshot, catalogue.SETTLE_BATCH), sum_of(snapshot, catalogue.SETTLE_BATCH)) == (1, 3)
+
+
+def test_a_retry_is_observed_with_the_delay_that_was_granted():
+    meter = new_meter()
+    settle(
+        meter, attempt(FAILED, State.READY, delay=3 * SECOND), attempt(SLEPT, State.READY, delay=99 * SECOND)
+    )
+    snapshot = read(meter)
+    assert (count_of(snapshot, catalogue.RETRY_LATENCY), sum_of(snapshot, catalogue.RETRY_LATENCY)) == (
+        1,
+        3 * SECOND,
+    )
+
+
+@pytest.mark.parametrize("status", [LOST, RELEASED])
+def test_an_attempt_that_was_cut_off_has_a_wait_and_no_duration(status: AttemptStatus):
+    meter = new_meter()
+    settle(meter, attempt(status, State.READY, waited=5, took=7))
+    snapshot = read(meter)
+    assert sum_of(snapshot, catalogue.WAIT) == 5
+    assert count_of(snapshot, catalogue.DURATION) == 0
+
+
+Times = st.lists(
+    st.integers(-SECOND, 20_000 * SECOND) | st.sampled_from(buckets.TIMES), min_size=1, max_size=30
+)
+
+
+@given(waits=Times, durations=Times, tasks=st.integers(1, 3), failing=st.booleans())
+def test_every_time_is_in_its_bucket_and_in_the_sum(
+    waits: list[int], durations: list[int], tasks: int, failing: bool
+):
+    attempts = [
+        attempt(of=job(f"task-{index % tasks}"), waited=wait, took=duration)
+        for index, (wait, duration) in enumerate(zip(waits, durations, strict=False))
+    ]
+    meter = new_meter()
+    # One end of another kind in the batch, and every attempt is recorded by itself.
+    settle(meter, *attempts, *[attempt(FAILED, State.READY, of=job("failing"))] * failing)
+    snapshot = read(meter)
+    for number in range(tasks):
+        expected = attempts[number::tasks]
+        if not expected:
+            continue
+        for metric, times in (
+            (catalogue.WAIT, [(t.started_at or 0) - j.run_at for j, t, _ in expected]),
+            (catalogue.DURATION, [a.at - (t.started_at or 0) for _, t, a in expected]),
+        ):
+            cells = [0] * metric.words
+            for time in (max(0, time) for time in times):
+                cells[bisect_left(buckets.TIMES, time)] += 1
+                cells[-1] += time
+            assert words_of(snapshot, metric, task=f"task-{number}") == cells
+
+
+def record(state: State) -> JobRecord:
+    return JobRecord("id", "send", "{}", "default", 0, state, NOW, NOW)
+
+
+def test_a_job_that_ended_unbegun_counts_by_its_state():
+    meter = new_meter()
+    for state in (State.CANCELLED, State.CANCELLED, State.DEAD, State.READY):
+        meter.ended_unbegun(record(state))
+    assert counters(read(meter)) == {"jobs_cancelled": 2, "jobs_dead": 1}
+
+
+def test_refused_extensions_are_counted():
+    meter = new_meter()
+    meter.extension_refused()
+    assert count_of(read(meter), catalogue.EXTENSIONS_REFUSED) == 1
+
+
+class Watched(Meter):
+    """A meter whose looks at the loop a test can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__(Cells(), lambda task: True)
+        self.looks: asyncio.Queue[float] = asyncio.Queue()
+
+    def loop_was_late(self, seconds: float) -> None:
+        super().loop_was_late(seconds)
+        self.looks.put_nowait(seconds)
+
+
+async def test_a_blocked_loop_is_late():
+    meter = Watched()
+    watching = asyncio.create_task(watch_loop(meter, seconds=0.001))
+    await meter.looks.get()  # the next look is under way
+    end = asyncio.get_running_loop().time() + 0.05
+    while asyncio.get_running_loop().time() < end:
+        pass
+    late = await meter.looks.get()
+    watching.cancel()
+    assert late >= 0.045
+    assert sum_of(read(meter), catalogue.LOOP_LAG) >= 0.045 * SECOND

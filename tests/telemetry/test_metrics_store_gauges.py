@@ -1,0 +1,131 @@
+"""Gauges of the store: what they say, and that scrapes do not add up to load."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from taskharbor import Harbor
+from taskharbor.drivers.contract.reading import WorkerRecord
+from taskharbor.drivers.typed_records import WORKERS
+from taskharbor.errors import StoreError
+from taskharbor.records import QueueRecord, State
+from taskharbor.telemetry.metrics.cells import PAIRS
+from taskharbor.telemetry.metrics.store_gauges import (
+    Gauges,
+    StoreGauges,
+    StoreReading,
+    gauges_of,
+    in_loop,
+    read_store,
+)
+
+NOTHING = dict.fromkeys(State, 0)
+
+
+def worker(name: str, slots: int, *queues: str) -> WorkerRecord:
+    return WorkerRecord(name, "host", 1, slots, 0, queues or None)
+
+
+async def gauges(harbor: Harbor) -> Gauges:
+    return gauges_of(await read_store(harbor.driver))
+
+
+async def test_gauges_say_how_the_store_stands():
+    async with Harbor("memory://") as harbor:
+        await harbor.aenqueue("send", queue="mail")
+        await harbor.aenqueue("send", queue="mail", delay=3_600)
+        await harbor.aenqueue("report", queue="slow")
+        await harbor.queues.apause("slow")
+        await WORKERS.put(harbor.driver, [worker("a", 4, "mail"), worker("b", 8)], 60_000_000)
+        found = await gauges(harbor)
+    assert found["store_up"] == {(): 1}
+    assert {key: value for key, value in found["queue_jobs"].items() if value} == {
+        ("mail", "ready"): 1,
+        ("mail", "scheduled"): 1,
+        ("slow", "ready"): 1,
+    }
+    assert found["queue_paused"] == {("mail",): 0, ("slow",): 1}
+    assert found["queue_workers"] == {("mail",): 2, ("slow",): 1}
+    assert found["queue_slots"] == {("mail",): 12, ("slow",): 8}
+    assert (found["workers"], found["worker_slots"]) == ({(): 2}, {(): 12})
+    assert (found["dead_jobs"], found["waiting_jobs"]) == ({(): 0}, {(): 0})
+
+
+def test_the_age_of_the_oldest_ready_job_is_by_the_stores_clock():
+    queues = [QueueRecord("old", False, 1, 0, 0, 5_000_000), QueueRecord("new", False, 1, 0, 0, 99_000_000)]
+    found = gauges_of(StoreReading(35_000_000, NOTHING, queues, []))
+    assert found["queue_oldest_ready_seconds"] == {("old",): 30.0, ("new",): 0.0}
+
+
+def test_queues_beyond_the_limit_are_shown_as_one():
+    queues = [QueueRecord(f"queue-{number:03}", False, 2, 0, 0, 0) for number in range(PAIRS + 3)]
+    found = gauges_of(StoreReading(7_000_000, NOTHING, queues, []))
+    assert len(found["queue_oldest_ready_seconds"]) == PAIRS + 1
+    assert found["queue_jobs"]["_other", "ready"] == 6
+    assert found["queue_oldest_ready_seconds"]["_other",] == 7.0
+
+
+class Counted:
+    """A reader that counts its calls."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls = 0
+        self._error = error
+
+    def __call__(self) -> StoreReading:
+        self.calls += 1
+        if self._error is not None:
+            raise self._error
+        return StoreReading(0, NOTHING, [], [])
+
+    async def asynchronous(self) -> StoreReading:
+        await asyncio.sleep(0)
+        return self()
+
+
+def test_the_store_is_read_once_a_second_at_most():
+    now, counted = [0.0], Counted()
+    cached = StoreGauges(monotonic=lambda: now[0])
+    for second in (0.0, 0.5, 0.99, 1.0, 1.9, 2.1):
+        now[0] = second
+        assert cached.read(counted)["store_up"] == {(): 1}
+    assert counted.calls == 3
+
+
+async def test_scrapes_at_the_same_time_read_the_store_once():
+    counted = Counted()
+    cached = StoreGauges(monotonic=lambda: 0.0)
+    await asyncio.gather(*(cached.aread(counted.asynchronous) for _ in range(5)))
+    assert counted.calls == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_store_that_cannot_be_read_is_down_and_asked_again_a_second_later(
+    asynchronous: bool, caplog: pytest.LogCaptureFixture
+):
+    now = [0.0]
+    counted = Counted(StoreError("cannot reach postgresql://user:canary@host/db"))
+    cached = StoreGauges(monotonic=lambda: now[0])
+    for second in (0.0, 0.5, 1.5):
+        now[0] = second
+        found = await cached.aread(counted.asynchronous) if asynchronous else cached.read(counted)
+        assert found == {"store_up": {(): 0.0}}
+    assert counted.calls == 2
+    assert "the store cannot be read for its metrics" in caplog.text
+    assert "canary" not in caplog.text
+
+
+async def test_a_thread_reads_through_the_loop_of_the_store():
+    loop = asyncio.get_running_loop()
+    threads: list[str] = []
+
+    async def read() -> StoreReading:
+        threads.append(threading.current_thread().name)
+        return StoreReading(0, NOTHING, [], [])
+
+    found = await asyncio.to_thread(StoreGauges().read, in_loop(loop, read))
+    assert found["store_up"] == {(): 1}
+    assert threads == [threading.current_thread().name]
