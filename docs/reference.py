@@ -36,6 +36,8 @@ from taskharbor.drivers.capabilities import CAPABILITIES
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.telemetry import logs
+from taskharbor.telemetry.metrics import catalogue
+from taskharbor.telemetry.metrics.catalogue import Source
 from taskharbor.worker import Worker
 from taskharbor.workflow import Composition, WorkflowJobs, WorkflowProgress
 
@@ -473,8 +475,27 @@ def rules() -> str:
     return "\n".join(lines)
 
 
+# -- metrics -------------------------------------------------------------------------------------
+
+
+def metric_tables() -> str:
+    lines: list[str] = []
+    for source, title in {
+        Source.JOBS: "Counted by workers, for each queue and task",
+        Source.PROCESS: "Counted by workers, without labels",
+        Source.STORE: "Read from the store",
+    }.items():
+        lines += [f"**{title}**", "", "| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
+        for metric in catalogue.of(source):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            name = f"{catalogue.PREFIX}{metric.exported}"
+            lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 PAGES: dict[str, Callable[[], str]] = {"api.md": api, "cli.md": command_line}
-PARTS: dict[str, Callable[[], str]] = {"presets": preset_table, "rules": rules}
+PARTS: dict[str, Callable[[], str]] = {"presets": preset_table, "rules": rules, "metrics": metric_tables}
 
 
 def current() -> dict[Path, str]:
