@@ -111,6 +111,17 @@ async def produce_in_a_transaction(driver: PostgresDriver, queue: str, member: N
     await connection.close()
 
 
+async def claim_many(driver: PostgresDriver, now: int) -> None:
+    """The second of two such claims locks no rows, and takes its turn instead."""
+    queue = f"queue {uuid.uuid4()}"
+    await driver.enqueue([new(queue) for _ in range(200)], now=now)
+    for _ in range(2):
+        token = f"worker/{uuid.uuid4()}"
+        claim = await driver.claim(ClaimRequest(token, LEASE, 100, (queue,)), now=now)
+        assert len(claim.jobs) == 100
+        await driver.settle([ended(token, job, State.SUCCEEDED) for job in claim.jobs], now=now)
+
+
 async def work(driver: PostgresDriver) -> None:
     """Everything that a worker does in its life."""
     queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
@@ -156,6 +167,7 @@ async def work(driver: PostgresDriver) -> None:
     await collect(driver, now + HOUR)
     [late] = await driver.settle([ended(token, e, State.SUCCEEDED)], now=now + HOUR)
     assert late.answer is SettleAnswer.NOT_RUNNING
+    await claim_many(driver, now + HOUR)
     await driver.leases(now=now)
     await driver.put_records(RecordKind.WORKERS, {queue: "{}"}, HOUR, now=now)
     assert queue in [record.key for record in await driver.records(RecordKind.WORKERS, now=now)]

@@ -41,6 +41,7 @@ class SearchPlan(Struct, frozen=True):
 
     trail: str | None = None  # as the last claim gave it
     search: bool = True  # everywhere, not only on the trail
+    many: bool = False  # there are probably many jobs to take at once: see `take_unlocked` in the same file
 
 
 class SearchReport(Struct, frozen=True):
@@ -48,6 +49,7 @@ class SearchReport(Struct, frozen=True):
 
     trail: str | None  # None: the search was not far
     searched: int  # microseconds
+    many: bool = False
 
 
 _encode = msgspec.json.Encoder().encode
@@ -65,18 +67,22 @@ class ClaimHints:
         self._clock = clock
         self._trails: dict[tuple[str, ...] | None, _Trail] = {}
         self._lanes: dict[tuple[str, int], None] = {}  # where jobs were found: the latest last
+        self._many: set[tuple[str, ...] | None] = set()  # the queues whose last claim had many plain jobs
 
     def look(self, request: ClaimRequest) -> SearchPlan:
-        known = self._trails.get(request.queues)
-        if known is None or not _looks(request):
+        if not _looks(request):
             return SearchPlan()
+        many = request.queues in self._many
+        known = self._trails.get(request.queues)
+        if known is None:
+            return SearchPlan(many=many)
         now = self._clock.monotonic()
         if now < known.search_at:
-            return SearchPlan(known.trail, search=False)
+            return SearchPlan(known.trail, search=False, many=many)
         # Should it take longer than its answer is waited for, the trail is followed before it is tried again.
         known.searched *= 2
         known.search_at = now + _pause_after(known.searched)
-        return SearchPlan(known.trail)
+        return SearchPlan(known.trail, many=many)
 
     def learn(
         self, request: ClaimRequest, look: SearchPlan, claim: Claim, seen: SearchReport | None
@@ -84,6 +90,10 @@ class ClaimHints:
         """Remember where this claim has been, and say what it has not looked at."""
         if seen is None or not _looks(request):
             return claim
+        if not seen.many:
+            self._many.discard(request.queues)
+        elif len(self._many) < TRAILS_MAX:
+            self._many.add(request.queues)
         if claim.jobs:
             self._remember(claim.jobs[0])
             self._remember(claim.jobs[-1])

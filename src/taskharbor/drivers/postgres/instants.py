@@ -7,6 +7,8 @@ through datetime, for a tenth of a microsecond each.
 
 from __future__ import annotations
 
+import struct
+
 import asyncpg
 
 # From 1970-01-01, where ours begin, to 2000-01-01, where PostgreSQL's do.
@@ -19,6 +21,16 @@ def _encode(instant: int) -> tuple[int]:
 
 def _decode(instant: tuple[int]) -> int:
     return instant[0] + EPOCH_MICROS
+
+
+# An array as the server sends it: dimensions, flags, type, length, first index; then each element with its size.
+_ARRAY_HEADER_BYTES = 20
+_ELEMENTS = struct.Struct(">iq")
+
+
+def of_array(sent: bytes) -> list[int]:
+    """Read `array_send` of an array of instants without NULLs: a call for each element would cost more."""
+    return [instant + EPOCH_MICROS for _, instant in _ELEMENTS.iter_unpack(sent[_ARRAY_HEADER_BYTES:])]
 
 
 async def install(connection: asyncpg.Connection) -> None:

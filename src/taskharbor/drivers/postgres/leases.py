@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
+import asyncpg
 import msgspec
 
 from taskharbor.drivers.base import (
@@ -18,7 +20,7 @@ from taskharbor.drivers.base import (
     SettleAnswer,
     worker_of,
 )
-from taskharbor.drivers.postgres import claim_hints
+from taskharbor.drivers.postgres import claim_hints, instants
 from taskharbor.drivers.postgres.claim_hints import SearchPlan, SearchReport
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.places import is_id
@@ -27,31 +29,82 @@ from taskharbor.drivers.stored import DELIVERIES
 
 _encode = msgspec.json.Encoder().encode
 LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
+SEPARATOR = "\x1e"  # of the texts in a claim's answer
 
 
 async def claim(
     session: Session, request: ClaimRequest, look: SearchPlan
 ) -> tuple[Claim, SearchReport | None]:
     token = request.token
-    *rows, header = await session.rows(
+    rows = await session.rows(
         "claim", token, worker_of(token), request.lease, min(request.limit, LIMIT_MAX),
         None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
         request.suspects, request.supervised, session.given_now, look.trail, look.search,
         claim_hints.FAR, claim_hints.LATE,
-        request.bytes_limit, request.max_losses,
+        request.bytes_limit, request.max_losses, look.many,
     )  # fmt: skip
-    now, expires_at, next_due, suspects_waiting, repeated, *_ = header
+    now, expires_at, next_due, suspects_waiting, repeated, trail, searched, more, aside, many, *_ = rows[-1]
     if repeated:
         return await _claimed_before(session, request), None
-    jobs = [_claimed(row[5:20]) for row in rows if row["task"] is not None]
-    if len(jobs) < len(rows):
-        await _strike_nobodys(session, token, [row["id"] for row in rows if row["task"] is None])
-    unreadable = tuple(header["aside"])
+    jobs: list[Claimed] | None = []
+    for row in rows:
+        if row["taken"] is not None and jobs is not None:
+            part = _jobs_in(row)
+            jobs = None if part is None else jobs + part if jobs else part
+    nobodys = [id_ for row in rows for id_ in row["nobodys"] or ()]
+    if nobodys:
+        await _strike_nobodys(session, token, nobodys)
+    if jobs is None:
+        jobs = await unsettled(session, token)
+    elif nobodys:
+        jobs = [job for job in jobs if job.id not in nobodys]
     claim = Claim(
-        now, expires_at, jobs, next_due, suspects_waiting, more=header["more"], unreadable=unreadable,
+        now, expires_at, jobs, next_due, suspects_waiting, more=more, unreadable=tuple(aside),
         max_losses=request.max_losses,
     )  # fmt: skip
-    return claim, SearchReport(header["trail"], header["searched"])
+    return claim, SearchReport(trail, searched, many)
+
+
+def _jobs_in(row: asyncpg.Record) -> list[Claimed] | None:
+    """Make the jobs of a row of a claim's answer; None if a text holds the separator."""
+    (
+        taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers, run_ats,
+        enqueued_ats, due_ats, expires_ats, deliveries, options, versions, _,
+    ) = row[10:]  # fmt: skip
+    each_id, each_task, each_payload = _split(ids, taken), _split(tasks, taken), _split(payloads, taken)
+    if len(each_task) != taken or len(each_payload) != taken:
+        return None
+    each_run_at = instants.of_array(run_ats)
+    return list(
+        map(
+            Claimed,
+            each_id,
+            each_task,
+            each_payload,
+            queues or repeat(queue),
+            priorities or repeat(priority),
+            numbers or repeat(1),
+            attempts or repeat(0),
+            first_numbers or repeat(1),
+            each_run_at,
+            each_run_at if enqueued_ats == run_ats else instants.of_array(enqueued_ats),
+            due_ats or repeat(None),
+            expires_ats or repeat(None),
+            map(DELIVERIES.get, deliveries) if deliveries else repeat(None),
+            options or repeat(None),
+            versions or repeat(1),
+        )
+    )
+
+
+def _split(texts: str, count: int) -> list[str]:
+    """Split joined texts. Where all are the same, all are one object: a task's name is looked up by its hash."""
+    first, _, rest = texts.partition(SEPARATOR)
+    if count > 1 and len(rest) == (len(first) + 1) * (count - 1) - 1 and rest.startswith(first):
+        same = [first] * count
+        if texts == SEPARATOR.join(same):
+            return same
+    return texts.split(SEPARATOR)
 
 
 async def _strike_nobodys(session: Session, token: str, ids: list[str]) -> None:

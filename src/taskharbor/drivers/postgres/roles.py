@@ -41,6 +41,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "dependencies": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "tags": {Role.PRODUCER: "I", Role.WORKER: "SID", Role.ADMIN: "SID"},
     "leases": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
+    "claiming": {Role.PRODUCER: "", Role.WORKER: "U", Role.ADMIN: ""},  # to lock it
     "claims": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "attempts": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "ended": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
@@ -58,6 +59,7 @@ _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 
 FUNCTIONS: dict[str, frozenset[Role]] = {
     "claim_on_trail": frozenset({Role.WORKER}),
+    "take_unlocked": frozenset({Role.WORKER}),
     "is_claimable": frozenset({Role.WORKER}),
     "set_aside": frozenset({Role.WORKER}),
     "settle_and_release": frozenset({Role.WORKER}),

@@ -7,7 +7,8 @@ WITH clock AS MATERIALIZED (
     SELECT coalesce($2::timestamptz, clock_timestamp()) AS now
 ), covered AS MATERIALIZED (
     SELECT l.token, l.worker, l.expires_at AS lease_expires_at, e.id = ANY (l.cancels) AS cancel_requested,
-           e.id, e.number, e.attempts, e.first_number, e.run_at, e.due_at, e.expires_at, e.delivery
+           e.id, e.number, coalesce(e.attempts, 0) AS attempts, coalesce(e.first_number, 1) AS first_number,
+           e.run_at, e.due_at, e.expires_at, e.delivery
     FROM {schema}.claims AS c
     JOIN {schema}.leases AS l ON l.token = c.token
     CROSS JOIN LATERAL unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.due_ats, c.expires_ats,

@@ -13,7 +13,8 @@ FROM {schema}.leases WHERE token = ANY ($1::text[]) ORDER BY token FOR SHARE
 
 -- name: entries
 -- What these leases say of these jobs. One may have been moved to another queue while it ran.
-SELECT c.token, e.id::text AS id, e.number, e.attempts, e.first_number, e.run_at,
+SELECT c.token, e.id::text AS id, e.number, coalesce(e.attempts, 0) AS attempts,
+       coalesce(e.first_number, 1) AS first_number, e.run_at,
        coalesce((SELECT j.queue FROM {schema}.jobs AS j WHERE j.id = e.id), e.queue) AS queue, e.due_at, e.expires_at,
        e.delivery
 FROM {schema}.claims AS c

@@ -80,7 +80,8 @@ CREATE TABLE {schema}.leases (
     running    text NOT NULL DEFAULT '{}'  -- JSON: job id → started at, as of the last heartbeat
 ) WITH (fillfactor = 50);
 
--- What each lease covers: written at the claim, apart from the row that changes all the time.
+-- What each lease covers: written at the claim, apart from the row that changes all the time. Each of attempts (0),
+-- first_numbers (1), due_ats, expires_ats and deliveries (NULL) is empty where every job has the usual value.
 CREATE TABLE {schema}.claims (
     token         text COLLATE "C" PRIMARY KEY,
     ids           uuid[] NOT NULL,

@@ -49,6 +49,77 @@ BEGIN
 END
 $$;
 
+-- Whoever claims many jobs at once locks this table, which has no rows. Only a worker may lock it.
+CREATE TABLE {schema}.claiming ();
+
+-- Take the first due rows of one queue and rank without locking each of them first, and say what the claim answers.
+--
+-- It looks at the rows and at their jobs, and then deletes exactly what it has seen. It takes all or nothing: `taken` is
+-- NULL where a row is held or changed by somebody else, where a row or a job is not plain (see `plain`), where the
+-- payloads are too large. The caller then locks row by row. Claims of this kind take turns. Nobody waits for longer than
+-- the lock_timeout, neither for the turn nor for an operator who has locked a row between the look and the deletion.
+--
+-- The separator is a control character, which JSON has none of. A text that has one all the same makes a piece too many,
+-- and the driver then reads the jobs one by one.
+CREATE FUNCTION {schema}.take_unlocked(
+    p_suspects boolean, p_queue text, p_rank integer, p_from timestamptz, p_now timestamptz, p_limit integer,
+    p_bytes bigint,
+    OUT taken integer, OUT ids uuid[], OUT run_ats timestamptz[], OUT expires_ats timestamptz[], OUT id_texts text,
+    OUT tasks text, OUT payloads text, OUT enqueued_ats timestamptz[], OUT options text[], OUT bytes bigint
+) LANGUAGE plpgsql
+SET lock_timeout = '100ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_bytes_each bigint := 4 * p_bytes / p_limit;  -- so that a look never reads much more than a claim may answer
+    v_count integer;
+    v_at tid[];
+    v_gone tid[];
+    v_is_plain boolean;
+BEGIN
+    LOCK TABLE {schema}.claiming IN EXCLUSIVE MODE;
+    SELECT count(*), array_agg(r.at), array_agg(r.id), array_agg(r.run_at),
+           array_agg(r.expires_at),
+           string_agg(r.id::text, E'\x1e'), string_agg(j.task, E'\x1e'),
+           string_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.payload END, E'\x1e'), array_agg(j.enqueued_at),
+           CASE WHEN count(j.options) > 0
+                THEN array_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.options END) END,
+           sum(j.bytes), bool_and(
+               (r.xmax = 0 AND r.number = 0 AND r.attempts = 0 AND r.first_number = 1 AND r.due_at IS NULL
+                AND (r.expires_at IS NULL
+                     OR {schema}.is_claimable(0, 0, 1, r.run_at, NULL, r.expires_at, NULL))
+                AND r.delivery IS NULL AND j.task IS NOT NULL AND j.bytes <= v_bytes_each
+                AND j.priority = -p_rank AND j.version = 1) IS TRUE)
+    INTO v_count, v_at, ids, run_ats, expires_ats, id_texts, tasks, payloads, enqueued_ats, options, bytes, v_is_plain
+    FROM (
+        SELECT r.ctid AS at, r.xmax, r.id, r.run_at, r.number, r.attempts, r.first_number, r.due_at, r.expires_at,
+               r.delivery
+        FROM {schema}.ready AS r
+        WHERE r.suspect = p_suspects AND r.queue = p_queue AND r.rank = p_rank AND r.run_at BETWEEN p_from AND p_now
+        ORDER BY r.suspect, r.queue, r.rank, r.run_at, r.id LIMIT p_limit
+    ) AS r
+    -- LIMIT keeps the planner from turning this into a join with all of the jobs.
+    LEFT JOIN LATERAL (
+        SELECT *, octet_length(payload) + coalesce(octet_length(options), 0) AS bytes
+        FROM {schema}.jobs WHERE jobs.id = r.id LIMIT 1
+    ) AS j ON true;
+    IF v_is_plain IS NOT TRUE OR bytes > p_bytes
+       OR NOT {schema}.is_claimable(0, 0, 1, run_ats[1], run_ats[v_count], NULL, NULL) THEN
+        RETURN;
+    END IF;
+    WITH gone AS (DELETE FROM {schema}.ready AS r WHERE r.ctid = ANY (v_at) RETURNING r.ctid AS at)
+    SELECT array_agg(gone.at) INTO v_gone FROM gone;
+    -- A row that was changed meanwhile is not where it was: it is missing, or the server has deleted its new version.
+    IF v_gone IS DISTINCT FROM v_at
+       AND ARRAY(SELECT unnest(v_gone) AS at ORDER BY at) <> ARRAY(SELECT unnest(v_at) AS at ORDER BY at) THEN
+        RAISE lock_not_available;
+    END IF;
+    taken := v_count;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    taken := NULL;  -- and what was deleted is back
+END
+$$;
+
 -- Lease the first due jobs over all the queues, by priority, then due time, then id.
 --
 -- While any transaction of the server holds an old snapshot open, the rows that claims have deleted stay where they were,
@@ -65,20 +136,25 @@ $$;
 --           found on the trail
 -- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
 -- p_max_losses  the worker's setting; the lease keeps it for the process that settles the losses
--- The last row is no job. Only this row has: the times, trail (NULL after a search that was not far), searched (how many
--- microseconds the claim took), more (whether the claim ended because of p_bytes), and aside (jobs whose rows cannot be
--- read: they are dead now).
+-- p_many    whether there are probably many jobs, and all of them plain: then see take_unlocked
+--
+-- The answer has one row for each rank that gave jobs, and most often one row in all. What differs from job to job is a
+-- column: texts joined by a separator, or an array. An array that is NULL stands for jobs that all have the usual value
+-- (see `drivers.postgres.leases`). `nobodys` are rows of the order that have no job.
+-- The last row may have no jobs. Only this row has: the times, trail (NULL after a search that was not far), searched
+-- (how many microseconds the claim took), more (whether the claim ended because of p_bytes), aside (jobs whose rows
+-- cannot be read: they are dead now), and many (what the next claim should be given as p_many).
 CREATE FUNCTION {schema}.claim_on_trail(
     p_token text, p_worker text, p_lease bigint, p_limit integer, p_queues text[], p_once_limit integer,
     p_suspects boolean, p_supervised boolean, p_now timestamptz, p_trail text, p_search boolean, p_far bigint,
-    p_late bigint, p_bytes bigint, p_max_losses integer
+    p_late bigint, p_bytes bigint, p_max_losses integer, p_many boolean
 ) RETURNS TABLE (
     now_at timestamptz, lease_expires_at timestamptz, next_due timestamptz, suspects_waiting boolean,
-    repeated boolean,
-    id text, task text, payload text, queue text, priority integer, number integer, attempts integer,
-    first_number integer, run_at timestamptz, enqueued_at timestamptz, due_at timestamptz,
-    expires_at timestamptz, delivery text, options text, version integer, trail text, searched bigint, more boolean,
-    aside text[]
+    repeated boolean, trail text, searched bigint, more boolean, aside text[], many boolean,
+    taken integer, ids text, tasks text, payloads text, queue text, queues text[], priority integer,
+    priorities integer[], numbers integer[], attempts integer[], first_numbers integer[], run_ats bytea,
+    enqueued_ats bytea, due_ats timestamptz[], expires_ats timestamptz[], deliveries text[], options text[],
+    versions integer[], nobodys text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -93,7 +169,6 @@ DECLARE
     v_keeps boolean := p_trail IS NOT NULL;  -- a trail, for the next claim
     v_entries bigint;
     v_walked bigint := 0;  -- dead entries of the index, as far as is known
-    v_searched bigint;
     v_edge timestamptz := v_now - p_late * interval '1 microsecond';  -- no trail goes beyond it
     v_known_queues text[];
     v_known_ranks integer[];
@@ -116,13 +191,17 @@ DECLARE
     v_left integer := greatest(p_limit, 0);
     v_once_left integer := greatest(p_once_limit, 0);  -- counted as `drivers.memory.leases._choose` counts it
     v_taken integer;
-    v_fitting integer;
-    v_bytes bigint := 0;      -- of the first …
-    v_measured integer := 0;  -- … of those that were taken: as many as the ranks before have
+    v_is_small boolean := true;
+    v_is_usual boolean := true;  -- nothing but numbers, due times and queues differs from job to job
+    v_is_plain boolean := true;  -- every job so far
+    v_is_taken boolean;       -- by take_unlocked
+    v_is_complete boolean := false;  -- every rank of every queue was looked at
+    v_bytes bigint := 0;      -- of what was taken
+    v_part_bytes bigint;
     v_more boolean := false;
     v_aside uuid[] := '{}';
     v_next_due timestamptz;
-    v_suspects boolean := false;
+    v_tries boolean := p_many;  -- to take rows without locking them first
     v_ids uuid[] := '{}';
     v_numbers integer[] := '{}';
     v_attempts integer[] := '{}';
@@ -133,19 +212,23 @@ DECLARE
     v_expires_ats timestamptz[] := '{}';
     v_deliveries text[] := '{}';
     c record;
+    u record;  -- what take_unlocked took
 BEGIN
-    IF EXISTS (SELECT FROM {schema}.leases WHERE token = p_token) THEN
+    SELECT EXISTS (SELECT FROM {schema}.leases WHERE token = p_token),
+           ARRAY(SELECT p.queue FROM {schema}.paused AS p),
+           -- The suspects' place is small: a scan of it is.
+           NOT p_suspects AND EXISTS (
+               SELECT FROM {schema}.ready AS r
+               WHERE r.suspect AND r.run_at <= v_now AND (p_queues IS NULL OR r.queue = ANY (p_queues))
+                 AND NOT EXISTS (SELECT FROM {schema}.paused AS p WHERE p.queue = r.queue))
+    INTO repeated, v_paused, suspects_waiting;
+    IF repeated THEN
         -- The answer to this very claim was lost: the caller asks for the lease again.
-        RETURN QUERY SELECT v_now, NULL::timestamptz, NULL::timestamptz, false, true,
-            NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
-            NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-            NULL::timestamptz, NULL::text, NULL::text, NULL::integer, NULL::text, NULL::bigint, false,
-            '{}'::text[];
+        RETURN NEXT;
         RETURN;
     END IF;
 
     -- Where each queue begins: found one time in a claim, and everything else starts from there.
-    SELECT coalesce(array_agg(p.queue), '{}') INTO v_paused FROM {schema}.paused AS p;
     IF p_trail IS NOT NULL THEN
         SELECT array_agg(t.queue), array_agg(t.rank), array_agg(t.from_at)
         INTO v_known_queues, v_known_ranks, v_known_froms
@@ -208,13 +291,37 @@ BEGIN
         END IF;
         -- The next rank that any of the queues holds, and which of them do. A million future jobs at the top
         -- priority cost one seek.
-        SELECT l.rank, array_agg(l.queue), array_agg(l.from_at) INTO v_rank, v_lanes, v_lane_froms
-        FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
-        WHERE l.rank IS NOT NULL GROUP BY l.rank ORDER BY l.rank LIMIT 1;
-        EXIT WHEN NOT FOUND;
+        IF cardinality(v_queues) = 1 THEN
+            v_rank := v_ranks[1];
+            v_lanes := v_queues;
+            v_lane_froms := v_froms;
+        ELSE
+            v_rank := NULL;
+            SELECT l.rank, array_agg(l.queue), array_agg(l.from_at) INTO v_rank, v_lanes, v_lane_froms
+            FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at)
+            WHERE l.rank IS NOT NULL GROUP BY l.rank ORDER BY l.rank LIMIT 1;
+        END IF;
+        v_is_complete := v_rank IS NULL;
+        EXIT WHEN v_is_complete;
 
         v_entries := pg_stat_get_xact_tuples_returned(v_index);
-        IF cardinality(v_lanes) = 1 THEN
+        v_is_taken := false;
+        IF v_tries AND cardinality(v_lanes) = 1 THEN
+            SELECT * INTO u FROM {schema}.take_unlocked(
+                p_suspects, v_lanes[1], v_rank, v_lane_froms[1], v_now, v_left, p_bytes - v_bytes);
+            v_is_taken := u.taken IS NOT NULL;
+            v_tries := v_is_taken;
+        END IF;
+        IF v_is_taken THEN
+            SELECT NULL::tid[] AS at, u.ids, array_fill(1, size) AS numbers, array_fill(0, size) AS attempts,
+                   array_fill(1, size) AS first_numbers, u.run_ats, array_fill(v_lanes[1], size) AS queues,
+                   array_fill(NULL::timestamptz, size) AS due_ats, u.expires_ats,
+                   array_fill(NULL::text, size) AS deliveries, 0::bigint AS once, u.taken::bigint AS found,
+                   true AS claimable
+            INTO c FROM (SELECT ARRAY[u.taken] AS size) AS s;
+            v_exhausted := u.taken < v_left;
+            v_walked := v_walked + pg_stat_get_xact_tuples_returned(v_index) - v_entries - u.taken;
+        ELSIF cardinality(v_lanes) = 1 THEN
             -- One queue: its rows in the order of the key, locked one after the other until there are enough.
             WITH locked AS MATERIALIZED (
                 SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
@@ -280,36 +387,56 @@ BEGIN
             CONTINUE;  -- with what is left of this rank
         END IF;
         v_taken := coalesce(cardinality(c.ids), 0);
-        IF v_taken > 0 THEN
-            IF v_ids <> '{}' THEN
-                SELECT v_bytes + coalesce(sum(octet_length(j.payload) + coalesce(octet_length(j.options), 0)), 0)
-                INTO v_bytes FROM unnest(v_ids[v_measured + 1:]) AS e (id)
-                CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j;
-                v_measured := cardinality(v_ids);
-            END IF;
-            -- As many as fit are handed out here, where their sizes are at hand. (The length of a value that is stored
-            -- out of line is known without reading it.)
-            RETURN QUERY SELECT NULL::timestamptz, NULL::timestamptz, NULL::timestamptz, NULL::boolean, NULL::boolean,
-                t.id::text, t.task, t.payload, t.queue, t.priority::integer, t.number, t.attempts,
-                t.first_number, t.run_at, t.enqueued_at, t.due_at,
-                t.expires_at, t.delivery, t.options, t.version, NULL::text, NULL::bigint, NULL::boolean,
-                NULL::text[]
+        IF v_taken > 0 AND taken IS NOT NULL THEN
+            RETURN NEXT;  -- the jobs of the rank before
+            taken := NULL;
+        END IF;
+        IF v_is_taken THEN
+            SELECT u.taken, u.id_texts, u.tasks, u.payloads, v_lanes[1], NULL, -v_rank, NULL, NULL, NULL, NULL,
+                   array_send(u.run_ats), array_send(u.enqueued_ats), NULL,
+                   CASE WHEN array_remove(u.expires_ats, NULL) <> '{}' THEN u.expires_ats END, NULL, u.options, NULL,
+                   NULL
+            INTO taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers,
+                 run_ats, enqueued_ats, due_ats, expires_ats, deliveries, options, versions, nobodys;
+            v_part_bytes := u.bytes;
+        ELSIF v_taken > 0 THEN
+            -- As many as fit are handed out. (The length of a value that is stored out of line is known without
+            -- reading it.)
+            SELECT count(*), string_agg(t.id::text, E'\x1e'), string_agg(coalesce(t.task, ''), E'\x1e'),
+                   string_agg(coalesce(t.payload, ''), E'\x1e'), v_lanes[1],
+                   CASE WHEN cardinality(v_lanes) > 1 THEN array_agg(t.queue) END, -v_rank,
+                   CASE WHEN NOT bool_and(t.priority = -v_rank) THEN array_agg(t.priority::integer) END,
+                   CASE WHEN NOT bool_and(t.number = 1) THEN array_agg(t.number) END,
+                   CASE WHEN NOT bool_and(t.attempts = 0) THEN array_agg(t.attempts) END,
+                   CASE WHEN NOT bool_and(t.first_number = 1) THEN array_agg(t.first_number) END,
+                   array_send(array_agg(t.run_at)), array_send(array_agg(coalesce(t.enqueued_at, t.run_at))),
+                   CASE WHEN count(t.due_at) > 0 THEN array_agg(t.due_at) END,
+                   CASE WHEN count(t.expires_at) > 0 THEN array_agg(t.expires_at) END,
+                   CASE WHEN count(t.delivery) > 0 THEN array_agg(t.delivery) END,
+                   CASE WHEN count(t.options) > 0 THEN array_agg(t.options) END,
+                   CASE WHEN NOT bool_and(t.version = 1) THEN array_agg(t.version) END,
+                   array_agg(t.id::text) FILTER (WHERE t.task IS NULL), coalesce(sum(t.size), 0),
+                   coalesce(max(t.size), 0) <= 4 * p_bytes / p_limit
+            INTO taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers,
+                 run_ats, enqueued_ats, due_ats, expires_ats, deliveries, options, versions, nobodys, v_part_bytes,
+                 v_is_small
             FROM (
-                SELECT e.*, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version,
-                       sum(coalesce(octet_length(j.payload), 0) + coalesce(octet_length(j.options), 0))
-                           OVER (ORDER BY e.position ROWS UNBOUNDED PRECEDING) AS bytes
+                SELECT e.*, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version, j.size,
+                       sum(coalesce(j.size, 0)) OVER (ORDER BY e.position ROWS UNBOUNDED PRECEDING) AS bytes
                 FROM unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
                             c.expires_ats, c.deliveries) WITH ORDINALITY
                     AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery, position)
                 -- LIMIT keeps the planner from turning this into a join with all of the jobs.
-                LEFT JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1) AS j ON true
+                LEFT JOIN LATERAL (
+                    SELECT *, octet_length(payload) + coalesce(octet_length(options), 0) AS size
+                    FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1
+                ) AS j ON true
             ) AS t
-            WHERE v_bytes + t.bytes <= p_bytes OR (t.position = 1 AND v_ids = '{}')
-            ORDER BY t.position;
-            GET DIAGNOSTICS v_fitting = ROW_COUNT;
-            IF v_fitting < v_taken THEN
+            WHERE v_bytes + t.bytes <= p_bytes OR (t.position = 1 AND v_ids = '{}');
+            IF taken < v_taken THEN
                 v_more := true;
-                v_taken := v_fitting;
+                v_taken := taken;
+                taken := nullif(taken, 0);
                 c.at := c.at[:v_taken];
                 c.ids := c.ids[:v_taken];
                 c.numbers := c.numbers[:v_taken];
@@ -322,9 +449,15 @@ BEGIN
                 c.deliveries := c.deliveries[:v_taken];
                 c.once := cardinality(array_positions(c.deliveries, 'at_most_once'));
             END IF;
+            DELETE FROM {schema}.ready WHERE ctid = ANY (c.at);
         END IF;
         IF v_taken > 0 THEN
-            DELETE FROM {schema}.ready WHERE ctid = ANY (c.at);
+            v_is_usual := v_is_usual AND attempts IS NULL AND first_numbers IS NULL AND due_ats IS NULL
+                AND expires_ats IS NULL AND deliveries IS NULL;
+            v_is_plain := v_is_plain AND v_is_small AND queues IS NULL AND priorities IS NULL AND numbers IS NULL
+                AND attempts IS NULL AND first_numbers IS NULL AND due_ats IS NULL AND deliveries IS NULL
+                AND versions IS NULL AND nobodys IS NULL;
+            v_bytes := v_bytes + v_part_bytes;
             v_ids := v_ids || c.ids;
             v_numbers := v_numbers || c.numbers;
             v_attempts := v_attempts || c.attempts;
@@ -339,8 +472,15 @@ BEGIN
         END IF;
         -- What comes after an at_most_once job too many, or one too large, must not overtake it.
         v_goes_on := v_taken = c.found AND v_left > 0;
-        IF v_keeps OR v_goes_on THEN
-            -- Where nothing due is left, nothing is before now; elsewhere, before the last one taken.
+        -- Where nothing due is left, nothing is before now; elsewhere, before the last one taken.
+        IF NOT (v_keeps OR v_goes_on) THEN
+            NULL;
+        ELSIF cardinality(v_lanes) = 1 THEN
+            v_past_queues := v_past_queues || v_lanes[1];
+            v_past_ranks := v_past_ranks || v_rank;
+            v_past_froms := v_past_froms || CASE WHEN v_exhausted AND v_taken = c.found THEN v_edge
+                ELSE coalesce(c.run_ats[v_taken], v_lane_froms[1]) END;
+        ELSE
             SELECT v_past_queues || array_agg(l.queue), v_past_ranks || array_agg(v_rank),
                    v_past_froms || array_agg(CASE
                        WHEN v_exhausted AND v_taken = c.found THEN v_edge
@@ -354,8 +494,26 @@ BEGIN
         END IF;
         EXIT WHEN NOT v_goes_on;
 
-        IF NOT v_listed THEN
-            v_entries := pg_stat_get_xact_tuples_returned(v_index);
+        IF v_listed THEN
+            SELECT array_agg(l.queue), array_agg(l.rank), array_agg(l.from_at) INTO v_queues, v_ranks, v_froms
+            FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at) WHERE l.rank > v_rank;
+            CONTINUE;
+        END IF;
+        -- What this rank holds for later, and the next rank of these queues.
+        IF cardinality(v_queues) = 1 THEN
+            SELECT r.run_at INTO v_first FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue = v_queues[1] AND r.rank = v_rank AND r.run_at > v_now
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
+            v_next_due := least(v_next_due, v_first.run_at);
+        END IF;
+        v_entries := pg_stat_get_xact_tuples_returned(v_index);
+        IF cardinality(v_queues) = 1 THEN
+            SELECT r.rank, r.run_at INTO v_first FROM {schema}.ready AS r
+            WHERE r.suspect = p_suspects AND r.queue = v_queues[1] AND r.rank > v_rank
+            ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1;
+            v_ranks := ARRAY[v_first.rank::integer];
+            v_froms := ARRAY[v_first.run_at];
+        ELSE
             SELECT array_agg(CASE l.rank WHEN v_rank THEN n.rank ELSE l.rank END ORDER BY l.position),
                    array_agg(CASE l.rank WHEN v_rank THEN n.run_at ELSE l.from_at END ORDER BY l.position)
             INTO v_ranks, v_froms
@@ -365,16 +523,23 @@ BEGIN
                 WHERE l.rank = v_rank AND r.suspect = p_suspects AND r.queue = l.queue AND r.rank > v_rank
                 ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
             ) AS n ON true;
-            v_walked := v_walked + pg_stat_get_xact_tuples_returned(v_index) - v_entries;
-        ELSE
-            SELECT array_agg(l.queue), array_agg(l.rank), array_agg(l.from_at) INTO v_queues, v_ranks, v_froms
-            FROM unnest(v_queues, v_ranks, v_froms) AS l (queue, rank, from_at) WHERE l.rank > v_rank;
         END IF;
+        v_walked := v_walked + pg_stat_get_xact_tuples_returned(v_index) - v_entries;
     END LOOP;
 
     IF v_ids <> '{}' THEN
-        INSERT INTO {schema}.leases (token, origin, worker, expires_at, alone, supervised, max_losses, open)
-        VALUES (p_token, p_token, p_worker, v_expires_at, p_suspects, p_supervised, p_max_losses, cardinality(v_ids));
+        IF v_is_usual THEN  -- what reads a claim takes an empty array for one of the usual values
+            v_attempts := '{}';
+            v_first_numbers := '{}';
+            v_due_ats := '{}';
+            v_expires_ats := '{}';
+            v_deliveries := '{}';
+        END IF;
+        WITH leased AS (
+            INSERT INTO {schema}.leases (token, origin, worker, expires_at, alone, supervised, max_losses, open)
+            VALUES (p_token, p_token, p_worker, v_expires_at, p_suspects, p_supervised, p_max_losses,
+                    cardinality(v_ids))
+        )
         INSERT INTO {schema}.claims (token, ids, numbers, attempts, first_numbers, run_ats, queues, due_ats,
                                      expires_ats, deliveries)
         VALUES (p_token, v_ids, v_numbers, v_attempts, v_first_numbers, v_run_ats, v_lane_queues, v_due_ats,
@@ -387,7 +552,7 @@ BEGIN
     END IF;
 
     IF v_more OR cardinality(v_ids) >= p_limit THEN
-        NULL;  -- the caller comes again anyway
+        v_next_due := NULL;  -- the caller comes again anyway
     ELSIF v_listed THEN
         SELECT min(due.run_at) INTO v_next_due
         FROM (
@@ -400,7 +565,7 @@ BEGIN
             WHERE r.suspect = p_suspects AND r.queue = t.queue AND r.rank = t.rank AND r.run_at > v_now
             ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
         ) AS due;
-    ELSE
+    ELSIF v_queues IS NOT NULL AND NOT (v_is_complete AND cardinality(v_queues) = 1) THEN
         SELECT min(due.run_at) INTO v_next_due
         FROM unnest(v_queues, v_first_ranks) AS q (queue, rank)
         CROSS JOIN LATERAL (
@@ -420,15 +585,6 @@ BEGIN
             ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
         ) AS due;
     END IF;
-    IF NOT p_suspects THEN
-        -- The suspects' place is small: a scan of it is.
-        v_suspects := EXISTS (
-            SELECT FROM {schema}.ready AS r
-            WHERE r.suspect AND r.run_at <= v_now AND (p_queues IS NULL OR r.queue = ANY (p_queues))
-              AND r.queue <> ALL (v_paused)
-        );
-    END IF;
-
     v_keeps := v_keeps AND (NOT v_searches OR v_walked >= p_far);
     IF v_keeps THEN
         -- Each queue and rank by what is known best: where it was looked at, where its first row is, where it was
@@ -451,11 +607,14 @@ BEGIN
         ) AS t;
     END IF;
 
-    v_searched := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
-    RETURN QUERY SELECT v_now, v_expires_at, v_next_due, v_suspects, false,
-        NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::integer, NULL::integer,
-        NULL::integer, NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-        NULL::timestamptz, NULL::text, NULL::text, NULL::integer, v_trail, v_searched, v_more,
-        v_aside::text[];
+    now_at := v_now;
+    lease_expires_at := v_expires_at;
+    next_due := v_next_due;
+    trail := v_trail;
+    searched := extract(epoch FROM clock_timestamp() - v_began) * 1000000;
+    more := v_more;
+    aside := v_aside;
+    many := v_is_plain AND cardinality(v_ids) >= 64;
+    RETURN NEXT;
 END
 $$;
