@@ -49,18 +49,19 @@ BEGIN
 END
 $$;
 
--- Whoever claims many jobs at once locks this table, which has no rows. Only a worker may lock it.
+-- A claim of many jobs at once locks this table, which has no rows. Only a worker may lock it.
 CREATE TABLE {schema}.claiming ();
 
 -- Take the first due rows of one queue and rank without locking each of them first, and say what the claim answers.
 --
 -- It looks at the rows and at their jobs, and then deletes exactly what it has seen. It takes all or nothing: `taken` is
--- NULL where a row is held or changed by somebody else, where a row or a job is not plain (see `plain`), where the
--- payloads are too large. The caller then locks row by row. Claims of this kind take turns. Nobody waits for longer than
--- the lock_timeout, neither for the turn nor for an operator who has locked a row between the look and the deletion.
+-- NULL where another transaction holds or has changed a row, where a row or a job is not plain (it was attempted before,
+-- say), and where the payloads are too large. The caller then locks row by row. Claims of this kind take turns. A claim
+-- waits no longer than the lock_timeout, neither for its turn nor for an operator who has locked a row between the look
+-- and the deletion.
 --
--- The separator is a control character, which JSON has none of. A text that has one all the same makes a piece too many,
--- and the driver then reads the jobs one by one.
+-- The separator is a control character, which JSON has none of. A text that has one anyway makes a piece too many, and the
+-- driver then reads the jobs one by one.
 CREATE FUNCTION {schema}.take_unlocked(
     p_suspects boolean, p_queue text, p_rank integer, p_from timestamptz, p_now timestamptz, p_limit integer,
     p_bytes bigint,
