@@ -178,7 +178,7 @@ def test_list_reads_each_lease_once(driver: SQLiteDriver, monkeypatch: pytest.Mo
     decoded: list[int] = []
     decode = leases._decode_entries
 
-    def counted(text: str) -> list[leases.Entry]:
+    def counted(text: str) -> leases.Columns:
         decoded.append(len(text))
         return decode(text)
 

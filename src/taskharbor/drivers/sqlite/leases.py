@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -32,13 +32,15 @@ from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
 from taskharbor.rules.settling import proves_survival
 from taskharbor.rules.standing import Standing
 
+T = TypeVar("T")
+
 CLAIM = statements("claim")
 SETTLE = statements("settle")
 
 # Jobs that one statement reads, into one text, which may have twice the bytes of their payloads: JSON escapes what
 # payloads are full of. Large ones are read a few at a time, and how large they are is known only afterwards.
 DUE_AT_FIRST = 8
-DUE_AT_ONCE = 32
+DUE_AT_ONCE = 64
 DUE_BYTES = 1_048_576
 FIRST_PLACE = (-(2**63), "")  # before every job of a line
 ODD_AT_ONCE = 100
@@ -75,8 +77,85 @@ class Entry(Struct, array_like=True):
         )
 
 
+class Proof(Struct):
+    """What a lease knows of attempts that it covers."""
+
+    attempts: list[int]
+    queues: dict[str, int]  # how many jobs of each queue
+
+
+class Columns(Struct, array_like=True):
+    """The entries of a lease as it stores them: by column, with one value for all of them where they agree."""
+
+    ids: list[str]
+    numbers: int | list[int]
+    attempts: int | list[int]
+    first_numbers: int | list[int]
+    run_at: int | list[int]
+    queues: str | list[str]
+    due_at: int | None | list[int | None]
+    expires_at: int | None | list[int | None]
+    deliveries: Delivery | None | list[Delivery | None]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Entry | Claimed]) -> Columns:
+        return cls(
+            [job.id for job in jobs],
+            _agreed([job.number for job in jobs]),
+            _agreed([job.attempts for job in jobs]),
+            _agreed([job.first_number for job in jobs]),
+            _agreed([job.run_at for job in jobs]),
+            _agreed([job.queue for job in jobs]),
+            _agreed([job.due_at for job in jobs]),
+            _agreed([job.expires_at for job in jobs]),
+            _agreed([job.delivery for job in jobs]),
+        )
+
+    def entries(self) -> Iterator[Entry]:
+        count = len(self.ids)
+        return map(
+            Entry,
+            self.ids,
+            _each(self.numbers, count),
+            _each(self.attempts, count),
+            _each(self.first_numbers, count),
+            _each(self.run_at, count),
+            _each(self.queues, count),
+            _each(self.due_at, count),
+            _each(self.expires_at, count),
+            _each(self.deliveries, count),
+        )
+
+    def proof(self, ids: list[str], numbers: list[int]) -> Proof | None:
+        """What is known of these attempts; None if one of them is not covered."""
+        position_of = dict(zip(self.ids, range(len(self.ids)), strict=True))
+        try:
+            at = [position_of[job_id] for job_id in ids]
+        except KeyError:
+            return None
+        if _those(self.numbers, at) != numbers:
+            return None
+        if isinstance(self.queues, str):
+            return Proof(_those(self.attempts, at), {self.queues: len(ids)})
+        return Proof(_those(self.attempts, at), Counter([self.queues[position] for position in at]))
+
+
+def _agreed(column: list[T]) -> T | list[T]:
+    return column[0] if column and column.count(column[0]) == len(column) else column
+
+
+def _each(column: T | list[T], count: int) -> list[T]:
+    return column if isinstance(column, list) else [column] * count
+
+
+def _those(column: T | list[T], positions: list[int]) -> list[T]:
+    if isinstance(column, list):
+        return [column[position] for position in positions]
+    return [column] * len(positions)
+
+
 _encode = msgspec.json.Encoder().encode
-_decode_entries = msgspec.json.Decoder(list[Entry]).decode
+_decode_entries = msgspec.json.Decoder(Columns).decode
 _decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 _decode_running = msgspec.json.Decoder(dict[str, int]).decode
@@ -106,10 +185,15 @@ class Lease:
         self._entries: dict[str, Entry] | None = None
 
     @property
+    def columns(self) -> Columns:
+        """The entries as they are stored."""
+        (text,) = self._session.one(CLAIM["entries"], (self.token,))
+        return _decode_entries(text)
+
+    @property
     def entries(self) -> dict[str, Entry]:
         if self._entries is None:
-            (text,) = self._session.one(CLAIM["entries"], (self.token,))
-            self._entries = {entry.id: entry for entry in _decode_entries(text)}
+            self._entries = {entry.id: entry for entry in self.columns.entries()}
         return self._entries
 
     def unsettled(self) -> list[Entry]:
@@ -134,7 +218,8 @@ class Lease:
         return self._session.one(SETTLE["recorded"], (entry.id, entry.number)) is not None
 
     def store_entries(self) -> None:
-        self._session.execute(CLAIM["update_entries"], (_text(list(self.entries.values())), self.token))
+        columns = Columns.of(list(self.entries.values()))
+        self._session.execute(CLAIM["update_entries"], (as_json(columns), self.token))
 
     def is_expired(self) -> bool:
         return bool(self._session.now >= self.expires_at)
@@ -429,7 +514,7 @@ def _set_aside(session: Session, key: tuple[Any, ...], place: tuple[Any, ...], a
         read.integer("number", number),
         read.integer("attempts", attempts),
         read.one_of("delivery", delivery, DELIVERIES),
-        _text(raw),
+        as_json(raw),
     )
     if session.execute(CLAIM["set_aside"], row).rowcount:
         session.execute(SETTLE["add_to_tally"], (read.text("queue", job[0]), State.DEAD, 1))
@@ -450,13 +535,7 @@ def _store_lease(session: Session, request: ClaimRequest, expires_at: int, taken
     token = request.token
     about = (int(request.suspects), int(request.supervised), request.max_losses)
     session.execute(CLAIM["insert_lease"], (token, token, worker_of(token), expires_at, *about, len(taken)))
-    entries = [
-        Entry(
-            j.id, j.number, j.attempts, j.first_number, j.run_at, j.queue, j.due_at, j.expires_at, j.delivery
-        )
-        for j in taken
-    ]
-    session.execute(CLAIM["insert_entries"], (token, _text(entries)))
+    session.execute(CLAIM["insert_entries"], (token, as_json(Columns.of(taken))))
 
 
 def _next_due(session: Session, suspects: bool, queues: Sequence[str]) -> int | None:
@@ -529,7 +608,7 @@ def _extend_one(session: Session, extension: Extension) -> Extended:
     if extension.at_most_once:
         _mark_at_most_once(session, lease, extension.at_most_once)
     expires_at = session.now + extension.lease
-    session.execute(CLAIM["extend_lease"], (expires_at, _text(dict(extension.running)), extension.token))
+    session.execute(CLAIM["extend_lease"], (expires_at, as_json(dict(extension.running)), extension.token))
     return Extended(extension.token, SettleAnswer.DONE, expires_at, lease.cancel_requested())
 
 
@@ -544,7 +623,7 @@ def _mark_at_most_once(session: Session, lease: Lease, job_ids: Sequence[str]) -
 
 
 def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    rows = session.execute(CLAIM["leases_with_cancels"], (_text(list(tokens)),)).fetchall()
+    rows = session.execute(CLAIM["leases_with_cancels"], (as_json(list(tokens)),)).fetchall()
     asked = {lease.token: lease.cancel_requested() for lease in (Lease(session, row) for row in rows)}
     return {token: jobs for token, jobs in asked.items() if jobs}
 
@@ -552,7 +631,7 @@ def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, tuple[
 def request_cancel(session: Session, lease: Lease, job_id: str) -> None:
     if job_id not in lease.cancels:
         lease.cancels.append(job_id)
-        session.execute(CLAIM["request_cancel"], (_text(lease.cancels), lease.token))
+        session.execute(CLAIM["request_cancel"], (as_json(lease.cancels), lease.token))
 
 
 # -- collecting ----------------------------------------------------------------------------------
@@ -597,5 +676,5 @@ def mark_survived(session: Session, tokens: Iterable[str]) -> None:
         session.execute(CLAIM["mark_survived_attempts"], (token,))
 
 
-def _text(value: object) -> str:
+def as_json(value: object) -> str:
     return _encode(value).decode()

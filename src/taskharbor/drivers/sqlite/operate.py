@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 
 from msgspec import UNSET
 
@@ -32,6 +34,9 @@ from taskharbor.rules import operating as rules
 from taskharbor.rules.lifecycle import TERMINAL, check_prunable
 from taskharbor.rules.settling import finished
 from taskharbor.rules.standing import Standing
+
+# Jobs of one settle that are deleted at once: then it is pruning, which comes back for the rest, and shortens the list.
+SHORTENED_MIN = 50
 
 
 def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[OperationResult]:
@@ -119,12 +124,14 @@ def _erase(session: Session, doomed: Sequence[Found]) -> None:
     for found in doomed:
         moving.leave(session, found)
     keys = [(found.job.id,) for found in doomed]
+    _forget_attempts(
+        session, [row for key in keys for row in session.execute(OPERATE["delete_attempts"], key)]
+    )
     for statement in (
         SETTLE[
             "mark_member_done"
         ],  # no unfinished job depends on it: a later requeue must not wait without end
         OPERATE["delete_job"],
-        OPERATE["delete_attempts"],
         OPERATE["delete_dependencies"],
         SETTLE["delete_steps"],
         SETTLE["delete_progress"],
@@ -133,6 +140,18 @@ def _erase(session: Session, doomed: Sequence[Found]) -> None:
     for found in doomed:
         job = found.job
         session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
+
+
+def _forget_attempts(session: Session, deleted: Sequence[tuple[int | None]]) -> None:
+    """Count deleted rows of history off the settles that they named."""
+    named = Counter(settle_id for (settle_id,) in deleted if settle_id is not None)
+    for settle_id, count in named.items():
+        left = session.one(OPERATE["count_off_settle"], (count, settle_id))
+        if left is not None and left[0] <= 0:
+            session.execute(OPERATE["delete_settle"], (settle_id,))
+            session.execute(OPERATE["delete_settled"], (settle_id,))
+        elif count >= SHORTENED_MIN:
+            session.execute(OPERATE["shorten_settled"], (settle_id,))
 
 
 # -- queues and age --------------------------------------------------------------------------------
@@ -184,18 +203,37 @@ def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) 
             first_number = found.at.first_number
             bound = min(first_number, named.get(job_id, first_number))
             row = (job_id, bound, max(keep, 0), before)
-            pruned += session.execute(OPERATE["prune_history"], row).rowcount
+            deleted = session.execute(OPERATE["prune_history"], row).fetchall()
+            _forget_attempts(session, deleted)
+            pruned += len(deleted)
     return pruned
 
 
 def _prunable(session: Session, before: dict[State, int]) -> Iterator[Found]:
     """Oldest ending first, without members of workflows and jobs that an unfinished one still depends on."""
     endings = [_endings(session, state, instant) for state, instant in before.items()]
+    if State.SUCCEEDED in before:
+        endings.append(_shared_endings(session, before[State.SUCCEEDED]))
     for finished_at, job_id, state in heapq.merge(*endings):
         if workflows.around(session, job_id) is None and not _is_needed(session, job_id):
             job = places.stored(session, job_id, Reading())
             assert job is not None, "its ending is in the same transaction"
             yield Found(job, Standing(state, job.run_at, finished_at=finished_at))
+
+
+def _shared_endings(session: Session, before: int) -> Iterator[tuple[int, str, State]]:
+    """Of successes that name a settle."""
+    for finished_at, settles in groupby(_settles(session, before), itemgetter(0)):
+        rows = [row for _, each in settles for row in session.execute(OPERATE["prunable_settled"], (each,))]
+        for (job_id,) in sorted(rows):
+            yield finished_at, job_id, State.SUCCEEDED
+
+
+def _settles(session: Session, before: int) -> Iterator[tuple[int, int]]:
+    after = (-(2**62), 0)
+    while rows := session.execute(OPERATE["prunable_settles"], (before, *after, 20)).fetchall():
+        yield from rows
+        after = rows[-1]
 
 
 def _endings(session: Session, state: State, before: int) -> Iterator[tuple[int, str, State]]:

@@ -195,7 +195,7 @@ def _misplaced(connection: sqlite3.Connection) -> int:
              - (SELECT count(*) FROM taskharbor_ready)
              - (SELECT count(*) FROM taskharbor_waiting)
              - (SELECT count(*) FROM taskharbor_ended)
-             - (SELECT count(*) FROM taskharbor_attempts WHERE status = 'succeeded' AND next_at IS NULL)
+             - (SELECT count(*) FROM taskharbor_history WHERE status = 'succeeded' AND next_at IS NULL)
              - (SELECT coalesce(sum(open), 0) FROM taskharbor_leases)
         """
     ).fetchone()

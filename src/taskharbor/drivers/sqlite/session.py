@@ -49,6 +49,23 @@ class Session:
             inserted += self.executemany(statement, [shared + row for row in rows[start:]]).rowcount
         return inserted
 
+    def insert_columns(
+        self, statement: str, shared: tuple[Any, ...], columns: Sequence[Sequence[Any]]
+    ) -> int:
+        """`insert_alike` for rows that are given as columns: there is no tuple for each of them."""
+        inserted = start = 0
+        rows = len(columns[0])
+        for size in ROWS_PER_STEP:
+            while rows - start >= size:
+                step = zip(*[column[start : start + size] for column in columns], strict=True)
+                values = (*shared, *chain.from_iterable(step))
+                inserted += self.execute(many_rows(statement, size), values).rowcount
+                start += size
+        if start < rows:
+            rest = zip(*[column[start:] for column in columns], strict=True)
+            inserted += self.executemany(statement, [shared + row for row in rest]).rowcount
+        return inserted
+
 
 @cache
 def many_rows(statement: str, rows: int) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition
+from taskharbor.drivers.contract.settling import are_plain
 from taskharbor.drivers.sqlite import leases, workflows
 from taskharbor.drivers.sqlite.enqueue import enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
@@ -20,6 +23,8 @@ from taskharbor.rules import settling as rules
 from taskharbor.rules.settling import Move
 from taskharbor.rules.standing import Standing
 
+SHARED_MIN = 8  # successes of one settle; what fewer share takes less room in their own rows
+
 
 def settle(session: Session, transitions: Sequence[Transition]) -> list[SettleResult]:
     return _settle_successes(session, transitions) or _Settling(session).settle(transitions)
@@ -31,50 +36,95 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
     None, with nothing done, if anything about it is not plain: then each is looked at by itself. A request to cancel
     is not looked at: a success wins, as `rules.settling.cancel_wins` says.
     """
-    open_leases: dict[str, Lease | None] = {}
-    closed: Counter[str] = Counter()
-    succeeded: Counter[str] = Counter()
-    rows = []
-    for t in transitions:
-        token = t.token
-        if token not in open_leases:
-            open_leases[token] = leases.find(session, token)
-        lease = open_leases[token]
-        if lease is None or not t.is_plain or lease.is_expired():
-            return None
-        entry = lease.entries.get(t.job_id)
-        if entry is None or entry.number != t.number:
-            return None
-        rows.append(
-            (
-                t.job_id,
-                t.number,
-                entry.attempts,
-                t.attempts,
-                token,
-                t.worker,
-                t.started_at,
-                session.now,
-                t.result,
-            )
-        )
-        closed[token] += 1
-        succeeded[entry.queue] += 1
-    if session.one(SETTLE["has_dependants"])[0]:
+    if not are_plain(transitions):
+        return None
+    successes = _successes(session, transitions)
+    if successes is None or session.one(SETTLE["has_dependants"])[0]:
         return None
     session.execute("SAVEPOINT successes")
-    if session.insert(SETTLE["insert_success"], rows) != len(rows):
+    if not all(_record_successes(session, each) for each in successes):
         # Some were settled before, or came twice.
         session.execute("ROLLBACK TO successes")
         session.execute("RELEASE successes")
         return None
     session.execute("RELEASE successes")
-    for token, count in closed.items():
-        _close(session, open_leases[token], count)
+    succeeded: Counter[str] = Counter()
+    for each in successes:
+        _close(session, each.lease, len(each.ids))
+        succeeded.update(each.queues)
     for queue, count in succeeded.items():
         add_to_tally(session, queue, State.SUCCEEDED, count)
     done = SettleResult(SettleAnswer.DONE, State.SUCCEEDED, at=session.now)
-    return [done] * len(rows)
+    return [done] * len(transitions)
+
+
+class _Successes(Struct):
+    """Plain successes under one lease, as columns."""
+
+    lease: Lease
+    ids: list[str]
+    numbers: list[int]
+    started_at: list[int | None]
+    retry_counts: list[int]
+    attempts: list[int]
+    results: list[str | None]
+    queues: dict[str, int]  # how many of each
+
+    @property
+    def columns(self) -> tuple[list[Any], ...]:
+        return self.ids, self.numbers, self.started_at, self.retry_counts, self.attempts, self.results
+
+    @property
+    def are_bare(self) -> bool:
+        """Whether they leave nothing but the fact: no result, no failures before."""
+        return not (any(self.retry_counts) or any(self.attempts)) and self.results.count(None) == len(
+            self.ids
+        )
+
+
+def _successes(session: Session, transitions: Sequence[Transition]) -> list[_Successes] | None:
+    """Sort them by lease; None if a lease does not prove all of its own."""
+    by_token: defaultdict[str, list[Transition]] = defaultdict(list)
+    for t in transitions:
+        by_token[t.token].append(t)
+    found = []
+    for token, ended in by_token.items():
+        lease = leases.find(session, token)
+        if lease is None or lease.is_expired():
+            return None
+        ids, numbers = [t.job_id for t in ended], [t.number for t in ended]
+        proof = lease.columns.proof(ids, numbers)
+        if proof is None:
+            return None
+        found.append(
+            _Successes(
+                lease,
+                ids,
+                numbers,
+                [t.started_at for t in ended],
+                proof.attempts,
+                [t.attempts for t in ended],
+                [t.result for t in ended],
+                proof.queues,
+            )
+        )
+    return found
+
+
+def _record_successes(session: Session, successes: _Successes) -> bool:
+    """Write their rows of history; False if one of them had its row already."""
+    token, ids = successes.lease.token, successes.ids
+    if len(ids) < SHARED_MIN:
+        shared = (token, session.now)
+        return session.insert_columns(SETTLE["insert_success"], shared, successes.columns) == len(ids)
+    settle_id = session.execute(SETTLE["insert_settle"], (token, session.now, len(ids))).lastrowid
+    session.execute(SETTLE["insert_settled"], (settle_id, leases.as_json(ids)))
+    if successes.are_bare:
+        bare = (ids, successes.numbers, successes.started_at)
+        return session.insert_columns(SETTLE["insert_bare_success"], (settle_id,), bare) == len(ids)
+    return session.insert_columns(SETTLE["insert_shared_success"], (settle_id,), successes.columns) == len(
+        ids
+    )
 
 
 class _Settling:

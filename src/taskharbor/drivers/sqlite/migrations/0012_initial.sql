@@ -87,34 +87,69 @@ CREATE TABLE taskharbor_leases (
 -- What each lease covers: written at the claim, apart from the row that changes all the time.
 CREATE TABLE taskharbor_claims (
     token   TEXT PRIMARY KEY,
-    entries TEXT NOT NULL              -- JSON: for each job its id, attempt number, failures, place, …
+    entries TEXT NOT NULL              -- JSON: the ids, attempt numbers, failures, places, … of the jobs, as columns
 ) WITHOUT ROWID;
 
+-- What the plain successes of one settle share. A row of `attempts` that names it has only what is its own.
+CREATE TABLE taskharbor_settles (
+    id          INTEGER PRIMARY KEY,
+    token       TEXT NOT NULL,
+    finished_at INTEGER NOT NULL,
+    attempts    INTEGER NOT NULL       -- how many rows name it; it goes with the last one
+);
+-- Pruning by age.
+CREATE INDEX taskharbor_settles_age ON taskharbor_settles (finished_at, id);
+
+-- Whose successes these are, for pruning: apart from the row that the deletion of one job updates, and not updated by it.
+CREATE TABLE taskharbor_settled (
+    settle_id INTEGER PRIMARY KEY,
+    ids       TEXT NOT NULL            -- JSON
+);
+
 -- One row of history for each attempt. Its key is the fence: a collector and a late finisher collide on it.
+--
+-- A plain success that was settled together with others names its row of `settles`, and has NULL for what is there and
+-- for what is usual. Readers see no difference: they read `history`.
 CREATE TABLE taskharbor_attempts (
     job_id      TEXT NOT NULL,
     number      INTEGER NOT NULL,
-    status      TEXT NOT NULL,
-    retry_count INTEGER NOT NULL,
-    attempts    INTEGER NOT NULL,      -- failures in the run after this attempt
-    token       TEXT NOT NULL,
-    worker      TEXT,                  -- NULL: the token's
+    settle_id   INTEGER,
     started_at  INTEGER,
-    finished_at INTEGER NOT NULL,
+    status      TEXT,
+    retry_count INTEGER,
+    attempts    INTEGER,               -- failures in the run after this attempt
+    token       TEXT,
+    worker      TEXT,                  -- NULL: the token's
+    finished_at INTEGER,
     next_at     INTEGER,               -- where the job went on: the key of its ready row can be computed
     result      TEXT,
     error       TEXT,
     traceback   TEXT,
     detail      TEXT,
-    worker_survived INTEGER NOT NULL DEFAULT 0,
+    worker_survived INTEGER,
     origin      TEXT,                  -- of a loss that a collector settled: the token of the claim
-    PRIMARY KEY (job_id, number)
+    PRIMARY KEY (job_id, number),
+    CHECK (settle_id IS NOT NULL OR (status IS NOT NULL AND retry_count IS NOT NULL AND attempts IS NOT NULL
+                                     AND token IS NOT NULL AND finished_at IS NOT NULL))
 ) WITHOUT ROWID;
+
+-- Every attempt with all of its columns. Subqueries, not a join: a query pays for those that it asks for.
+CREATE VIEW taskharbor_history AS
+SELECT a.job_id, a.number, a.started_at,
+       coalesce(a.status, 'succeeded') AS status,
+       coalesce(a.retry_count, 0) AS retry_count,
+       coalesce(a.attempts, 0) AS attempts,
+       coalesce(a.token, (SELECT s.token FROM taskharbor_settles AS s WHERE s.id = a.settle_id)) AS token,
+       a.worker,
+       coalesce(a.finished_at, (SELECT s.finished_at FROM taskharbor_settles AS s WHERE s.id = a.settle_id)) AS finished_at,
+       a.next_at, a.result, a.error, a.traceback, a.detail,
+       coalesce(a.worker_survived, 0) AS worker_survived
+FROM taskharbor_attempts AS a;
 
 -- A worker that survived its lease marks what was lost with it. Only losses are in here.
 CREATE INDEX taskharbor_attempts_lost ON taskharbor_attempts (origin) WHERE origin IS NOT NULL;
 
--- Pruning by age; it grows at its right edge only, which costs next to nothing.
+-- Pruning by age, of the successes that share nothing.
 CREATE INDEX taskharbor_attempts_succeeded ON taskharbor_attempts (finished_at, job_id)
     WHERE status = 'succeeded' AND next_at IS NULL;
 

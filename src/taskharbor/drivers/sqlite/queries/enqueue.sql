@@ -43,5 +43,5 @@ VALUES (?, ?, ?, ?, ?, ?)
 -- name: has_succeeded
 -- The latest attempt of a job that succeeded for good has no next_at.
 SELECT EXISTS (
-    SELECT 1 FROM taskharbor_attempts WHERE job_id = ? AND status = 'succeeded' AND next_at IS NULL
+    SELECT 1 FROM taskharbor_history WHERE job_id = ? AND status = 'succeeded' AND next_at IS NULL
 )

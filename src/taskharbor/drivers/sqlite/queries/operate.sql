@@ -24,14 +24,17 @@ VALUES (?, ?, 'cancelled', ?, ?, ?, ?, ?, ?)
 -- name: prune_history
 -- Of one job: what is beyond the newest ones or too old, of the runs before the present one, never the latest.
 DELETE FROM taskharbor_attempts
-WHERE job_id = ?1 AND number < ?2
-  AND number < (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
-  AND (finished_at < ?4 OR number <= (
-      SELECT number FROM taskharbor_attempts WHERE job_id = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3))
+WHERE job_id = ?1 AND number IN (
+    SELECT h.number FROM taskharbor_history AS h
+    WHERE h.job_id = ?1 AND h.number < ?2
+      AND h.number < (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
+      AND (h.finished_at < ?4 OR h.number <= (
+          SELECT number FROM taskharbor_attempts WHERE job_id = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)))
+RETURNING settle_id
 
 -- name: run_has_begun
 SELECT EXISTS (
-    SELECT 1 FROM taskharbor_attempts
+    SELECT 1 FROM taskharbor_history
     WHERE job_id = ? AND number >= ? AND (started_at IS NOT NULL OR status = 'lost')
 )
 
@@ -45,7 +48,24 @@ SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies WHERE job_id = ? AND done =
 DELETE FROM taskharbor_jobs WHERE id = ?
 
 -- name: delete_attempts
-DELETE FROM taskharbor_attempts WHERE job_id = ?
+DELETE FROM taskharbor_attempts WHERE job_id = ? RETURNING settle_id
+
+-- name: count_off_settle
+UPDATE taskharbor_settles SET attempts = attempts - ? WHERE id = ? RETURNING attempts
+
+-- name: delete_settle
+DELETE FROM taskharbor_settles WHERE id = ?
+
+-- name: delete_settled
+DELETE FROM taskharbor_settled WHERE settle_id = ?
+
+-- name: shorten_settled
+-- Pruning has taken most of its jobs, and would look for all of them again.
+UPDATE taskharbor_settled SET ids = (
+    SELECT json_group_array(listed.value) FROM json_each(ids) AS listed
+    CROSS JOIN taskharbor_attempts AS a ON a.job_id = listed.value
+    WHERE a.settle_id = taskharbor_settled.settle_id
+) WHERE settle_id = ?
 
 -- name: delete_dependencies
 DELETE FROM taskharbor_dependencies WHERE job_id = ?
@@ -67,6 +87,17 @@ WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at, id LIMIT ?
 SELECT w.job_id, j.queue, w.number, w.attempts, w.delivery, w.expires_at
 FROM taskharbor_waiting AS w JOIN taskharbor_jobs AS j ON j.id = w.job_id
 WHERE w.expires_at IS NOT NULL AND w.expires_at <= ? ORDER BY w.expires_at, w.job_id LIMIT ?
+
+-- name: prunable_settles
+SELECT finished_at, id FROM taskharbor_settles
+WHERE finished_at < ? AND (finished_at, id) > (?, ?)
+ORDER BY finished_at, id LIMIT ?
+
+-- name: prunable_settled
+-- The jobs of a settle that have not been deleted or begun again since.
+SELECT a.job_id FROM taskharbor_settled AS s CROSS JOIN json_each(s.ids) AS listed
+CROSS JOIN taskharbor_attempts AS a ON a.job_id = listed.value
+WHERE s.settle_id = ?1 AND a.settle_id = ?1 AND a.next_at IS NULL
 
 -- name: prunable_succeeded
 SELECT finished_at, job_id FROM taskharbor_attempts

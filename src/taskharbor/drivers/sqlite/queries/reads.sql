@@ -8,7 +8,7 @@ SELECT state, reason, finished_at, number, attempts, delivery, raw FROM taskharb
 
 -- name: latest_attempt
 SELECT number, status, attempts, finished_at, next_at, result, error
-FROM taskharbor_attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1
+FROM taskharbor_history WHERE job_id = ? ORDER BY number DESC LIMIT 1
 
 -- name: ready
 SELECT number, attempts, first_number, due_at, expires_at, delivery FROM taskharbor_ready
@@ -29,7 +29,7 @@ SELECT name, result, number FROM taskharbor_steps WHERE job_id = ? ORDER BY name
 -- name: history
 SELECT job_id, number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail,
        worker_survived
-FROM taskharbor_attempts WHERE job_id = ? ORDER BY number DESC LIMIT ?
+FROM taskharbor_history WHERE job_id = ? ORDER BY number DESC LIMIT ?
 
 -- name: ids
 SELECT id FROM taskharbor_jobs WHERE id < ? ORDER BY id DESC LIMIT ?

@@ -1,8 +1,24 @@
--- name: insert_success
+-- name: insert_settle
+INSERT INTO taskharbor_settles (token, finished_at, attempts) VALUES (?, ?, ?)
+
+-- name: insert_settled
+INSERT INTO taskharbor_settled (settle_id, ids) VALUES (?, ?)
+
+-- name: insert_bare_success
 -- The plain success, nearly every settle there is: only what it needs.
+INSERT INTO taskharbor_attempts (settle_id, job_id, number, started_at) VALUES (?1, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: insert_shared_success
+INSERT INTO taskharbor_attempts (settle_id, job_id, number, started_at, retry_count, attempts, result)
+VALUES (?1, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: insert_success
+-- Of few that are settled together: what they share would take as much room in a row of its own.
 INSERT INTO taskharbor_attempts
-    (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, result)
-VALUES (?, ?, 'succeeded', ?, ?, ?, ?, ?, ?, ?)
+    (token, finished_at, job_id, number, started_at, retry_count, attempts, result, status)
+VALUES (?1, ?2, ?, ?, ?, ?, ?, ?, 'succeeded')
 ON CONFLICT DO NOTHING
 
 -- name: insert_attempt
@@ -12,12 +28,12 @@ INSERT INTO taskharbor_attempts
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: recorded
-SELECT token, status FROM taskharbor_attempts WHERE job_id = ? AND number = ?
+SELECT token, status FROM taskharbor_history WHERE job_id = ? AND number = ?
 
 -- name: dependants_of
 -- What the end of a recorded attempt has released (1) or cancelled (0), as far as it is still so.
 WITH RECURSIVE cancelled (job_id, ended_at) AS (
-    SELECT e.job_id, e.finished_at FROM taskharbor_attempts AS a JOIN taskharbor_ended AS e USING (job_id, number, finished_at)
+    SELECT e.job_id, e.finished_at FROM taskharbor_history AS a JOIN taskharbor_ended AS e USING (job_id, number, finished_at)
     WHERE a.job_id = :job_id AND a.number = :number
     UNION
     SELECT d.job_id, c.ended_at FROM cancelled AS c
@@ -26,14 +42,14 @@ WITH RECURSIVE cancelled (job_id, ended_at) AS (
 )
 SELECT job_id, 0 FROM cancelled WHERE job_id <> :job_id
 UNION ALL
-SELECT d.job_id, 1 FROM taskharbor_attempts AS a
+SELECT d.job_id, 1 FROM taskharbor_history AS a
 JOIN taskharbor_dependencies AS d ON d.member_id = a.job_id
 JOIN taskharbor_jobs AS j ON j.id = d.job_id AND j.enqueued_at <= a.finished_at
 WHERE a.job_id = :job_id AND a.number = :number AND a.status = 'succeeded' AND a.next_at IS NULL
   AND NOT EXISTS (SELECT 1 FROM taskharbor_ended AS e WHERE e.job_id = d.job_id AND e.finished_at <= a.finished_at)
   AND NOT EXISTS (
       SELECT 1 FROM taskharbor_dependencies AS o WHERE o.job_id = d.job_id AND (o.done = 0 OR EXISTS (
-          SELECT 1 FROM taskharbor_attempts AS x
+          SELECT 1 FROM taskharbor_history AS x
           WHERE x.job_id = o.member_id AND x.status = 'succeeded' AND x.next_at IS NULL AND x.finished_at > a.finished_at
       ))
   )
@@ -98,7 +114,7 @@ INSERT INTO taskharbor_attempts
      worker_survived)
 SELECT ?2, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
        worker_survived
-FROM taskharbor_attempts WHERE job_id = ?1 AND number >= ?3
+FROM taskharbor_history WHERE job_id = ?1 AND number >= ?3
 
 -- name: delete_steps
 DELETE FROM taskharbor_steps WHERE job_id = ?

@@ -19,7 +19,7 @@ SELECT id, last_id FROM taskharbor_workflows WHERE id < ? ORDER BY id DESC LIMIT
 -- name: numbers
 -- How many of a range of jobs are kept, succeeded, dead, cancelled, waiting.
 SELECT (SELECT count(*) FROM taskharbor_jobs WHERE id > ?1 AND id <= ?2),
-       (SELECT count(*) FROM taskharbor_attempts
+       (SELECT count(*) FROM taskharbor_history
         WHERE job_id > ?1 AND job_id <= ?2 AND status = 'succeeded' AND next_at IS NULL),
        (SELECT count(*) FROM taskharbor_ended WHERE job_id > ?1 AND job_id <= ?2 AND state = 'dead'),
        (SELECT count(*) FROM taskharbor_ended WHERE job_id > ?1 AND job_id <= ?2 AND state = 'cancelled'),
@@ -31,13 +31,13 @@ SELECT id FROM taskharbor_jobs WHERE id > ?1 AND id <= ?2 AND id < ?3 ORDER BY i
 -- name: results
 SELECT d.member_id, a.job_id IS NOT NULL, a.result
 FROM taskharbor_dependencies AS d
-LEFT JOIN taskharbor_attempts AS a ON a.job_id = d.member_id AND a.status = 'succeeded' AND a.next_at IS NULL
+LEFT JOIN taskharbor_history AS a ON a.job_id = d.member_id AND a.status = 'succeeded' AND a.next_at IS NULL
 WHERE d.job_id = ? ORDER BY d.position
 
 -- name: results_left_out
 SELECT d.member_id, a.job_id IS NOT NULL
 FROM taskharbor_dependencies AS d
-LEFT JOIN taskharbor_attempts AS a ON a.job_id = d.member_id AND a.status = 'succeeded' AND a.next_at IS NULL
+LEFT JOIN taskharbor_history AS a ON a.job_id = d.member_id AND a.status = 'succeeded' AND a.next_at IS NULL
 WHERE d.job_id = ? ORDER BY d.position
 
 -- name: doomed_dependants
@@ -64,7 +64,7 @@ WHERE w.enqueued_at < ?1 AND CASE w.total
     WHEN 0 THEN w.enqueued_at < ?2
     ELSE NOT EXISTS (
         SELECT 1 FROM taskharbor_jobs AS j WHERE j.id > w.id AND j.id <= w.last_id
-          AND NOT EXISTS (SELECT 1 FROM taskharbor_attempts AS a WHERE a.job_id = j.id
+          AND NOT EXISTS (SELECT 1 FROM taskharbor_history AS a WHERE a.job_id = j.id
                           AND a.status = 'succeeded' AND a.next_at IS NULL AND a.finished_at < ?2)
           AND NOT EXISTS (SELECT 1 FROM taskharbor_ended AS e WHERE e.job_id = j.id
                           AND e.finished_at < CASE e.state WHEN 'dead' THEN ?3 ELSE ?4 END)
