@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from benchmarks.contestant import Contestant, Started, check_all_ran
 T = TypeVar("T")
 
 DRAIN_SECONDS_MAX = 540.0
+TELL_SECONDS = 0.01
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -112,6 +114,19 @@ class AsyncContestant(Contestant):
         begun = time.perf_counter()
         await self.put_many(count)
         return time.perf_counter() - begun
+
+    def drain_share(self, told: Callable[[int], None]) -> None:
+        self.run(self.work_until_input_ends(told))
+
+    async def work_until_input_ends(self, told: Callable[[int], None]) -> None:
+        async with self.working():
+            input_ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+            seen = -1
+            while not input_ended.done():
+                if self.ran != seen:
+                    told(seen := self.ran)
+                await asyncio.sleep(TELL_SECONDS)
+        told(self.ran)
 
     def drain(self, count: int) -> float:
         return self.run(self.timed_drain(count))

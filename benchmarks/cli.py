@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.discovery import Entry, Field, discover
+from benchmarks.durations import works
 from benchmarks.growth import GrowthContestant
 from benchmarks.machine import describe, scratch_directory
 from benchmarks.measures import MEASURES
@@ -21,6 +22,7 @@ from benchmarks.report import (
     Table,
     against_table,
     contestants_table,
+    durations_table,
     growth_table,
     markdown,
     noise_table,
@@ -29,7 +31,7 @@ from benchmarks.report import (
     snapshot_tables,
     tables_of,
 )
-from benchmarks.rounds import Samples, run_growth, run_rounds, run_scaling, run_snapshots
+from benchmarks.rounds import Samples, run_durations, run_growth, run_rounds, run_scaling, run_snapshots
 from benchmarks.scaling import can_share
 from benchmarks.settings import Settings
 from benchmarks.snapshot import can_churn
@@ -41,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = settings_of(options)
     scratch = scratch_directory(options.directory)
     found = discover()
+    if options.publish or options.load:
+        return publish_page(options, settings, scratch, found)
     entries = choose(found, options)
     if not entries:
         print(plain([contestants_table([], found.absent)]), file=sys.stderr)
@@ -57,6 +61,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables.append(contestants_table(contestants, found.absent))
     tell(tables, samples, settings, machine, options)
     return 1 if samples.failures else 0
+
+
+def publish_page(options: argparse.Namespace, settings: Settings, scratch: Path, found: Field) -> int:
+    from benchmarks.publish import BENCHMARKS, LOAD, ROOT, Page, publish
+
+    def machine(servers: ExitStack) -> dict[str, str]:
+        return {**describe(scratch), "PostgreSQL": start_postgres(servers, options, scratch)}
+
+    name, sections = ("benchmarks.md", BENCHMARKS) if options.publish else ("scaling.md", LOAD)
+    page = Page(options.page or ROOT / "docs" / name, sections)
+    failures = publish(
+        page,
+        options.publish or options.load,
+        found,
+        settings,
+        scratch,
+        wanted=options.section,
+        quick=options.quick,
+        machine=machine,
+    )
+    return 1 if failures else 0
 
 
 def start_postgres(servers: ExitStack, options: argparse.Namespace, scratch: Path) -> str:
@@ -80,6 +105,9 @@ def run(
     if options.processes:
         samples = run_scaling(entries, options.processes, settings, scratch)
         return samples, [scaling_table(contestants, samples, settings.memory_jobs)]
+    if options.durations:
+        samples = run_durations(entries, settings, scratch)
+        return samples, [durations_table(contestants, samples)]
     if options.snapshot_seconds:
         samples = run_snapshots(entries, options.snapshot_seconds, settings, scratch)
         return samples, snapshot_tables(contestants, samples, options.snapshot_seconds)
@@ -94,6 +122,8 @@ def choose(found: Field, options: argparse.Namespace) -> list[Entry]:
         if options.growth and not issubclass(entry.contestant, GrowthContestant):
             return False
         if options.processes and not can_share(entry.contestant):
+            return False
+        if options.durations and not works(entry.contestant):
             return False
         if options.snapshot_seconds and not can_churn(entry.contestant):
             return False
@@ -182,6 +212,11 @@ def parser() -> argparse.ArgumentParser:
         help="drain one store with this many worker processes: 1,2,4",
     )
     parser.add_argument(
+        "--durations",
+        action="store_true",
+        help="handlers that sleep 0, 1, 10 and 100 ms: peak, cost, and the wait of a job, idle and at half the peak",
+    )
+    parser.add_argument(
         "--snapshot-seconds", type=float, metavar="S", help="load while a snapshot is held open for S seconds"
     )
     parser.add_argument(
@@ -190,6 +225,22 @@ def parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="a server to make databases on; default: $BENCH_POSTGRES_URL, else one of the run's own",
     )
+    parser.add_argument(
+        "--publish",
+        type=Path,
+        metavar="FILE",
+        help="measure every section of docs/benchmarks.md that is not in FILE, keep it there, and write the page",
+    )
+    parser.add_argument(
+        "--load",
+        type=Path,
+        metavar="FILE",
+        help="the same for docs/scaling.md: worker processes, idle workers, and the load model fitted to them",
+    )
+    parser.add_argument(
+        "--section", action="append", metavar="NAME", help="with --publish: measure only this one"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with --publish: another page to write")
     parser.add_argument("--directory", type=Path, help="where the stores are made; must be on a disk")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every sample, for other tools")

@@ -7,12 +7,15 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from benchmarks.work import PLAIN, Kind, Work
+
+BATCH = 1_000
+"""Jobs in one call of a bulk enqueue by batches."""
 
 Role = Literal["taskharbor", "peer", "limit"]
 Started = Callable[[int], None]
@@ -52,6 +55,8 @@ class Contestant(ABC):
     separate_worker: ClassVar[bool] = True
     """False where a worker cannot be another process than the producer: the store lives in the process."""
 
+    slots: int | None = None
+    """How many handlers of `work` run at once, where a measurement gives all contestants the same number."""
     kinds: ClassVar[tuple[Kind, ...]] = ("async",)
     """The kinds of handlers that are measured: those that it has a way of its own to run."""
     needs_postgres: ClassVar[bool] = False
@@ -108,7 +113,18 @@ class Contestant(ABC):
         return run_in_threads(self.enqueue, count, callers)
 
     def enqueue_bulk(self, count: int) -> float | None:
+        """`count` jobs in one call."""
         return None
+
+    def enqueue_batches(self, count: int) -> float | None:
+        """`count` jobs in calls of BATCH."""
+        seconds = 0.0
+        for size in batches(count):
+            taken = self.enqueue_bulk(size)
+            if taken is None:
+                return None
+            seconds += taken
+        return seconds
 
     def fill(self, count: int) -> None:
         """Put `count` no-op jobs into the store by the fastest way there is, untimed."""
@@ -125,8 +141,15 @@ class Contestant(ABC):
         """Run the `count` jobs that are in the store in this process; raise if another number ran."""
         return None
 
-    def drain_share(self) -> int | None:
-        """Run jobs until none is left to claim, beside other processes that do so too: how many ran here."""
+    def drain_share(self, told: Callable[[int], None]) -> None:
+        """Run jobs beside other processes that do so too, and tell from time to time how many ran here.
+
+        Return when none is left to claim, or when standard input ends, after telling the last number.
+        """
+        raise NotImplementedError
+
+    def share_command(self) -> list[str] | None:
+        """The command of a queue in another language that does the same, and tells on standard output."""
         return None
 
     def count_queries(self) -> None:
@@ -160,6 +183,10 @@ class Contestant(ABC):
     def probe(self, number: int) -> None:
         """Enqueue one latency job carrying `number`."""
         raise NotImplementedError
+
+    def probe_work(self, work: Work, number: int) -> None:
+        """The same with a handler of the kind of `work`."""
+        self.probe(number)
 
     def draining_pid(self) -> int:
         """The process whose memory a drain uses: this one, or that of a queue in another language."""
@@ -199,6 +226,11 @@ def run_in_threads(call: Callable[[], None], count: int, callers: int) -> float:
     if errors:
         raise errors[0]
     return seconds
+
+
+def batches(count: int, size: int = BATCH) -> Iterator[int]:
+    for begin in range(0, count, size):
+        yield min(size, count - begin)
 
 
 def check_all_ran(ran: int, expected: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.commands import recovery, rest, supervised
 from benchmarks.contestant import Contestant
-from benchmarks.processes import memory_megabytes, processor_seconds
+from benchmarks.processes import family_seconds, memory_megabytes, processor_seconds
 from benchmarks.settings import Settings
 from benchmarks.stores import fresh_store
 from benchmarks.work import PLAIN, PLAIN_SYNC, Work
@@ -57,6 +57,22 @@ def enqueue_bulk(arena: Arena) -> Figures:
     return {"enqueue_bulk": rate(count, arena.contestant.enqueue_bulk(count))}
 
 
+def enqueue_batches(arena: Arena) -> Figures:
+    """Calls of 1,000 jobs, and what one job costs the client and the server."""
+    count = jobs_of(arena, arena.settings.jobs)
+    seconds, cost = with_cost(arena.contestant, count, arena.contestant.enqueue_batches)
+    if seconds is None:
+        return dict.fromkeys(
+            ("enqueue_batches", "enqueue_client_cpu", "enqueue_server_cpu", "enqueue_log_bytes")
+        )
+    return {
+        "enqueue_batches": count / seconds,
+        "enqueue_client_cpu": cost.client_microseconds,
+        "enqueue_server_cpu": cost.server_microseconds,
+        "enqueue_log_bytes": cost.log_bytes,
+    }
+
+
 def drain(arena: Arena) -> Figures:
     """The rate, and what one job costs: processor time, bytes of the server's log, and the worker's peak memory."""
     return measured_drain(arena, PLAIN)
@@ -67,29 +83,48 @@ def drain_sync(arena: Arena) -> Figures:
     return {f"{figure}_sync": value for figure, value in measured_drain(arena, PLAIN_SYNC).items()}
 
 
-def measured_drain(arena: Arena, work: Work) -> Figures:
+def measured_drain(arena: Arena, work: Work, count: int | None = None) -> Figures:
     contestant = arena.contestant
     if work.kind not in contestant.kinds:
         return dict.fromkeys(DRAIN_FIGURES)
-    count = jobs_of(arena, arena.settings.jobs)
+    count = jobs_of(arena, count or arena.settings.jobs)
     if contestant.separate_worker:  # the memory of enqueueing is not the worker's
         fill_in_other_process(arena.module, contestant.name, arena.directory, arena.settings, count, work)
     else:
         contestant.fill_work(work, count)
-    pid = contestant.draining_pid()
-    before = processor_seconds(pid), contestant.server_seconds(), contestant.log_bytes()
-    seconds = contestant.drain(count)
-    after = processor_seconds(pid), contestant.server_seconds(), contestant.log_bytes()
+    seconds, cost = with_cost(contestant, count, contestant.drain)
     if seconds is None:
         return dict.fromkeys(DRAIN_FIGURES)
-    worker, server, log = (per_second(*pair, count) for pair in zip(before, after, strict=True))
     return {
         "drain": count / seconds,
-        "worker_cpu": None if worker is None else worker * 1e6,
-        "server_cpu": None if server is None else server * 1e6,
-        "log_bytes": log,
-        "drain_memory": memory_megabytes(pid, peak=True),
+        "worker_cpu": cost.client_microseconds,
+        "server_cpu": cost.server_microseconds,
+        "log_bytes": cost.log_bytes,
+        "drain_memory": memory_megabytes(contestant.draining_pid(), peak=True),
     }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one job took; None where it cannot be known."""
+
+    client_microseconds: float | None
+    server_microseconds: float | None
+    log_bytes: float | None
+
+
+def with_cost(
+    contestant: Contestant, count: int, verb: Callable[[int], float | None]
+) -> tuple[float | None, Cost]:
+    """The seconds of a verb, and its cost by job."""
+
+    def used() -> tuple[float | None, float | None, float | None]:
+        return family_seconds(contestant.draining_pid()), contestant.server_seconds(), contestant.log_bytes()
+
+    before = used()
+    seconds = verb(count)
+    client, server, log = (per_second(*pair, count) for pair in zip(before, used(), strict=True))
+    return seconds, Cost(client and client * 1e6, server and server * 1e6, log)
 
 
 def latency(arena: Arena) -> Figures:
@@ -147,6 +182,7 @@ MEASURES: Mapping[str, Callable[[Arena], Figures]] = {
     "enqueue_one": enqueue_one,
     "enqueue_concurrent": enqueue_concurrent,
     "enqueue_bulk": enqueue_bulk,
+    "enqueue_batches": enqueue_batches,
     "drain": drain,
     "drain_sync": drain_sync,
     "latency": latency,

@@ -31,6 +31,7 @@ SETTINGS = {
     "max_wal_size": "8GB",
     "min_wal_size": "2GB",
     "checkpoint_timeout": "30min",
+    "max_connections": "400",
 }
 # Counts the queries of an idle worker. It counts in the databases that ask for it, and costs the others nothing.
 COUNTING = {"shared_preload_libraries": "'pg_stat_statements'", "pg_stat_statements.track": "none"}
@@ -145,6 +146,19 @@ def queries_counted(directory: Path) -> int | None:
         return fetch_row(server_url(), statement, database_of(directory))["calls"]  # type: ignore[no-any-return]
     except asyncpg.PostgresError:
         return None
+
+
+def statement_milliseconds(directory: Path, like: str) -> float | None:
+    """How long the statements whose text is like this took in all; None where they were not counted."""
+    statement = (
+        "SELECT sum(s.total_exec_time) AS milliseconds FROM pg_stat_statements AS s "
+        "JOIN pg_database AS d ON d.oid = s.dbid WHERE d.datname = $1 AND s.query ILIKE $2"
+    )
+    try:
+        took = fetch_row(server_url(), statement, database_of(directory), like)["milliseconds"]
+    except asyncpg.PostgresError:
+        return None
+    return None if took is None else float(took)
 
 
 # -- what a measurement costs the server -----------------------------------------------------------

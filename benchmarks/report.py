@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.contestant import Contestant
 from benchmarks.discovery import other_label
+from benchmarks.durations import FIGURES as DURATION_FIGURES
+from benchmarks.durations import MILLISECONDS, SLOTS
 from benchmarks.rounds import Samples
 from benchmarks.summary import FIGURES, summarize
+from benchmarks.work import KINDS, Work
 
 DASH = "\N{EN DASH}"
 RATIO_RULE = (
@@ -125,8 +129,14 @@ def scaling_table(contestants: Sequence[type[Contestant]], samples: Samples, job
     rows = []
     for contestant in contestants:
         seen = samples.values.get(contestant.name, {})
-        by_count = {int(figure.rpartition("_")[2]): values for figure, values in seen.items()}
-        first = statistics.median(by_count[min(by_count)]) if by_count else None
+        counts = sorted(int(figure[10:]) for figure in seen if re.fullmatch(r"processes_\d+", figure))
+        by_count = {count: seen[f"processes_{count}"] for count in counts}
+        first = statistics.median(by_count[counts[0]]) if by_count else None
+
+        def cost(name: str, count: int, seen: dict[str, list[float]] = seen) -> str:
+            values = seen.get(f"processes_{name}_{count}")
+            return number(statistics.median(values)) if values else DASH
+
         rows += [
             [
                 contestant.name,
@@ -134,11 +144,31 @@ def scaling_table(contestants: Sequence[type[Contestant]], samples: Samples, job
                 number(statistics.median(values)),
                 spread(values),
                 times(statistics.median(values) / first) if first else DASH,
+                cost("worker_cpu", count),
+                cost("server_cpu", count),
+                cost("log_bytes", count),
             ]
-            for count, values in sorted(by_count.items())
+            for count, values in by_count.items()
         ]
     head = ["contestant", "worker processes", "jobs/s", f"min{DASH}max", "vs the first"]
+    head += ["workers, µs/job", "server, µs/job", "log, bytes/job"]
     return Table(f"drain of {jobs:,} jobs by several worker processes", head, rows)
+
+
+def durations_table(contestants: Sequence[type[Contestant]], samples: Samples) -> Table:
+    """A row for each kind of handler, duration and contestant that has it."""
+    rows = []
+    for work in [Work(kind, each) for kind in KINDS for each in MILLISECONDS]:
+        for contestant in contestants:
+            seen = samples.values.get(contestant.name, {})
+            values = [seen.get(f"{work}: {figure}", []) for figure in DURATION_FIGURES]
+            if values[0]:
+                cells = [number(statistics.median(each)) if each else DASH for each in values]
+                rows.append([str(work), contestant.name, cells[0], spread(values[0]), *cells[1:]])
+    head = ["handler", "contestant", "peak, jobs/s", f"min{DASH}max", "worker, µs/job", "server, µs/job"]
+    head += ["idle wait p50, ms", "wait at half the peak p50, ms", "p99, ms"]
+    slots = ", ".join(f"{count:,} {kind}" for kind, count in SLOTS.items())
+    return Table(f"by kind and duration of the handler; handlers at once: {slots}", head, rows)
 
 
 def snapshot_tables(contestants: Sequence[type[Contestant]], samples: Samples, seconds: float) -> list[Table]:
@@ -185,6 +215,15 @@ def markdown(tables: Iterable[Table], machine: dict[str, str], sizes: str) -> st
     facts = [f"- {key}: {value}" for key, value in machine.items()]
     text = "\n".join(["# Benchmark results", "", *facts, f"- sizes: {sizes}", "", RATIO_RULE, ""])
     for table in tables:
-        lines = [table.head, ["---"] * len(table.head), *table.rows]
-        text += f"\n## {table.title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        text += f"\n## {table.title}\n\n{grid_lines(table)}"
     return text
+
+
+def markdown_table(table: Table) -> str:
+    """One table of a page, under its title."""
+    return f"**{table.title[:1].upper()}{table.title[1:]}**\n\n{grid_lines(table)}"
+
+
+def grid_lines(table: Table) -> str:
+    lines = [table.head, ["---"] * len(table.head), *table.rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.discovery import Entry
+from benchmarks.durations import MILLISECONDS, works
 from benchmarks.growth import FILL_STEPS, RACE_STEP, REST_STEP
 from benchmarks.noise import measure_noise
 from benchmarks.processes import end_with_parent
 from benchmarks.settings import CHECKOUT_VARIABLE, Settings
+from benchmarks.work import KINDS, Work
 from benchmarks.worker_process import child_command
 
 
@@ -100,6 +102,21 @@ def run_scaling(
                 label = f"processes {number}/{settings.rounds} {entry.label}, {count}"
                 arguments = ["--count", str(count), "--directory", str(scratch)]
                 run_child("scale", entry, arguments, settings, samples, label, number=number)
+    return samples
+
+
+def run_durations(entries: Sequence[Entry], settings: Settings, scratch: Path) -> Samples:
+    """One kind and duration after the other, each by all the contestants that have it."""
+    samples = Samples()
+    every = [Work(kind, each) for kind in KINDS for each in MILLISECONDS]
+    for number in rounds(settings, samples, scratch):
+        for work in every:
+            for entry in entries:
+                if work not in works(entry.contestant):
+                    continue
+                label = f"durations {number}/{settings.rounds} {entry.label}, {work}"
+                arguments = ["--work", str(work), "--directory", str(scratch)]
+                run_child("work", entry, arguments, settings, samples, label, number=number)
     return samples
 
 

@@ -16,6 +16,7 @@ class Settings:
     rounds: int = 5
     jobs: int = 20_000
     """Jobs in a drain and in a bulk enqueue. One-by-one enqueues take a quarter of it."""
+    single_jobs_max: int | None = None
     callers: int = 50
     probes: int = 200
     memory_jobs: int = 100_000
@@ -30,7 +31,7 @@ class Settings:
 
     @property
     def single_jobs(self) -> int:
-        return max(self.callers, self.jobs // 4)
+        return max(self.callers, min(self.jobs // 4, self.single_jobs_max or self.jobs))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

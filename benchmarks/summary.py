@@ -36,6 +36,16 @@ FIGURES = {
     "enqueue_one": Figure("enqueue one by one", "jobs/s", True, (ANY, AS_DURABLE)),
     "enqueue_concurrent": Figure("enqueue by concurrent callers", "jobs/s", True, (ANY, AS_DURABLE)),
     "enqueue_bulk": Figure("bulk enqueue", "jobs/s", True, (ANY, AS_DURABLE)),
+    "enqueue_batches": Figure("enqueue in calls of 1,000", "jobs/s", True, (ANY, AS_DURABLE)),
+    "enqueue_client_cpu": Figure(
+        "enqueue in calls of 1,000: processor time of the client", "µs/job", False, (ANY, AS_DURABLE)
+    ),
+    "enqueue_server_cpu": Figure(
+        "enqueue in calls of 1,000: processor time of the server", "µs/job", False, (ANY, AS_DURABLE)
+    ),
+    "enqueue_log_bytes": Figure(
+        "enqueue in calls of 1,000: bytes in the server's log", "bytes/job", False, (ANY, AS_DURABLE)
+    ),
     "drain": Figure("drain, one worker process", "jobs/s", True, (ANY, AS_DURABLE, WORKER)),
     "drain_sync": Figure(
         "drain, handlers that are plain functions", "jobs/s", True, (ANY, AS_DURABLE, WORKER)

@@ -19,6 +19,8 @@ from benchmarks.work import Work
 
 REPORT = struct.Struct("<qq")
 """Number of the probe, and the wall clock in nanoseconds when its handler started."""
+REPORT_VARIABLE = "BENCH_REPORT_PIPE"
+"""For handlers in processes of their own: where they find the pipe of the worker process."""
 ANSWER_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
@@ -26,10 +28,14 @@ STOP_SECONDS = 10.0
 class WorkerProcess:
     """Starts `contestant.serve` in a process of its own; `with` ends that process."""
 
-    def __init__(self, module: str, name: str, directory: Path, settings: Settings) -> None:
+    def __init__(
+        self, module: str, name: str, directory: Path, settings: Settings, work: Work | None = None
+    ) -> None:
+        self._seen: dict[int, int] = {}
         self._reading, writing = os.pipe()
         command = child_command("serve", module, name, settings)
         command += ["--directory", str(directory), "--report", str(writing)]
+        command += [] if work is None else ["--work", str(work)]
         self._process = subprocess.Popen(
             command,
             pass_fds=[writing],
@@ -64,10 +70,10 @@ class WorkerProcess:
 
     def wait_started(self, number: int) -> int:
         """When this probe's handler started. Blocks on the pipe: a poll would take from the worker's core."""
-        while True:
+        while number not in self._seen:
             seen, started_ns = self._read()
-            if seen == number:
-                return started_ns
+            self._seen[seen] = started_ns
+        return self._seen.pop(number)
 
     def _read(self) -> tuple[int, int]:
         readable, _, _ = select.select([self._reading], [], [], ANSWER_SECONDS)

@@ -12,6 +12,7 @@ from benchmarks import postgres
 from benchmarks.contestant import check_all_ran
 from benchmarks.contestants._postgres import PostgresStore
 from benchmarks.processes import end_with_parent
+from benchmarks.work import PLAIN, Work
 
 
 class ForeignContestant(PostgresStore):
@@ -25,20 +26,26 @@ class ForeignContestant(PostgresStore):
             _ask(process, verb="install")
 
     @classmethod
-    def _started(cls, url: str) -> subprocess.Popen[str]:
+    def _environment(cls, slots: int | None) -> dict[str, str]:
+        """Which of its settings the program takes, and how many jobs at once if that is given."""
+        chosen = {} if slots is None else {"BENCH_SLOTS": str(slots)}
+        return {**os.environ, "BENCH_VARIANT": cls.variant, **chosen}
+
+    @classmethod
+    def _started(cls, url: str, slots: int | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*cls.program, "obey", url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "BENCH_VARIANT": cls.variant},
+            env=cls._environment(slots),
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system
         )
 
     def setup(self, directory: Path) -> None:
         self.directory = directory
         self.database_url = postgres.url_of(directory)
-        self.process = self._started(self.database_url)
+        self.process = self._started(self.database_url, self.slots)
 
     def close(self) -> None:
         with self.process:  # it ends when there are no more commands
@@ -56,6 +63,12 @@ class ForeignContestant(PostgresStore):
     def enqueue_bulk(self, count: int) -> float:
         return float(_ask(self.process, verb="enqueue_bulk", count=count)["seconds"])
 
+    def fill_work(self, work: Work, count: int) -> None:
+        if work == PLAIN:
+            self.fill(count)
+        else:
+            _ask(self.process, verb="enqueue_work", count=count, milliseconds=work.milliseconds)
+
     def drain(self, count: int) -> float:
         answer = _ask(self.process, verb="drain", count=count)
         check_all_ran(answer["ran"], count)
@@ -68,10 +81,18 @@ class ForeignContestant(PostgresStore):
         _ask(self.process, verb="probe", number=number)
 
     def serve_command(self, descriptor: int) -> list[str]:
-        self.close()
-        os.environ["BENCH_VARIANT"] = self.variant
+        self._leave()
         os.set_inheritable(descriptor, True)
         return [*self.program, "serve", self.database_url, str(descriptor)]
+
+    def share_command(self) -> list[str]:
+        self._leave()
+        return [*self.program, "share", self.database_url]
+
+    def _leave(self) -> None:
+        """End the program that obeys: another one takes the place of this process."""
+        self.close()
+        os.environ.update(self._environment(self.slots))
 
 
 def _ask(process: subprocess.Popen[str], **command: object) -> dict[str, Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from benchmarks import handlers
 from benchmarks.asynchronous import new_loop
 from benchmarks.contestant import Durability, Role, Started, check_all_ran
 from benchmarks.growth import GrowthContestant
-from benchmarks.work import PLAIN, Kind, Work
-from taskharbor import Harbor, Worker, Workflow, chord
+from benchmarks.work import PLAIN, PLAIN_SYNC, Kind, Work
+from taskharbor import Harbor, Task, Worker, Workflow, chord
 
 CONCURRENCY = 100
 CHUNK = 10_000
@@ -25,8 +26,10 @@ class TaskHarbor(GrowthContestant):
     role: ClassVar[Role] = "taskharbor"
     durability = Durability.FULL
     distribution = "taskharbor"
-    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync")
+    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync", "process")
     workflow: Workflow
+    work_tasks: dict[str, Task[..., Any, ..., Any]]
+    probe_tasks: dict[str, Task[..., Any, ..., Any]]
 
     def url(self, directory: Path) -> str:
         raise NotImplementedError
@@ -47,6 +50,24 @@ class TaskHarbor(GrowthContestant):
         def noop_sync() -> None:
             next(self.ran_in_threads)
 
+        @harbor.task(name="work")
+        async def work(milliseconds: float) -> None:
+            await asyncio.sleep(milliseconds / 1_000)
+            self.ran += 1
+
+        @harbor.task(name="work_sync")
+        def work_sync(milliseconds: float) -> None:
+            handlers.sleep(milliseconds)
+            next(self.ran_in_threads)
+
+        @harbor.task(name="probe_sync")
+        def probe_sync(number: int) -> None:
+            self.started(number)
+
+        work_process = harbor.task(name="work_process", isolation="process")(handlers.sleep)
+        probe_process = harbor.task(name="probe_process", isolation="process")(handlers.report_start)
+        self.work_tasks = {"async": work, "sync": work_sync, "process": work_process}
+
         @harbor.task(name="racer")
         async def racer() -> None:
             self.raced()
@@ -61,6 +82,7 @@ class TaskHarbor(GrowthContestant):
 
         self.noop, self.racer, self.probe_task, self.finalizer = noop, racer, probe, finalizer
         self.noop_sync = noop_sync
+        self.probe_tasks = {"async": probe, "sync": probe_sync, "process": probe_process}
 
     def close(self) -> None:
         self.harbor.close()
@@ -99,21 +121,30 @@ class TaskHarbor(GrowthContestant):
             self.noop.enqueue_many([{}] * size)
 
     def fill_work(self, work: Work, count: int) -> None:
-        task = self.noop if work == PLAIN else self.noop_sync
+        plain: dict[Work, Task[..., Any, ..., Any]] = {PLAIN: self.noop, PLAIN_SYNC: self.noop_sync}
         for size in chunks(count):
-            task.enqueue_many([{}] * size)
+            if work in plain:
+                plain[work].enqueue_many([{}] * size)
+            else:
+                self.work_tasks[work.kind].enqueue_many([{"milliseconds": work.milliseconds}] * size)
 
     def drain(self, count: int) -> float:
-        worker = Worker(self.harbor, concurrency=CONCURRENCY)
+        worker = self.worker()
         begun = time.perf_counter()
         worker.drain_sync()
         seconds = time.perf_counter() - begun
-        check_all_ran(self.ran + next(self.ran_in_threads), count)
+        ran = self.ran + next(self.ran_in_threads)
+        check_all_ran(
+            ran or self.harbor.jobs.counts()["succeeded"], count
+        )  # those of processes ran elsewhere
         return seconds
 
-    def drain_share(self) -> int:
+    def worker(self) -> Worker:
+        return Worker(self.harbor, concurrency=self.slots or CONCURRENCY)
+
+    def drain_share(self, told: Callable[[int], None]) -> None:
         Worker(self.harbor, concurrency=CONCURRENCY).drain_sync()
-        return self.ran
+        told(self.ran)
 
     def store_chord(self, count: int) -> float:
         begun = time.perf_counter()
@@ -128,9 +159,12 @@ class TaskHarbor(GrowthContestant):
     def probe(self, number: int) -> None:
         self.probe_task.enqueue(number)
 
+    def probe_work(self, work: Work, number: int) -> None:
+        self.probe_tasks[work.kind].enqueue(number)
+
     def serve(self, started: Started) -> None:
         self.started = started
-        Worker(self.harbor, concurrency=CONCURRENCY).run_sync()
+        self.worker().run_sync()
 
     def enqueue_with(self, count: int, *, priority: int, delay_seconds: float) -> None:
         task = self.noop.using(priority=priority, delay=delay_seconds)

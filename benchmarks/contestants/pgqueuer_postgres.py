@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import asyncpg
 from pgqueuer.models import Job
 from pgqueuer.qm import QueueManager
 from pgqueuer.queries import Queries
 
+from benchmarks import handlers
 from benchmarks.contestants._postgres import PostgresContestant
+from benchmarks.work import PLAIN, Kind, Work
 
 BATCH = 500
+THREADS = 100
+"""For handlers that are plain functions: its documentation has them called by `asyncio.to_thread`."""
 
 
 class PgQueuer(PostgresContestant):
@@ -29,6 +35,7 @@ class PgQueuer(PostgresContestant):
         "finished jobs are deleted and logged by one row"
     )
     distribution = "pgqueuer"
+    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync")
 
     @classmethod
     def install(cls, url: str) -> None:
@@ -55,25 +62,59 @@ class PgQueuer(PostgresContestant):
     async def put_probe(self, number: int) -> None:
         await self.queries.enqueue("probe", str(number).encode())
 
+    def fill_work(self, work: Work, count: int) -> None:
+        self.run(self.put_work(work, count))
+
+    async def put_work(self, work: Work, count: int) -> None:
+        if work == PLAIN:
+            return await self.put_many(count)
+        entrypoint = "work_sync" if work.kind == "sync" else "work"
+        payload = str(work.milliseconds).encode()
+        await self.queries.enqueue([entrypoint] * count, [payload] * count, [0] * count)
+        return None
+
+    def probe_work(self, work: Work, number: int) -> None:
+        entrypoint = "probe_sync" if work.kind == "sync" else "probe"
+        self.run(self.queries.enqueue(entrypoint, str(number).encode()))
+
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         async with asyncpg.create_pool(self.database_url, min_size=4, max_size=10) as pool:
+            self.loop.set_default_executor(ThreadPoolExecutor(self.slots or THREADS))
             manager = QueueManager(Queries.from_asyncpg_pool(pool))
 
             @manager.entrypoint("noop")
             async def noop(job: Job) -> None:
                 self.count_one()
 
+            @manager.entrypoint("work")
+            async def work(job: Job) -> None:
+                await asyncio.sleep(milliseconds_of(job) / 1_000)
+                self.count_one()
+
+            @manager.entrypoint("work_sync")
+            async def work_sync(job: Job) -> None:
+                await asyncio.to_thread(handlers.sleep, milliseconds_of(job))
+                self.count_one()
+
+            @manager.entrypoint("probe_sync")
+            async def probe_sync(job: Job) -> None:
+                await asyncio.to_thread(self.started, int(job.payload or b"0"))
+
             @manager.entrypoint("probe")
             async def probe(job: Job) -> None:
                 self.started(int(job.payload or b"0"))
 
-            running = asyncio.create_task(manager.run(batch_size=BATCH))
+            running = asyncio.create_task(manager.run(batch_size=min(BATCH, self.slots or BATCH)))
             try:
                 yield
             finally:
                 manager.shutdown.set()
                 await running
+
+
+def milliseconds_of(job: Job) -> float:
+    return float(job.payload or b"0")
 
 
 CONTESTANTS = [PgQueuer]

@@ -7,7 +7,7 @@ same by `enqueue`, from threads that have no loop.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -15,9 +15,9 @@ from typing import ClassVar
 from benchmarks import postgres
 from benchmarks.contestant import Contestant, Role, Started, run_in_threads
 from benchmarks.contestants._postgres import PostgresContestant
-from benchmarks.contestants._taskharbor import CONCURRENCY, TaskHarbor
+from benchmarks.contestants._taskharbor import TaskHarbor
 from benchmarks.work import Kind, Work
-from taskharbor import Harbor, Worker, chord
+from taskharbor import Harbor, chord
 
 
 class TaskHarborPostgres(PostgresContestant, TaskHarbor):
@@ -27,7 +27,7 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
         "asyncpg, LISTEN/NOTIFY; kill -9 reruns the job after its lease, finished jobs and history are kept"
     )
     distribution = "taskharbor"
-    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync")
+    kinds: ClassVar[tuple[Kind, ...]] = ("async", "sync", "process")
 
     @classmethod
     def install(cls, url: str) -> None:
@@ -58,7 +58,7 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        async with Worker(self.harbor, concurrency=CONCURRENCY):
+        async with self.worker():
             yield
 
     def fill(self, count: int) -> None:
@@ -74,6 +74,9 @@ class TaskHarborPostgres(PostgresContestant, TaskHarbor):
         begun = time.perf_counter()
         self.workflow = await chord([self.noop.s() for _ in range(count)], self.finalizer.s()).aenqueue()
         return time.perf_counter() - begun
+
+    def drain_share(self, told: Callable[[int], None]) -> None:
+        TaskHarbor.drain_share(self, told)
 
     def drain(self, count: int) -> float:
         return TaskHarbor.drain(self, count)  # until the last one is settled, not only run
@@ -91,6 +94,8 @@ class TaskHarborPostgresSync(TaskHarborPostgres):
     kinds = ()
     separate_worker = False  # its worker would be the same
 
+    opened = False
+
     def store_url(self) -> None:
         return None
 
@@ -106,7 +111,9 @@ class TaskHarborPostgresSync(TaskHarborPostgres):
         return run_in_threads(self.enqueue, count, callers)
 
     def enqueue_bulk(self, count: int) -> float:
-        self.noop.enqueue()
+        if not self.opened:
+            self.noop.enqueue()
+            self.opened = True
         begun = time.perf_counter()
         self.noop.enqueue_many([{}] * count)
         return time.perf_counter() - begun

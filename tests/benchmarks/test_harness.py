@@ -12,22 +12,26 @@ from typing import ClassVar
 import pytest
 
 import taskharbor
-from benchmarks import installing
+from benchmarks import foreign, installing
 from benchmarks.child import check_checkout
 from benchmarks.cli import with_other_checkout
 from benchmarks.contestant import Role
 from benchmarks.contestants.taskharbor_memory import TaskHarborMemory
 from benchmarks.contestants.taskharbor_postgres import TaskHarborPostgres, TaskHarborPostgresSync
+from benchmarks.contestants.taskharbor_sqlite import TaskHarborSqlite
 from benchmarks.discovery import Entry, discover, other_label
+from benchmarks.durations import jobs_at_peak
+from benchmarks.measures import DRAIN_FIGURES
 from benchmarks.noise import measure_noise
 from benchmarks.postgres import URL_VARIABLE, database_of, url_of
 from benchmarks.processes import family_seconds
-from benchmarks.report import against_table, noise_table, scaling_table, snapshot_tables
+from benchmarks.report import against_table, durations_table, noise_table, scaling_table, snapshot_tables
 from benchmarks.rounds import Samples
-from benchmarks.scaling import can_share
-from benchmarks.settings import CHECKOUT_VARIABLE
+from benchmarks.scaling import can_share, drain_by_processes
+from benchmarks.settings import CHECKOUT_VARIABLE, Settings
 from benchmarks.snapshot import can_churn
 from benchmarks.summary import summarize
+from benchmarks.work import KINDS, Work
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,16 +179,16 @@ def test_one_that_cannot_be_installed_does_not_keep_the_others_out(
         return "[bench]" not in arguments[-1] and not arguments[-1].startswith("chancy")
 
     monkeypatch.setattr(installing, "install", install)
+    monkeypatch.setattr(foreign, "install", lambda: ["River: go is not installed"])  # builds nothing
     assert installing.main() == 0
     assert any(one.startswith("saq") for one in asked)
     assert any(one.startswith("asyncpg") for one in asked)  # of our own extras
-    assert "left out, since it could not be installed: chancy" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "left out, since it could not be installed: chancy" in told
+    assert "left out: River: go is not installed" in told
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One quick run on a server that it starts itself; its files."""
-    folder = tmp_path_factory.mktemp("benchmarks")
+def test_a_run_measures_on_a_durable_server_of_its_own_and_writes_its_tables(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -195,10 +199,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--only",
         "taskharbor postgres",
     ]
-    command += ["--measure", "enqueue_bulk", "--measure", "drain", "--json", str(folder / "results.json")]
+    command += ["--measure", "enqueue_bulk", "--measure", "drain", "--json", str(tmp_path / "results.json")]
     environment = {name: value for name, value in os.environ.items() if name != URL_VARIABLE}
     done = subprocess.run(
-        [*command, "--markdown", str(folder / "results.md")],
+        [*command, "--markdown", str(tmp_path / "results.md")],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -207,26 +211,47 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-def test_a_run_measures_on_a_durable_server_of_its_own(measured: Path) -> None:
-    results = json.loads((measured / "results.json").read_text())
+    results = json.loads((tmp_path / "results.json").read_text())
     assert results["failures"] == []
-    assert set(results["samples"]["taskharbor postgres"]) == {
-        "enqueue_bulk",
-        "drain",
-        "worker_cpu",
-        "server_cpu",
-        "log_bytes",
-        "drain_memory",
-    }
+    assert set(results["samples"]["taskharbor postgres"]) == {"enqueue_bulk", *DRAIN_FIGURES}
     assert all(len(seen) == 4 for seen in results["noise"].values())
     assert "fsync=on" in results["machine"]["PostgreSQL"]
     assert "synchronous_commit=on" in results["machine"]["PostgreSQL"]
-
-
-def test_a_run_writes_its_tables(measured: Path) -> None:
-    text = (measured / "results.md").read_text()
+    text = (tmp_path / "results.md").read_text()
     assert "## drain, one worker process" in text
     assert "| taskharbor postgres (sync) | \N{EN DASH} |" in text  # its worker would be the same
+
+
+def test_work_is_written_as_it_is_read() -> None:
+    for kind in KINDS:
+        for milliseconds in (0, 1, 2.5, 100):
+            work = Work(kind, milliseconds)
+            assert Work.parse(str(work)) == work
+    with pytest.raises(ValueError, match="written like"):
+        Work.parse("async 10 s")
+
+
+def test_longer_handlers_are_measured_with_fewer_jobs() -> None:
+    settings = Settings(jobs=20_000)
+    counts = [jobs_at_peak(Work("sync", each), settings) for each in (0, 1, 10, 100)]
+    assert counts == [20_000, 20_000, 20_000, 2_000]
+    assert jobs_at_peak(Work("process", 100), settings) == 80
+    assert jobs_at_peak(Work("async", 0), Settings.quick()) == Settings.quick().jobs
+
+
+def test_a_row_for_each_kind_and_duration_that_a_contestant_has() -> None:
+    figures = {"drain": 100.0, "worker_cpu": 2.0, "idle_p50": 1.5, "half_p50": 3.0, "half_p99": 9.0}
+    samples = Samples()
+    samples.add("ours", {f"sync 10 ms: {name}": value for name, value in figures.items()})
+    assert [row[:3] + row[4:] for row in durations_table([Ours, Theirs], samples).rows] == [
+        ["sync 10 ms", "ours", "100.0", "2.00", "\N{EN DASH}", "1.50", "3.00", "9.00"]
+    ]
+
+
+def test_processes_that_share_a_store_run_each_job_once(tmp_path: Path) -> None:
+    contestant = TaskHarborSqlite(poll_seconds=0.01)
+    figures = drain_by_processes(
+        "taskharbor_sqlite", contestant, 2, Settings(memory_jobs=60, timeout_seconds=60), tmp_path
+    )
+    assert figures["processes_2"]
+    assert figures["processes_server_cpu_2"] is None  # there is no server

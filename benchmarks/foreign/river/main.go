@@ -1,5 +1,6 @@
 // River, spoken to like the other programs of the benchmarks: one JSON command a line on standard input, one JSON
 // answer a line on standard output. `serve URL FD` is a worker of latency probes: it writes each handler's start to FD.
+// `share URL` is one of several workers that begin together: it says that it is ready, and how many jobs it has run.
 package main
 
 import (
@@ -42,8 +43,14 @@ type ProbeArgs struct {
 
 func (ProbeArgs) Kind() string { return "probe" }
 
+type WorkArgs struct {
+	Milliseconds float64 `json:"milliseconds"`
+}
+
+func (WorkArgs) Kind() string { return "work" }
+
 type Handlers struct {
-	noop  func()
+	done  func()
 	probe func(int64)
 }
 
@@ -53,6 +60,17 @@ type noopWorker struct {
 }
 
 func (w *noopWorker) Work(context.Context, *river.Job[NoopArgs]) error { w.run(); return nil }
+
+type workWorker struct {
+	river.WorkerDefaults[WorkArgs]
+	run func()
+}
+
+func (w *workWorker) Work(_ context.Context, job *river.Job[WorkArgs]) error {
+	time.Sleep(time.Duration(job.Args.Milliseconds * float64(time.Millisecond)))
+	w.run()
+	return nil
+}
 
 type probeWorker struct {
 	river.WorkerDefaults[ProbeArgs]
@@ -69,6 +87,8 @@ type Command struct {
 	Count   int    `json:"count"`
 	Callers int    `json:"callers"`
 	Number  int64  `json:"number"`
+
+	Milliseconds float64 `json:"milliseconds"`
 }
 
 type Answer struct {
@@ -91,6 +111,9 @@ func run(ctx context.Context) error {
 	defer pool.Close()
 	if os.Args[1] == "serve" {
 		return serve(ctx, pool, os.Args[3])
+	}
+	if os.Args[1] == "share" {
+		return share(ctx, pool)
 	}
 	producer, err := client(pool, nil)
 	if err != nil {
@@ -117,13 +140,22 @@ func client(pool *pgxpool.Pool, handlers *Handlers) (*river.Client[pgx.Tx], erro
 	config := &river.Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	if handlers != nil {
 		config.Workers = river.NewWorkers()
-		river.AddWorker(config.Workers, &noopWorker{run: handlers.noop})
+		river.AddWorker(config.Workers, &noopWorker{run: handlers.done})
+		river.AddWorker(config.Workers, &workWorker{run: handlers.done})
 		river.AddWorker(config.Workers, &probeWorker{run: handlers.probe})
-		config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: maxWorkers}}
+		config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: slots()}}
 		config.FetchCooldown = cooldown
 		config.FetchPollInterval = poll
 	}
 	return river.NewClient(riverpgxv5.New(pool), config)
+}
+
+// How many jobs at once, where the measurement gives all contestants the same number.
+func slots() int {
+	if given, err := strconv.Atoi(os.Getenv("BENCH_SLOTS")); err == nil {
+		return given
+	}
+	return maxWorkers
 }
 
 func obey(ctx context.Context, pool *pgxpool.Pool, producer *river.Client[pgx.Tx], command Command) (Answer, error) {
@@ -138,7 +170,11 @@ func obey(ctx context.Context, pool *pgxpool.Pool, producer *river.Client[pgx.Tx
 	case "enqueue":
 		return timed(func() error { return byCallers(ctx, producer, command.Count, command.Callers) })
 	case "enqueue_bulk":
-		return timed(func() error { return inBatches(ctx, producer, command.Count) })
+		return timed(func() error { return inBatches(ctx, producer, command.Count, NoopArgs{}) })
+	case "enqueue_work":
+		return timed(func() error {
+			return inBatches(ctx, producer, command.Count, WorkArgs{command.Milliseconds})
+		})
 	case "probe":
 		_, err := producer.Insert(ctx, ProbeArgs{command.Number}, nil)
 		return Answer{}, err
@@ -174,11 +210,11 @@ func byCallers(ctx context.Context, producer *river.Client[pgx.Tx], count, calle
 	return <-failures
 }
 
-func inBatches(ctx context.Context, producer *river.Client[pgx.Tx], count int) error {
+func inBatches(ctx context.Context, producer *river.Client[pgx.Tx], count int, args river.JobArgs) error {
 	for left := count; left > 0; left -= bulk {
 		batch := make([]river.InsertManyParams, min(bulk, left))
 		for i := range batch {
-			batch[i].Args = NoopArgs{}
+			batch[i].Args = args
 		}
 		if _, err := producer.InsertManyFast(ctx, batch); err != nil {
 			return err
@@ -191,7 +227,7 @@ func drain(ctx context.Context, pool *pgxpool.Pool, count int64) (Answer, error)
 	var ran atomic.Int64
 	finished := make(chan struct{})
 	worker, err := client(pool, &Handlers{
-		noop: func() {
+		done: func() {
 			if ran.Add(1) == count {
 				close(finished)
 			}
@@ -211,13 +247,42 @@ func drain(ctx context.Context, pool *pgxpool.Pool, count int64) (Answer, error)
 	return Answer{Seconds: seconds, Ran: ran.Load()}, err
 }
 
+func share(ctx context.Context, pool *pgxpool.Pool) error {
+	var ran atomic.Int64
+	lines := bufio.NewScanner(os.Stdin)
+	fmt.Println("ready")
+	lines.Scan()
+	worker, err := client(pool, &Handlers{done: func() { ran.Add(1) }, probe: func(int64) {}})
+	if err != nil {
+		return err
+	}
+	if err := worker.Start(ctx); err != nil {
+		return err
+	}
+	ended := make(chan bool)
+	go func() { lines.Scan(); close(ended) }() // the input ends
+	for told := int64(-1); ; {
+		select {
+		case <-ended:
+			err := worker.Stop(ctx)
+			fmt.Println(ran.Load())
+			return err
+		case <-time.After(10 * time.Millisecond):
+			if now := ran.Load(); now != told {
+				told = now
+				fmt.Println(told)
+			}
+		}
+	}
+}
+
 func serve(ctx context.Context, pool *pgxpool.Pool, descriptor string) error {
 	number, err := strconv.Atoi(descriptor)
 	if err != nil {
 		return err
 	}
 	reports := os.NewFile(uintptr(number), "reports")
-	worker, err := client(pool, &Handlers{noop: func() {}, probe: func(probe int64) {
+	worker, err := client(pool, &Handlers{done: func() {}, probe: func(probe int64) {
 		report := binary.LittleEndian.AppendUint64(nil, uint64(probe))
 		report = binary.LittleEndian.AppendUint64(report, uint64(time.Now().UnixNano()))
 		_, _ = reports.Write(report)
