@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import signal
 
+import hypothesis
 import pytest
 
+from taskharbor.drivers.postgres import connections
 from tests import guard
 
 # Tests of real processes and long searches. They begin first: a test process that has nothing left to do then takes
@@ -25,6 +27,16 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     guard.start()
+    _be_patient()
+
+
+def _be_patient() -> None:
+    """Let no test fail because the machine is busy or its disk stands still for a while."""
+    hypothesis.settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("patient")
+    connections.CONNECT_SECONDS = connections.PROMPT_SECONDS = connections.COMMAND_SECONDS = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -78,7 +78,7 @@ def test_interrupted_it_leaves_nothing_behind(started, tmp_path):
         process = started("demo", env={**os.environ, "TMPDIR": str(tmp_path)})
         assert process.stdout.readline()  # its first worker starts
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode in (130, 143)
         assert not list(tmp_path.iterdir())
         assert not processes_of(tmp_path)

@@ -50,7 +50,7 @@ def test_a_signal_lets_running_jobs_finish_and_ends_with_0(started, harbor, url,
     process = started("worker", "--url", url)
     wait_for(lambda: job.refresh().state is State.RUNNING)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert job.refresh().state is State.SUCCEEDED
     assert err.splitlines()[-1].endswith(" stopped")
@@ -60,7 +60,7 @@ def test_a_worker_that_has_begun_its_jobs_lets_them_finish_and_ends_with_0(start
     jobs = [harbor.enqueue("sleep", {"seconds": 1.5}, delivery="at_most_once") for _ in range(2)]
     late = harbor.enqueue("echo", priority=-1)
     process = started("worker", "--url", url, "--max-jobs", "2", "--grace-seconds", "0.1")
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert [job.refresh().state for job in jobs] == [State.SUCCEEDED] * 2
     assert late.refresh().state is State.READY
@@ -70,7 +70,7 @@ def test_a_worker_that_has_begun_its_jobs_lets_them_finish_and_ends_with_0(start
 
 def test_a_worker_with_more_memory_than_it_may_have_ends_with_0(started, url):
     process = started("worker", "--url", url, "--max-memory", "5")
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "MiB of memory, more than 5" in err
 
@@ -80,7 +80,7 @@ def test_after_the_grace_a_job_is_released_uncounted(started, harbor, url):
     process = started("worker", "--url", url, "--grace-seconds", "0.1")
     wait_for(lambda: job.refresh().state is State.RUNNING)
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 0
     assert (job.refresh().state, job.refresh().attempts) == (State.READY, 0)
     assert [attempt.status for attempt in job.history()] == ["released"]
@@ -105,7 +105,7 @@ def test_a_second_signal_ends_at_once(started, harbor, url, tmp_path):
     process.terminate()
     wait_for((tmp_path / "told").exists)  # the first signal has arrived, and the grace period has begun
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 0
     assert job.refresh().state is State.RUNNING  # until its lease runs out
 
@@ -120,14 +120,14 @@ def test_an_application_s_tasks_are_executed(started, harbor, url, tmp_path):
     )
     job = harbor.enqueue("order", {"item": "tea"})
     process = started("worker", "-A", "shop:harbor", "--url", url, "--drain", cwd=tmp_path)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert job.result(timeout=0) == "TEA"
 
 
 def test_a_store_that_cannot_be_opened_is_one_line(started):
     process = started("worker", "--url", "sqlite:////no/such/folder/x.db", "--log-level", "error")
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.startswith("Error: ")
     assert len(err.splitlines()) == 1

@@ -102,7 +102,7 @@ def test_cancel_and_retry(run, flow, drain):
     allowed.append(True)
     assert "running" in run("workflow", "retry", workflow.id).out
     drain()
-    assert workflow.result(timeout=5) == 14
+    assert workflow.result(timeout=60) == 14
 
 
 def test_unknown_workflow_is_one_clear_line(run, harbor):

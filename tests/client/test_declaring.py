@@ -149,7 +149,7 @@ def test_a_payload_with_an_old_parameter_name_still_fits(harbor: Harbor, work: C
 
     job = harbor.enqueue("greet", {"who": "Ada"})
     work(harbor)
-    assert job.result(timeout=5) == "Hello, Ada"
+    assert job.result(timeout=60) == "Hello, Ada"
 
 
 def test_an_old_parameter_name_cannot_be_used_by_new_code(harbor: Harbor):
@@ -243,7 +243,7 @@ def test_options_of_the_declaration_are_resolved_when_a_job_is_enqueued(harbor: 
         queue="mail",
         priority=4,
         max_retries=8,
-        timeout=30,
+        timeout=60,
         retry=policy,
         delivery="at_most_once",
         tags=["a", "b"],
@@ -289,7 +289,7 @@ def test_an_object_that_can_be_called_may_be_a_task(harbor: Harbor, work: Callab
     assert task.is_async
     job = task.enqueue(21)
     work(harbor)
-    assert job.result(timeout=5) == 42
+    assert job.result(timeout=60) == 42
 
 
 def test_a_script_s_tasks_have_the_same_names_in_a_process_that_it_spawns(tmp_path: Path):

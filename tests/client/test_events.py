@@ -62,7 +62,7 @@ async def test_an_async_subscriber_runs_on_the_loop_that_enqueued(harbor: Harbor
         heard.put_nowait((event, asyncio.get_running_loop()))
 
     job = await harbor.aenqueue("t")
-    event, loop = await asyncio.wait_for(heard.get(), 10)
+    event, loop = await asyncio.wait_for(heard.get(), 60)
     assert event.job_id == job.id
     assert loop is asyncio.get_running_loop()
 

@@ -136,22 +136,22 @@ def mistaken() -> Point:
 def test_a_result_comes_back_in_the_annotated_type(harbor: Harbor, work: Work, function: Any, result: Any):
     job = harbor.task(name="t")(function).enqueue()
     work(harbor)
-    assert job.result(timeout=5) == result
-    assert type(job.result(timeout=5)) is type(result)
-    assert harbor.jobs.get(job.id).result(timeout=5) == result
+    assert job.result(timeout=60) == result
+    assert type(job.result(timeout=60)) is type(result)
+    assert harbor.jobs.get(job.id).result(timeout=60) == result
 
 
 def test_a_result_of_a_task_that_is_not_known_here_is_plain(harbor: Harbor, work: Work):
     job: Job[Any] = harbor.task(name="t")(a_point).enqueue()
     work(harbor)
     del harbor.tasks["t"]
-    assert job.result(timeout=5) == {"x": 1, "y": 2}
+    assert job.result(timeout=60) == {"x": 1, "y": 2}
 
 
 async def test_a_result_by_the_async_form(harbor: Harbor):
     job = await harbor.task(name="t")(a_point).aenqueue()
     await Worker(harbor).drain()
-    assert await job.aresult(timeout=5) == Point(1, 2)
+    assert await job.aresult(timeout=60) == Point(1, 2)
 
 
 def test_the_result_of_a_dead_job_is_why(harbor: Harbor, work: Work):
@@ -166,12 +166,12 @@ def test_the_result_of_a_dead_job_is_why(harbor: Harbor, work: Work):
     failed, hopeless = fail.enqueue(), give_up.enqueue()
     work(harbor)
     with pytest.raises(JobFailed, match="no such luck") as caught:
-        failed.result(timeout=5)
+        failed.result(timeout=60)
     assert (caught.value.job_id, caught.value.reason) == (failed.id, "exhausted")
     assert caught.value.error is not None
     assert "ValueError" in caught.value.error
     with pytest.raises(JobFailed) as caught:
-        hopeless.result(timeout=5)
+        hopeless.result(timeout=60)
     assert caught.value.reason == "unrecoverable"
 
 
@@ -179,7 +179,7 @@ def test_the_result_of_a_cancelled_job_is_that(harbor: Harbor):
     job = harbor.enqueue("t", delay=60)
     harbor.jobs.cancel(job.id)
     with pytest.raises(JobCancelled, match="was cancelled") as caught:
-        job.result(timeout=5)
+        job.result(timeout=60)
     assert caught.value.job_id == job.id
 
 
@@ -214,7 +214,7 @@ def test_a_timeout_for_a_result_is_a_number_of_seconds(harbor: Harbor, timeout: 
 def test_who_waits_for_a_result_hears_of_it_at_once(harbor: Harbor, work: Work):
     job = harbor.task(name="t")(a_point).enqueue()
     heard: list[Any] = []
-    waiting = threading.Thread(target=lambda: heard.append(job.result(timeout=30)))
+    waiting = threading.Thread(target=lambda: heard.append(job.result(timeout=60)))
     waiting.start()
     work(harbor)
     waiting.join(10)
@@ -223,7 +223,7 @@ def test_who_waits_for_a_result_hears_of_it_at_once(harbor: Harbor, work: Work):
 
 async def test_many_may_wait_for_one_result(harbor: Harbor):
     job = await harbor.task(name="t")(a_point).aenqueue()
-    waiting = [asyncio.create_task(job.aresult(timeout=30)) for _ in range(10)]
+    waiting = [asyncio.create_task(job.aresult(timeout=60)) for _ in range(10)]
     await asyncio.sleep(0)
     await Worker(harbor).drain()
     assert await asyncio.gather(*waiting) == [Point(1, 2)] * 10

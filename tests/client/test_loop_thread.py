@@ -239,4 +239,4 @@ async def test_closing_does_not_hold_up_the_loop(suspending: Harbor):
     assert time.monotonic() - began < 2
     assert not closing.done()
     may_go_on.set()
-    await asyncio.wait_for(closing, 30)
+    await asyncio.wait_for(closing, 60)

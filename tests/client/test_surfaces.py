@@ -391,4 +391,4 @@ async def test_a_worker_and_a_producer_share_a_harbor(harbor: Harbor):
 
     async with Worker(harbor):
         jobs = await double.aenqueue_many({"x": n} for n in range(20))
-        assert [await job.aresult(timeout=20) for job in jobs] == [2 * n for n in range(20)]
+        assert [await job.aresult(timeout=60) for job in jobs] == [2 * n for n in range(20)]

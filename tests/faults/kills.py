@@ -29,5 +29,5 @@ def survive_kills(
             )
         crew.kill(alive[victim])
         alive[victim] = crew.start("work", **options)
-    wait_until(crew.is_done, 60, "the end of all jobs")
+    wait_until(crew.is_done, 100, "the end of all jobs")
     return called(crew.harbor, audit(crew.harbor.driver, [job.id for job in accepted], crew.executions()))

@@ -14,10 +14,7 @@ from taskharbor.records import Reason, State
 from tests.faults.kills import survive_kills
 from tests.faults.processes import Crew, wait_until
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
-    pytest.mark.timeout(100),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
 def test_workers_killed_again_and_again_lose_nothing_and_settle_nothing_twice(crew: Crew):
@@ -54,8 +51,8 @@ def test_a_poisonous_job_ends_dead_and_all_its_neighbours_succeed(crew: Crew):
     good = crew.enqueue_notes(range(15), low=0.0, high=0.02)
     poison = crew.harbor.enqueue("poison")
     good += crew.enqueue_notes(range(15, 30), low=0.0, high=0.02)
-    options: dict[str, Any] = {"concurrency": 10, "lease_seconds": 0.5}
-    give_up_at = time.monotonic() + 40
+    options: dict[str, Any] = {"concurrency": 10, "lease_seconds": 1.0}
+    give_up_at = time.monotonic() + 100
     worker = crew.worker(**options)
     while not crew.is_done():
         assert time.monotonic() < give_up_at, (crew.counts(), crew.errors())

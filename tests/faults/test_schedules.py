@@ -21,7 +21,7 @@ from taskharbor.client.handle import Attempt
 from taskharbor.client.options import checked_options
 from taskharbor.client.schedule import checked_recurrence, recurring_job, schedule_id
 from taskharbor.clock import MICROS_PER_SECOND, to_micros
-from tests.faults.processes import Crew, called, wait_until
+from tests.faults.processes import BUSY_MACHINE_SECONDS, Crew, called, wait_until
 from tests.postgres import store
 
 SECONDS = float(os.environ.get("TASKHARBOR_FAULT_SECONDS", "15"))
@@ -30,7 +30,7 @@ KILL_SECONDS = 3.0
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
-    pytest.mark.timeout(int(120 + 3 * SECONDS)),
+    pytest.mark.timeout(int(300 + 3 * SECONDS)),
 ]
 
 
@@ -111,11 +111,11 @@ def test_every_claimed_occurrence_runs_and_none_of_at_most_once_twice(crew: Crew
             each.due_at and to_micros(each.due_at) > killed_at for each in crew.harbor.schedules.list()
         )
 
-    wait_until(all_alive, 60, "an occurrence of each schedule after the last kill")
+    wait_until(all_alive, 100, "an occurrence of each schedule after the last kill")
     for worker in workers:
         worker.terminate()
     for worker in workers:
-        assert worker.wait(30) == 0, crew.errors()
+        assert worker.wait(60) == 0, crew.errors()
     assert crew.counts()["dead"] == 0
     assert crew.counts()["scheduled"] + crew.counts()["ready"] == SCHEDULES
 
@@ -187,17 +187,23 @@ def test_many_schedules_due_at_once_do_not_hold_up_another_queue(crew: Crew):
         time.sleep(0.02)
         return len(crew.lines("occurrences")) >= count
 
-    wait_until(done, 90, "the end of them all")
+    wait_until(done, 100, "the end of them all")
+    ended_at = crew.harbor.driver.clock.now()
     executed = [line.split()[0] for line in crew.lines("occurrences")]
     assert len(set(executed)) == len(executed) == count
     for job in jobs:
-        job.result(timeout=10)
+        job.result(timeout=60)
     records = called(crew.harbor, crew.harbor.driver.get([job.id for job in jobs]))
-    waited = [
-        (record.finished_at - record.enqueued_at) / MICROS_PER_SECOND
+    waits = [
+        (record.enqueued_at, record.finished_at)
         for record in records
         if record is not None and record.finished_at is not None
     ]
-    assert len(waited) == len(jobs)
-    assert max(waited) < 2.0, f"another queue stood still for {max(waited):.2f} s"
-    print(f"{count} schedules (late by {late_by:.1f} s): others waited at most {max(waited):.3f} s")
+    assert len(waits) == len(jobs)
+    longest = max(finished_at - enqueued_at for enqueued_at, finished_at in waits) / MICROS_PER_SECOND
+    assert longest < 2 + BUSY_MACHINE_SECONDS, f"another queue stood still for {longest:.2f} s"
+    beside = [finished_at for enqueued_at, finished_at in waits if enqueued_at >= due_at * MICROS_PER_SECOND]
+    assert sum(finished_at < ended_at for finished_at in beside) >= len(beside) / 2, (
+        "another queue stood still"
+    )
+    print(f"{count} schedules (late by {late_by:.1f} s): others waited at most {longest:.3f} s")

@@ -275,7 +275,7 @@ async def test_an_exchange_that_takes_too_long_has_timed_out(
     slow(server)
     job = await harbor.aenqueue("http", {"url": server.url, **payload}, max_attempts=1, **options)
     async with working(harbor, lease_seconds=1000):
-        await asyncio.wait_for(server.arrived.wait(), 10)
+        await asyncio.wait_for(server.arrived.wait(), 60)
         await clock.jump(seconds - 0.1)
         assert (await job.arefresh()).state is State.RUNNING
         await clock.jump(0.2)
@@ -301,11 +301,11 @@ async def test_a_cancelled_job_hangs_up(harbor, server, clock):
     server.handle = lambda request: until_hung_up
     job = await harbor.aenqueue("http", {"url": server.url})
     async with working(harbor, lease_seconds=30):
-        await asyncio.wait_for(server.arrived.wait(), 10)
+        await asyncio.wait_for(server.arrived.wait(), 60)
         await harbor.jobs.acancel(job.id)
         await clock.jump(15)
         await until_state(job, State.CANCELLED)
-        await asyncio.wait_for(hung_up.wait(), 10)
+        await asyncio.wait_for(hung_up.wait(), 60)
 
 
 async def test_slow_calls_do_not_hold_up_others(harbor, server):

@@ -31,7 +31,7 @@ T = TypeVar("T")
 SECOND = 1_000_000
 LEASE = 30 * SECOND
 NOW = 1_767_225_600 * SECOND + 123_457
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class PausingSession(Session):
@@ -187,7 +187,7 @@ def race(story: Callable[[Race], Awaitable[None]]) -> Callable[[], None]:
             driver = PostgresDriver(dsn)
             try:
                 await driver.migrate()
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(200):
                     await story(Race(driver))
             finally:
                 await driver.close()

@@ -16,7 +16,7 @@ async def entries_read(driver: PostgresDriver, at_least: int) -> int:
     await driver.close()  # a session tells the statistics what it did when it ends, at the latest
     connection = await asyncpg.connect(driver.dsn)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 left, read = await connection.fetchrow(  # type: ignore[misc]
                     "SELECT (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'taskharbor' "

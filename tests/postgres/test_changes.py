@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import asyncpg
+import pytest
 
 from taskharbor.drivers.base import Cancel, CancelRequests, ClaimRequest, Requeue
-from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres import PostgresDriver, changes
 from taskharbor.drivers.postgres.changes import channel_of
 from taskharbor.records import NewJob
+
+
+@pytest.fixture(autouse=True)
+def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who listens does not look by itself: what is heard, is heard by notification."""
+    monkeypatch.setattr(changes, "NET_SECONDS", 3600.0)
 
 
 def job(number: int) -> NewJob:
@@ -19,31 +25,27 @@ def job(number: int) -> NewJob:
 
 async def _listening(driver: PostgresDriver) -> None:
     """Until its listener is there: its first news say so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await driver.wait_for_change(driver.change_token(), 3600)
 
 
-async def _heard(driver: PostgresDriver, token: int) -> float:
-    """How long it took until there were other news than these."""
-    began = time.monotonic()
-    async with asyncio.timeout(10):
+async def _heard(driver: PostgresDriver, token: int) -> None:
+    """Until there are other news than these."""
+    async with asyncio.timeout(60):
         await driver.wait_for_change(token, 3600)
-    return time.monotonic() - began
 
 
-async def test_change_by_another_process_arrives_within_milliseconds(dsn: str) -> None:
+async def test_change_by_another_process_arrives_without_polling(dsn: str) -> None:
     mine, others = PostgresDriver(dsn), PostgresDriver(dsn)
     await mine.migrate()
     await _listening(mine)
-    delays = []
     for number in range(1, 8):
         token = mine.change_token()
         await others.enqueue([job(number)])
-        delays.append(await _heard(mine, token))
-    assert sorted(delays)[3] < 0.1  # the median: this is no benchmark, but it is no polling either
+        await _heard(mine, token)
     token = mine.change_token()
     await others.operate(Cancel(), [job(1).id])
-    assert await _heard(mine, token) < 0.5
+    await _heard(mine, token)
     await mine.close()
     await others.close()
 
@@ -95,11 +97,11 @@ async def test_lost_listener_is_rebuilt_and_says_so(dsn: str) -> None:
         "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
     )
     assert len(killed) == 1
-    assert await _heard(mine, token) < 5
+    await _heard(mine, token)
     assert (await mine.cancel_requests([], mark)).mark != mark
     token = mine.change_token()
     await others.enqueue([job(1)])
-    assert await _heard(mine, token) < 1
+    await _heard(mine, token)
     await admin.close()
     await mine.close()
     await others.close()
@@ -111,7 +113,7 @@ async def test_without_listening_polling_is_enough(dsn: str) -> None:
     await mine.migrate()
     token = mine.change_token()
     await others.enqueue([job(1)])
-    assert await _heard(mine, token) < 3
+    await _heard(mine, token)
     admin = await asyncpg.connect(dsn)
     assert not await admin.fetch(
         "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
@@ -129,7 +131,7 @@ async def test_closing_leaves_no_task_and_no_waiter_behind(dsn: str) -> None:
     await asyncio.sleep(0)
     await driver.enqueue([job(1)])  # of which somebody is still to be told
     await driver.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await waiting
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
 
@@ -151,5 +153,5 @@ async def test_producer_that_enqueues_and_closes_at_once_is_heard(dsn: str) -> N
         await producer.enqueue([job(2 * number)])
         await producer.enqueue([job(2 * number + 1)])
         await producer.close()
-        assert await _heard(mine, token) < 0.5
+        await _heard(mine, token)
     await mine.close()

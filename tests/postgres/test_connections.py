@@ -38,7 +38,7 @@ async def _kill_backends(dsn: str) -> None:
 
 async def _surely(driver: PostgresDriver, *jobs: NewJob) -> None:
     """Enqueue; what fails is repeated, as the error says it may be."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await driver.enqueue(jobs)
@@ -60,7 +60,7 @@ async def test_killed_backends_are_replaced(dsn: str) -> None:
         await _surely(driver, job(number))
     settled = Transition("worker/1", claim.jobs[0].id, 1, AttemptStatus.SUCCEEDED, State.SUCCEEDED)
     answers: list[SettleResult] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not answers:
             await _kill_backends(dsn)
             try:
@@ -123,13 +123,15 @@ async def test_slow_server_is_given_more_time_after_every_timeout(
         return await session.connection.fetchval("SELECT 7 FROM pg_sleep(1)")
 
     answers: list[object] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not answers or answers[-1] is None:
             try:
                 answers.append(await driver._connections.run(connections.Lane.CLAIM, slow, prompt=True))
             except StoreUnavailable:
                 answers.append(None)
-    assert answers == [None, None, None, 7]  # 0.2, 0.4, 0.8 and 1.6 seconds
+    # 0.2, 0.4 and 0.8 seconds are not enough; 1.6 are, but for a machine that is busy.
+    assert answers[:3] == [None] * 3
+    assert answers[-1] == 7
     assert await driver._connections.run(connections.Lane.CLAIM, lambda s: s.now(), prompt=True)
     with pytest.raises(StoreUnavailable):  # and the usual time again, once it was quick
         await driver._connections.run(connections.Lane.CLAIM, slow, prompt=True)
@@ -140,7 +142,6 @@ async def test_transaction_that_its_client_left_open_is_ended_by_the_server(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop that stood still for too long finds its transaction gone: an outage like others, and repeated."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.2)
     driver = PostgresDriver(dsn)
     await driver.migrate()
 
@@ -149,7 +150,8 @@ async def test_transaction_that_its_client_left_open_is_ended_by_the_server(
         await asyncio.sleep(1.5)
         return await session.now()
 
-    with pytest.raises(StoreUnavailable):
+    with monkeypatch.context() as impatient, pytest.raises(StoreUnavailable):
+        impatient.setattr(connections, "IDLE_SECONDS", 0.2)
         await driver._connections.transact(connections.Lane.SETTLE, stall)
     await driver.enqueue([job(1)])
     assert (await driver.counts())[State.READY] == 1
@@ -205,7 +207,7 @@ async def _connections_of(dsn: str) -> int:
     connection = await asyncpg.connect(dsn)
     try:
         number = 0
-        for _ in range(100):
+        for _ in range(1000):
             number = await connection.fetchval(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
                 "AND backend_type = 'client backend'"

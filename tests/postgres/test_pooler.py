@@ -33,7 +33,7 @@ async def _live(url: str) -> list[str]:
         tagged = await double.using(tags=["a"], idempotency_key="k", delay=0.05).aenqueue(n=20)
         failing = await double.using(max_attempts=1).aenqueue(n=-1)
         running = asyncio.ensure_future(Worker(harbor, lease_seconds=1, grace_seconds=5).run())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await jobs[3].aresult() == 6
             with pytest.raises(JobFailed):
                 await failing.aresult()

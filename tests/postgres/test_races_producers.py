@@ -386,7 +386,7 @@ async def test_sweep_does_as_many_at_once_as_it_is_asked_to(race: Race) -> None:
 # -- with a worker -------------------------------------------------------------------------------
 
 
-LEASE_SECONDS = 3.0  # the producer holds its transaction for longer, and a busy machine extends it in time
+LEASE_SECONDS = 6.0  # the producer holds its transaction for longer, and a busy machine extends it in time
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

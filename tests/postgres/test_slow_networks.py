@@ -167,7 +167,7 @@ async def test_transfer_that_stops_moving_is_given_up(
     await asyncio.sleep(0.75)
     proxy.dig_hole()
     with pytest.raises(StoreUnavailable):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await settling
     answers = await surely(lambda: near.settle(transitions))
     assert [each.answer for each in answers] == [SettleAnswer.DONE] * 40

@@ -353,7 +353,7 @@ async def test_key_that_another_transaction_is_storing_is_waited_for(
             pid = two.get_server_pid()
             with harbor.transaction(two):
                 waiting = asyncio.create_task(harbor.aenqueue("t", queue=queue, idempotency_key=ending))
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     while not await _waits(dsn, pid):  # noqa: ASYNC110 - the server tells nobody
                         await asyncio.sleep(0.01)
                 await getattr(first, ending)()

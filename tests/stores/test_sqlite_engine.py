@@ -75,7 +75,7 @@ async def test_interrupted_writer_rings_for_those_whose_writes_it_took(driver: S
             run_inline(engine.write(interrupted))
 
     await asyncio.to_thread(write)
-    assert await asyncio.wait_for(other.future, 5) == "done"
+    assert await asyncio.wait_for(other.future, 60) == "done"
     assert happened == ["interrupted"]
     await asyncio.to_thread(lambda: run_inline(engine.write(lambda _: None)))
     assert not engine._pending
@@ -95,7 +95,7 @@ async def test_interrupt_while_a_write_is_taken_loses_none(driver: SQLiteDriver,
             run_inline(engine.write(lambda _: None))
 
     await asyncio.to_thread(write)
-    assert await asyncio.wait_for(other.future, 5) == "done"
+    assert await asyncio.wait_for(other.future, 60) == "done"
 
 
 async def test_interrupt_while_answers_are_delivered_leaves_nobody_waiting(
@@ -120,7 +120,7 @@ async def test_interrupt_while_answers_are_delivered_leaves_nobody_waiting(
             run_inline(engine.write(lambda _: None))
 
     await asyncio.to_thread(write)
-    assert await asyncio.wait_for(other.future, 5) == "done"
+    assert await asyncio.wait_for(other.future, 60) == "done"
 
 
 class Interrupted:

@@ -344,7 +344,7 @@ def test_closing_does_not_wait_for_a_lock_as_long_as_a_write_does(
             other.execute("BEGIN IMMEDIATE")
             waiting = asyncio.ensure_future(harbor.aenqueue("t"))
             await asyncio.sleep(0)
-            await asyncio.wait_for(asyncio.to_thread(harbor.close), 20)
+            await asyncio.wait_for(asyncio.to_thread(harbor.close), 60)
             with pytest.raises(StoreUnavailable, match="locked"):
                 await waiting
             other.execute("ROLLBACK")

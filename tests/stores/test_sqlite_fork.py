@@ -151,7 +151,7 @@ def test_a_child_may_work_what_the_parent_enqueued(harbor: Harbor):
 
     job = double.enqueue(21)
     in_child(lambda: Worker(harbor).drain_sync())()
-    assert job.result(timeout=10) == 42
+    assert job.result(timeout=60) == 42
 
 
 def test_several_harbors_on_one_file_survive_a_fork(harbor: Harbor, file: Path):

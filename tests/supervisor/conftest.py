@@ -70,7 +70,7 @@ class Shop:
         self.wait(lambda: len(self.lines("workers")) >= before + processes, "the workers")
         return parent
 
-    def wait(self, condition: Any, what: str = "it", seconds: float = 45.0) -> Any:
+    def wait(self, condition: Any, what: str = "it", seconds: float = 100.0) -> Any:
         try:
             return wait_until(condition, seconds, what)
         except AssertionError as error:

@@ -11,19 +11,15 @@ import time
 import pytest
 
 from taskharbor.records import Reason, State
+from tests.faults.processes import BUSY_MACHINE_SECONDS
 from tests.supervisor.conftest import Shop, is_alive
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
-    pytest.mark.timeout(120),
-]
-
-BUSY_MACHINE_SECONDS = 3.0  # a tree starts many processes, on a machine that may have other things to do
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
 def test_a_job_of_a_killed_process_starts_again_within_two_seconds(shop: Shop):
     job = shop.harbor.enqueue("until_released")
-    shop.started(processes=2, lease_seconds=30)
+    shop.started(processes=2, lease_seconds=100)
     shop.wait(lambda: shop.executions()[0] == 1, "the first execution")
     [victim] = shop.executors()
     os.kill(victim, signal.SIGKILL)
@@ -31,7 +27,7 @@ def test_a_job_of_a_killed_process_starts_again_within_two_seconds(shop: Shop):
     shop.wait(lambda: shop.executions()[0] == 2, "the second execution")
     assert time.monotonic() - killed_at < 2 + BUSY_MACHINE_SECONDS
     (shop.folder / "release").touch()
-    assert job.result(timeout=30) == shop.executors()[1] != victim
+    assert job.result(timeout=60) == shop.executors()[1] != victim
     second, first = job.history()
     assert str(first.status) == "lost"
     assert "was killed by SIGKILL" in str(first.error)
@@ -100,17 +96,17 @@ def test_an_at_most_once_job_is_begun_once_and_what_had_not_begun_is_handed_back
 
 def test_a_whole_tree_that_is_killed_loses_its_jobs_for_no_longer_than_the_lease(shop: Shop):
     job = shop.harbor.enqueue("until_released")
-    parent = shop.started(processes=1, lease_seconds=2)
+    parent = shop.started(processes=1, lease_seconds=6)
     shop.wait(lambda: shop.executions()[0] == 1, "the first execution")
     [victim] = shop.executors()
-    shop.started(processes=1, lease_seconds=2)
+    shop.started(processes=1, lease_seconds=6)
     parent.kill()
     os.kill(victim, signal.SIGKILL)
     killed_at = time.monotonic()
     shop.wait(lambda: shop.executions()[0] == 2, "the second execution")
-    assert time.monotonic() - killed_at < 2 + 1 + BUSY_MACHINE_SECONDS
+    assert time.monotonic() - killed_at < 6 + 1 + BUSY_MACHINE_SECONDS
     (shop.folder / "release").touch()
-    job.result(timeout=30)
+    job.result(timeout=60)
     lost = job.history()[-1]
     # A deployment, say: it counts against nobody but for the higher limit.
     assert (str(lost.status), lost.detail) == ("lost", "supervised")

@@ -21,10 +21,7 @@ from tests.postgres.server import free_port
 from tests.supervisor.conftest import Shop
 from tests.worker.stage import until
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="POSIX"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX")
 
 
 class Patient:
@@ -37,7 +34,7 @@ class Patient:
 
 def asked(port: int, path: str = "/") -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -105,7 +102,7 @@ async def test_the_file_is_never_written_through_a_symbolic_link(tmp_path: Path,
         os.utime(target, (1, 1))
     path.symlink_to(target)
     with pytest.raises(ConfigurationError, match=f"{path} is a symbolic link; name a regular file"):
-        await asyncio.wait_for(HealthFile(path, Patient().look).run(), 10)
+        await asyncio.wait_for(HealthFile(path, Patient().look).run(), 60)
     assert path.is_symlink()
     assert target.exists() is not dangling
     assert dangling or target.stat().st_mtime == 1
@@ -168,7 +165,7 @@ async def test_systemd_is_told_once_that_all_is_ready_and_then_of_signs_of_life(
         running = asyncio.create_task(notifying.run())
 
         async def hears(word: str) -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while word not in told:
                     told.append((await asyncio.get_running_loop().sock_recv(systemd, 1000)).decode())
 
@@ -203,7 +200,7 @@ def test_a_supervisor_tells_everybody_of_its_health(small: Shop, monkeypatch: py
     port, file = free_port(), small.folder / "health"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(small.folder / "notify"))
-        systemd.settimeout(40)
+        systemd.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", str(small.folder / "notify"))
         job = small.harbor.enqueue("until_released")
         parent = small.started(processes=1, grace_seconds=60, health_file=file, health_port=port)
@@ -217,9 +214,9 @@ def test_a_supervisor_tells_everybody_of_its_health(small: Shop, monkeypatch: py
             pass
         assert asked(port) == (503, "stopping\n")
         (small.folder / "release").touch()
-        assert parent.wait(40) == 0
+        assert parent.wait(60) == 0
         assert not file.exists()
-        job.result(timeout=10)
+        job.result(timeout=60)
 
 
 # -- a worker without a supervisor ---------------------------------------------------------------

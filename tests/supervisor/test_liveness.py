@@ -15,19 +15,16 @@ from taskharbor.cli import cli
 from taskharbor.records import State
 from tests.supervisor.conftest import Shop
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 
 def test_a_stuck_process_is_reported_with_its_stacks_and_replaced(small: Shop):
     job = small.harbor.enqueue("block_loop", {"seconds": 300})
-    small.started(processes=1, lease_seconds=30, stuck_seconds=2)
+    small.started(processes=1, lease_seconds=30, stuck_seconds=5)
     small.wait(lambda: len(small.executors()) >= 2, "the replacement")
     first = job.history()[-1]
     assert str(first.status) == "lost"
-    assert "showed no sign of life for 2 s and was killed" in str(first.error)
+    assert "showed no sign of life for 5 s and was killed" in str(first.error)
     told = "\n".join(small.lines("stderr"))
     assert "a worker process shows no sign of life and is replaced" in told
     assert job.id in told
@@ -37,19 +34,19 @@ def test_a_stuck_process_is_reported_with_its_stacks_and_replaced(small: Shop):
 
 def test_a_stuck_process_is_told_by_its_replacement(small: Shop):
     job = small.harbor.enqueue("block_loop", {"seconds": 300})
-    small.started(processes=1, lease_seconds=30, stuck_seconds=2)
+    small.started(processes=1, lease_seconds=30, stuck_seconds=5)
     small.wait(lambda: small.lines("stuck"), "the event")
     worker, jobs, teller, error = small.lines("stuck")[0].split(" ", 3)
     stuck = small.executors()[0]
     assert f"-{stuck}-" in worker
     assert jobs == job.id
     assert int(teller) != stuck
-    assert error == "no sign of life for 2 s"
+    assert error == "no sign of life for 5 s"
 
 
 def test_a_stuck_process_that_holds_the_gil_is_reported_by_another_process(small: Shop):
     small.harbor.enqueue("hold_gil", {"seconds": 300})
-    small.started(processes=2, lease_seconds=30, stuck_seconds=2)
+    small.started(processes=2, lease_seconds=30, stuck_seconds=5)
     small.wait(lambda: small.lines("stuck"), "the event")
     told = small.lines("stuck")[0].split()
     assert int(told[2]) != small.executors()[0]
@@ -91,7 +88,7 @@ def test_stats_show_supervised_workers_also_while_they_are_idle(shop: Shop):
     os.kill(shop.children()[0], signal.SIGKILL)
     shop.wait(lambda: {worker["pid"] for worker in _workers(shop)} == set(shop.children()), "the replacement")
     parent.terminate()
-    assert parent.wait(40) == 0
+    assert parent.wait(60) == 0
     assert _workers(shop) == []
 
 

@@ -12,12 +12,9 @@ from taskharbor.client.handle import Job
 from taskharbor.records import Reason, State
 from tests.supervisor.conftest import Shop, is_alive
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
-    pytest.mark.timeout(120),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
-LEASE = 1.0
+LEASE = 10.0  # a slow disk may hold up the process that extends it
 GRACE = "0.2"
 
 
@@ -35,13 +32,13 @@ def test_what_a_process_that_retires_has_begun_ends_there_while_its_successor_wo
     shop.start(processes=1, max_jobs=2, lease_seconds=LEASE, grace_seconds=GRACE)
     first = begun_and_retiring(shop, jobs=2)
     [note] = shop.enqueue_notes([1])
-    assert note.result(timeout=40) == 1
+    assert note.result(timeout=60) == 1
     assert int(shop.lines("executions")[-1].split()[1]) != first
     expiry = _expiry(jobs[1])
-    shop.wait(lambda: _expiry(jobs[1]) - expiry > 3 * LEASE, "the lease to be extended")
+    shop.wait(lambda: _expiry(jobs[1]) - expiry > 1.5 * LEASE, "the lease to be extended")
     assert is_alive(first)
     (shop.folder / "release").touch()
-    assert [job.result(timeout=40) for job in jobs] == [first, first]
+    assert [job.result(timeout=60) for job in jobs] == [first, first]
     shop.wait(lambda: not is_alive(first), "its end")
     assert [[str(row.status) for row in job.history()] for job in jobs] == [["succeeded"]] * 2
     assert "a worker process died" not in shop.errors()
@@ -59,7 +56,7 @@ def test_a_process_goes_on_beyond_its_limit_until_its_predecessor_is_gone(small:
     first = begun_and_retiring(small)
     for n in range(1, 5):
         [note] = small.enqueue_notes([n])
-        note.result(timeout=40)
+        note.result(timeout=60)
     [second] = set(small.executors()[1:])
     assert sorted(small.children()) == sorted([first, second])
     assert "goes on until its predecessor is gone" in small.errors()
@@ -74,7 +71,7 @@ def test_a_shutdown_gives_a_process_that_retires_its_grace_and_no_more(small: Sh
     parent = small.start(processes=1, max_jobs=2, lease_seconds=30, grace_seconds=GRACE)
     begun_and_retiring(small, jobs=2)
     parent.terminate()
-    assert parent.wait(40) == 0, small.errors()
+    assert parent.wait(60) == 0, small.errors()
     assert not small.children()
     assert job.refresh().state is State.READY
     assert [str(row.status) for row in job.history()] == ["released"]
@@ -103,7 +100,7 @@ def test_the_job_of_a_process_that_dies_while_it_retires_begins_again_in_its_suc
 
 def test_a_process_that_stands_still_while_it_retires_is_ended(small: Shop):
     small.harbor.enqueue("block_when_released")
-    small.start(processes=1, max_jobs=1, lease_seconds=30, grace_seconds=GRACE, stuck_seconds=2)
+    small.start(processes=1, max_jobs=1, lease_seconds=30, grace_seconds=GRACE, stuck_seconds=5)
     first = begun_and_retiring(small)
     (small.folder / "release").touch()
     small.wait(lambda: small.lines("stuck"), "the event")
@@ -118,6 +115,6 @@ def test_a_drain_is_over_only_when_what_came_of_those_that_retire_is_done(small:
     small.wait(lambda: len(small.lines("stopped")) == 1, "the successor, which finds nothing to do")
     assert is_alive(first)
     (small.folder / "release").touch()
-    assert parent.wait(40) == 0, small.errors()
+    assert parent.wait(60) == 0, small.errors()
     assert small.executions()[7] == 1
     assert small.is_done()

@@ -19,7 +19,7 @@ from typing import Any
 
 from taskharbor import Context, Harbor, RetryAfter, StopRequested, Unrecoverable, current_context
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0  # longer than that of the tests, which end what hangs
 
 harbor = Harbor("memory://")
 opened: list[str] = []

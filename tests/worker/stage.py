@@ -28,7 +28,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.records import AttemptRecord, State
 from taskharbor.telemetry.logs import Line
 
-PATIENCE_SECONDS = 30.0  # real ones: how long a test waits for something that should come at once
+PATIENCE_SECONDS = 60.0  # real ones: how long a test waits for something that should come at once
 
 
 def said(record: logging.LogRecord) -> str:

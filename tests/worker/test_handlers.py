@@ -43,7 +43,7 @@ async def test_a_sync_handler_runs_in_a_thread_and_its_result_is_kept(harbor, dr
 
 
 async def test_sync_handlers_run_side_by_side_as_far_as_the_slots_reach(harbor):
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=60)
 
     @harbor.task
     def meet() -> None:

@@ -148,7 +148,7 @@ def test_a_killed_worker_takes_its_processes_along(tmp_path, function):
     finally:
         worker.kill()
         worker.wait()
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 60
     while any(map(is_alive, processes)):
         assert time.monotonic() < give_up_at, processes
         time.sleep(0.01)

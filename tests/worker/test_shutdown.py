@@ -44,7 +44,7 @@ async def test_unbegun_jobs_are_handed_back_at_once_while_running_ones_finish(me
 
 
 async def test_every_context_is_marked_when_shutdown_begins(memory):
-    begun = threading.Barrier(3, timeout=20)
+    begun = threading.Barrier(3, timeout=60)
     seen = []
 
     @memory.task

@@ -389,7 +389,7 @@ async def test_cancel_asks_what_is_running_to_end(memory, clock):
 
     workflow = await chain(hang.s(), hang.si()).aenqueue()
     async with working(memory):
-        await asyncio.wait_for(began.wait(), 10)
+        await asyncio.wait_for(began.wait(), 60)
         cancelled = await workflow.acancel()
         assert cancelled.counts == {"succeeded": 0, "dead": 0, "cancelled": 1, "waiting": 0, "active": 1}
         assert cancelled.state == "running"
@@ -503,7 +503,7 @@ def test_synchronous_surface(tmp_path):
         with pytest.raises(TimeoutError, match="0 of 4 jobs have succeeded"):
             workflow.result(timeout=0)
         Worker(harbor).drain_sync()
-        assert workflow.result(timeout=10) == [0, 1, 2]
+        assert workflow.result(timeout=60) == [0, 1, 2]
         assert workflow.refresh().state == "succeeded"
         assert harbor.workflows.list()[0] == harbor.workflows.get(workflow.id)
         other = chain(tasks.number.s(1)).enqueue()

@@ -14,7 +14,7 @@ from tests.faults.processes import Crew
 
 KILLS = int(os.environ.get("TASKHARBOR_FAULT_KILLS", "12"))
 
-pytestmark = pytest.mark.timeout(120 + 4 * KILLS)
+pytestmark = pytest.mark.timeout(300 + 4 * KILLS)
 
 
 def test_kills_under_load_lose_nothing_and_settle_nothing_twice(crew: Crew) -> None:

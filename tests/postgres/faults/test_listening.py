@@ -6,14 +6,10 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from taskharbor.drivers.postgres import changes
 from tests.faults.processes import Crew, wait_until
 from tests.postgres import store
 from tests.postgres.proxy import proxy_thread
-
-pytestmark = pytest.mark.timeout(100)
 
 SCRIPT = """
 import sys
@@ -34,7 +30,7 @@ def _listeners(dsn: str) -> set[int]:
 
 
 def _promptly(crew: Crew, n: int) -> None:
-    wait_until(lambda: crew.executions_of()[n], 5, "the execution")
+    wait_until(lambda: crew.executions_of()[n], what="the execution, long before the next poll")
 
 
 def test_lost_listener_is_rebuilt_and_work_begins_without_waiting_for_polls(crew: Crew) -> None:
