@@ -6,6 +6,8 @@ import hypothesis
 import pytest
 
 from taskharbor.drivers.postgres import connections
+from taskharbor.worker import worker
+from taskharbor.worker.handlers.isolation import pool
 from tests import guard
 
 # Tests of real processes and long searches. They begin first: a test process that has nothing left to do then takes
@@ -36,7 +38,9 @@ def _be_patient() -> None:
         "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("patient")
+    # The limits of what usually takes milliseconds. A test of one of them sets it for itself.
     connections.CONNECT_SECONDS = connections.PROMPT_SECONDS = connections.COMMAND_SECONDS = 60.0
+    worker.EVENTS_SECONDS = pool.CLOSE_SECONDS = 20.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

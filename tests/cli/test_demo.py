@@ -11,6 +11,7 @@ from pathlib import Path
 
 from taskharbor import Harbor
 from taskharbor.cli.demo.command import what_next
+from tests.faults.processes import BUSY_MACHINE_SECONDS
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -30,7 +31,7 @@ def test_the_whole_show(started, tmp_path):
     process = started("demo", env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.STDOUT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 20 + BUSY_MACHINE_SECONDS
     assert "\x1b" not in out
     for told in (
         "report:fetch attempt 2 failed: ConnectionError: connection reset by peer",

@@ -46,7 +46,7 @@ def on_terminal(*words: str, columns: int = 80, **environment: str) -> str:
             break
         out += piece
     os.close(ours)
-    assert process.wait(20) == 0, out
+    assert process.wait(60) == 0, out
     return out.decode().replace("\r\n", "\n")
 
 

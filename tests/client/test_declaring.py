@@ -243,7 +243,7 @@ def test_options_of_the_declaration_are_resolved_when_a_job_is_enqueued(harbor: 
         queue="mail",
         priority=4,
         max_retries=8,
-        timeout=60,
+        timeout=30,
         retry=policy,
         delivery="at_most_once",
         tags=["a", "b"],

@@ -15,7 +15,7 @@ import pytest
 from taskharbor import ConfigurationError, Event, Harbor, PayloadError
 
 
-def told(events: queue.Queue[Any], seconds: float = 10) -> Any:
+def told(events: queue.Queue[Any], seconds: float = 60) -> Any:
     return events.get(timeout=seconds)
 
 
@@ -102,7 +102,7 @@ def test_a_slow_subscriber_does_not_delay_an_enqueue(harbor: Harbor):
 
     @harbor.on("enqueued")
     def slow(event: Event) -> None:
-        may_go_on.wait(30)
+        may_go_on.wait(60)
         events.put(event)
 
     jobs = [harbor.enqueue("t") for _ in range(5)]
@@ -147,7 +147,7 @@ async def test_closing_lets_async_subscribers_finish_and_the_loop_goes_on(harbor
 
     @harbor.on("enqueued")
     def hear_slowly(event: Event) -> None:
-        assert turned.wait(30)
+        assert turned.wait(60)
         heard.append(event.job_id)
 
     async def turn() -> None:

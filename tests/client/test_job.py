@@ -67,7 +67,7 @@ def test_refreshing_a_job_that_is_gone_says_so(harbor: Harbor):
     with pytest.raises(JobNotFound):
         job.history()
     with pytest.raises(JobNotFound, match="deleted or pruned"):
-        job.result(timeout=1)
+        job.result(timeout=60)
 
 
 def test_a_job_may_be_copied_and_is_not_pickled(harbor: Harbor):
@@ -200,7 +200,7 @@ def test_waiting_for_a_result_ends_when_its_time_is_over(harbor: Harbor):
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=rf"job {job.id} is still ready after 0\.05 s"):
         job.result(timeout=0.05)
-    assert 0.05 <= time.monotonic() - began < 5
+    assert 0.05 <= time.monotonic() - began < 60
     with pytest.raises(TimeoutError):
         job.result(timeout=0)
 
@@ -217,7 +217,7 @@ def test_who_waits_for_a_result_hears_of_it_at_once(harbor: Harbor, work: Work):
     waiting = threading.Thread(target=lambda: heard.append(job.result(timeout=60)))
     waiting.start()
     work(harbor)
-    waiting.join(10)
+    waiting.join(60)
     assert heard == [Point(1, 2)]
 
 

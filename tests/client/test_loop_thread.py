@@ -170,7 +170,7 @@ def test_an_interrupted_call_is_cancelled(suspending: Harbor, driver: Suspending
     over = threading.Event()
 
     def interrupt() -> None:
-        driver.entered.wait(30)
+        driver.entered.wait(60)
         while not over.is_set():
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             over.wait(
@@ -187,7 +187,7 @@ def test_an_interrupted_call_is_cancelled(suspending: Harbor, driver: Suspending
         over.set()
         signal.signal(signal.SIGINT, before)
         thread.join()
-    assert driver.cancelled.wait(30)
+    assert driver.cancelled.wait(60)
     assert suspending.enqueue("t").state == "ready"  # the loop goes on
 
 
@@ -204,7 +204,7 @@ def test_a_subscriber_on_the_private_loop_may_use_the_synchronous_form(suspendin
             done.set()
 
     suspending.enqueue("first")
-    assert done.wait(30)
+    assert done.wait(60)
     assert suspending.jobs.get(ids[0]).task == "second"
 
 
@@ -231,12 +231,12 @@ def test_a_driver_beside_a_url_or_a_clock_is_refused(driver: SuspendingDriver, m
 async def test_closing_does_not_hold_up_the_loop(suspending: Harbor):
     """A subscriber that is slow delays the close, not the other tasks of the loop."""
     may_go_on = threading.Event()
-    suspending.on("enqueued")(lambda event: may_go_on.wait(30))
+    suspending.on("enqueued")(lambda event: may_go_on.wait(60))
     await suspending.aenqueue("t")
     closing = asyncio.create_task(suspending.aclose())
     began = time.monotonic()
     await asyncio.sleep(0.01)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30  # half of what the subscriber takes
     assert not closing.done()
     may_go_on.set()
     await asyncio.wait_for(closing, 60)

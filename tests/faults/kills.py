@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from typing import Any
 
@@ -18,15 +19,23 @@ def survive_kills(
     options: dict[str, Any] = {"concurrency": concurrency, "lease_seconds": 2.0}
     accepted = crew.enqueue_notes(range(jobs), high=handler_seconds)
     alive = [crew.start("work", **options) for _ in range(workers)]
+
+    def enqueue_more() -> None:
+        """The kills must not come too late: there is always something to execute."""
+        if len(accepted) - crew.counts()["succeeded"] < jobs // 7:
+            more = range(len(accepted), len(accepted) + jobs // 7)
+            accepted.extend(crew.enqueue_notes(more, high=handler_seconds))
+
+    def executes(worker: subprocess.Popen[bytes]) -> bool:
+        enqueue_more()
+        return crew.executed_by(worker) > 0
+
     for _ in range(kills):
         victim = chance.randrange(workers)
         # In the midst of its work, at a moment that differs every time.
-        wait_until(lambda: crew.executed_by(alive[victim]), what=f"an execution (of {crew.errors()})")  # noqa: B023
+        wait_until(lambda: executes(alive[victim]), what=f"an execution (of {crew.errors()})")  # noqa: B023
         time.sleep(chance.uniform(0.0, 0.5 / workers))
-        if len(accepted) - crew.counts()["succeeded"] < jobs // 7:  # the kills must not come too late
-            accepted += crew.enqueue_notes(
-                range(len(accepted), len(accepted) + jobs // 7), high=handler_seconds
-            )
+        enqueue_more()
         crew.kill(alive[victim])
         alive[victim] = crew.start("work", **options)
     wait_until(crew.is_done, 100, "the end of all jobs")

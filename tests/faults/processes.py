@@ -28,7 +28,7 @@ CREW = Path(__file__).parent / "crew.py"
 ENQUEUED_AT_ONCE = 500
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "it") -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 100.0, what: str = "it") -> Any:
     """What is true of real processes comes about in real time: look again and again, until a deadline."""
     give_up_at = time.monotonic() + seconds
     while not (answer := condition()):

@@ -276,13 +276,13 @@ class ProxyThread:
         async def act() -> T:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(60)
 
     def wait_for(self, awaitable: Callable[[], Awaitable[T]]) -> T:
         async def wait() -> T:
             return await awaitable()
 
-        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result(60)
 
 
 @contextmanager
@@ -297,5 +297,5 @@ def proxy_thread(dsn: str) -> Iterator[ProxyThread]:
     finally:
         mine.wait_for(mine.proxy.stop)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

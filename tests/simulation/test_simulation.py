@@ -44,7 +44,7 @@ def test_seeds_that_found_something_find_nothing_any_more(seed):
     assert_nothing_wrong(seed)
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 300)
 def test_random_seeds_find_nothing_wrong():
     seed = random.SystemRandom().randrange(10**9)
     until = time.monotonic() + SECONDS

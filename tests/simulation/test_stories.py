@@ -48,7 +48,7 @@ def test_seeds_of_stories_that_found_something_find_nothing_any_more(kind, seed)
     assert_nothing_wrong(kind, seed)
 
 
-@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_seeds_of_stories_find_nothing_wrong(kind):
     seed = random.SystemRandom().randrange(10**9)

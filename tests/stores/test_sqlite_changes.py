@@ -90,12 +90,12 @@ async def test_long_read_does_not_hold_up_the_news(driver: SQLiteDriver):
 
     def read(session: Session) -> None:
         reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     long_read = asyncio.create_task(driver._engine.read(read))
-    await asyncio.to_thread(reading.wait, 10)
+    await asyncio.to_thread(reading.wait, 60)
     answer = asyncio.create_task(asyncio.to_thread(driver.change_token))
-    done, _ = await asyncio.wait([answer], timeout=5)
+    done, _ = await asyncio.wait([answer], timeout=30)
     go_on.set()
     await long_read
     assert done
@@ -197,7 +197,7 @@ def test_synchronous_waits_hold_few_descriptors(file: Path, arrivals: threading.
     held = inotify_descriptors() - before
     run_inline(driver.enqueue([job(1)]))
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert 1 <= held <= changes.DESCRIPTORS_MAX
     run_inline(driver.close())

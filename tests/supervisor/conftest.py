@@ -18,7 +18,7 @@ from tests.faults.processes import wait_until
 from tests.postgres import store
 
 HERE = Path(__file__).parent
-COMMAND = [sys.executable, "-P", "-m", "taskharbor.cli", "worker", "-A", "shop:harbor"]
+COMMAND = [sys.executable, "-P", "-m", "patient_command", "worker", "-A", "shop:harbor"]
 
 
 class Shop:

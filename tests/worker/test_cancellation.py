@@ -53,7 +53,7 @@ async def test_a_running_sync_handler_is_only_marked_and_may_stop_by_itself(memo
     @memory.task
     def work(ctx: Context) -> None:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         seen.append(ctx.cancelled)
         if ctx.cancelled:
             raise RuntimeError("stopped half way")
@@ -83,7 +83,7 @@ async def test_a_success_that_is_settled_first_wins(harbor, clock, sync):
 
     def body() -> str:
         begun.set()
-        assert release.wait(20)
+        assert release.wait(60)
         return "done"
 
     async def async_body() -> str:

@@ -141,7 +141,7 @@ async def test_progress_is_stored_while_the_handler_runs(harbor, sync):
         ctx.progress(0.25)
         ctx.progress(0.5, "half way")
         reported.set()
-        assert release.wait(20)
+        assert release.wait(60)
 
     async def async_body(ctx: Context) -> None:
         ctx.progress(0.25)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -411,3 +413,29 @@ async def test_a_busy_handler_that_never_suspends_lets_the_loop_breathe_between_
         await asyncio.sleep(0)
     assert turns > 10
     await until(worker.done)
+
+
+UNDER_A_TRACER = """
+import threading
+from taskharbor.worker.handlers.threads import Call
+
+def trace(*_):
+    return trace
+
+def work():
+    for _ in range(100):
+        Call(lambda: None, print).run()
+
+threading.settrace(trace)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print("ended")
+"""
+
+
+def test_a_handler_in_a_thread_ends_under_a_tracer():
+    """As `make coverage` runs it. A request to raise nothing, which a call may leave behind, hangs there."""
+    command = [sys.executable, "-c", UNDER_A_TRACER]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == "ended\n", run.stderr

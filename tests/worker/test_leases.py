@@ -42,7 +42,7 @@ async def test_heartbeats_keep_a_long_sync_jobs_lease_alive(memory, clock):
     @memory.task
     def long() -> None:
         begun.set()
-        assert release.wait(20)
+        assert release.wait(60)
 
     job = await long.aenqueue()
     async with working(memory, lease_seconds=3), working(memory, lease_seconds=3):

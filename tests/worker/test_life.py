@@ -115,7 +115,7 @@ def test_drain_sync_needs_no_loop(tmp_path):
 
         job = double.enqueue(4)
         Worker(harbor).drain_sync()
-        assert job.result(timeout=1) == 8
+        assert job.result(timeout=60) == 8
 
 
 def test_an_interrupt_that_a_handler_raises_is_its_failure_where_ctrl_c_is_not_raised(tmp_path):
@@ -133,7 +133,7 @@ def test_an_interrupt_that_a_handler_raises_is_its_failure_where_ctrl_c_is_not_r
         odd, other = gives_up.enqueue(), fine.enqueue()
         Worker(harbor, concurrency=1).drain_sync()
         assert (odd.refresh().state, odd.refresh().error) == (State.DEAD, "KeyboardInterrupt")
-        assert other.result(timeout=1) == "fine"
+        assert other.result(timeout=60) == "fine"
 
 
 def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, caplog):
@@ -153,7 +153,7 @@ def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, c
 
         jobs = [stops.enqueue(3), neighbour.enqueue(), stops.enqueue(1)]
         Worker(harbor).drain_sync()
-        assert [job.result(timeout=1) for job in jobs] == ["goes on", "undisturbed", "goes on"]
+        assert [job.result(timeout=60) for job in jobs] == ["goes on", "undisturbed", "goes on"]
         assert [len(job.history()) for job in jobs] == [1, 1, 1]
     lines = [line for line in caplog.messages if "the event loop was stopped" in line]
     assert lines
@@ -363,7 +363,7 @@ class Program:
 
     def end(self) -> int:
         try:
-            return self.process.wait(20)
+            return self.process.wait(60)
         finally:
             self.process.kill()
             self.process.communicate()

@@ -142,6 +142,12 @@ def told(job: Job[Any]) -> list[tuple[str, str | None]]:
     return [(str(attempt.status), attempt.detail) for attempt in reversed(job.history(limit=100))]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was cancelled releases its jobs, however long that takes on a busy machine."""
+    monkeypatch.setattr("taskharbor.worker.run.RELEASE_SECONDS", PATIENCE_SECONDS)
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def street(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Street]:
     with ExitStack() as stack:

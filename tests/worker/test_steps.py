@@ -245,7 +245,7 @@ async def test_step_that_the_lease_no_longer_covers_ends_the_handler(memory, clo
 
     def act(ctx: Context) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         try:
             ctx.step("charge", ledger.sync, "late")
         except BaseException as error:

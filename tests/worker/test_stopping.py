@@ -75,6 +75,12 @@ class Handlers:
         self._begun.set()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process ends in real time, however far a test moves the clock meanwhile: it is not killed."""
+    monkeypatch.setattr("taskharbor.worker.handlers.isolation.running.CANCEL_PATIENCE_SECONDS", 1e9)
+
+
 @pytest.fixture
 def handlers(memory: Harbor, tmp_path: Any) -> Handlers:
     return Handlers(memory, tmp_path / "begun")

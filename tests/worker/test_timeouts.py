@@ -313,7 +313,7 @@ async def test_a_sync_handler_whose_time_is_over_before_a_thread_took_it_does_no
     original = Call.run
 
     def late(self):
-        assert gate.wait(20)
+        assert gate.wait(60)
         original(self)
 
     monkeypatch.setattr(Call, "run", late)
