@@ -15,10 +15,21 @@ from taskharbor.rules.outcome import Failed
 LENGTH_BYTES = 4
 FRAME_MAX = 64 * 1024 * 1024  # far more than the limits of payloads, results and texts add up to
 
+
+class Message(Struct, frozen=True, tag=True):
+    """A message; on the wire the name of its class says which."""
+
+
+class CallMessage(Message, frozen=True):
+    """A message about one call of a handler."""
+
+    serial: int  # of the call: a late message of an earlier call is dropped
+
+
 # -- to the process ------------------------------------------------------------------------------
 
 
-class Init(Struct, frozen=True, tag=True):
+class Init(Message, frozen=True):
     """How to set up the process like the worker's: its imports, hooks and log levels."""
 
     arguments: list[str]
@@ -30,8 +41,7 @@ class Init(Struct, frozen=True, tag=True):
     levels: dict[str, int]  # of the worker's loggers
 
 
-class Call(Struct, frozen=True, tag=True):
-    serial: int  # marks the messages of this call, so that late ones of an earlier call are dropped
+class Call(CallMessage, frozen=True):
     address: FunctionRef
     parameter_aliases: dict[str, str] | None
     claimed: Claimed
@@ -40,34 +50,29 @@ class Call(Struct, frozen=True, tag=True):
     deadline: int | None
 
 
-class AskToStop(Struct, frozen=True, tag=True):
+class AskToStop(CallMessage, frozen=True):
     """Ask the handler to stop; its context shows the reason."""
 
-    serial: int
     reason: StopReason
 
 
-class Cancel(Struct, frozen=True, tag=True):
+class Cancel(CallMessage, frozen=True):
     """Cancel the handler, if it is async."""
 
-    serial: int
 
-
-class StepsRead(Struct, frozen=True, tag=True):
+class StepsRead(CallMessage, frozen=True):
     """The answer to `ReadSteps`."""
 
-    serial: int
     steps: dict[str, StepRecord]
 
 
-class StepWritten(Struct, frozen=True, tag=True):
+class StepWritten(CallMessage, frozen=True):
     """The answer to `WriteStep`. If the lease was lost, there is none, and the process is killed."""
 
-    serial: int
     name: str
 
 
-class Stop(Struct, frozen=True, tag=True):
+class Stop(Message, frozen=True):
     """Call the stop hooks and exit."""
 
 
@@ -77,60 +82,51 @@ ToProcess = Init | Call | AskToStop | Cancel | StepsRead | StepWritten | Stop
 # -- from the process ----------------------------------------------------------------------------
 
 
-class Ready(Struct, frozen=True, tag=True):
+class Ready(Message, frozen=True):
     """It has finished its imports and start hooks, and waits for calls."""
 
 
-class CannotStart(Struct, frozen=True, tag=True):
+class CannotStart(Message, frozen=True):
     error: str
 
 
-class Begun(Struct, frozen=True, tag=True):
+class Begun(CallMessage, frozen=True):
     """It has taken the call: if the process dies after this, the handler counts as crashed."""
 
-    serial: int
 
-
-class ProgressReported(Struct, frozen=True, tag=True):
-    serial: int
+class ProgressReported(CallMessage, frozen=True):
     progress: Progress
 
 
-class ChildEnqueued(Struct, frozen=True, tag=True):
+class ChildEnqueued(CallMessage, frozen=True):
     """A child that the handler enqueued through its context."""
 
-    serial: int
     job: NewJob
 
 
-class ReadSteps(Struct, frozen=True, tag=True):
+class ReadSteps(CallMessage, frozen=True):
     """Ask for the job's durable steps."""
 
-    serial: int
 
-
-class WriteStep(Struct, frozen=True, tag=True):
-    serial: int
+class WriteStep(CallMessage, frozen=True):
     name: str
     result: str
 
 
-class FellAsleep(Struct, frozen=True, tag=True):
+class FellAsleep(CallMessage, frozen=True):
     """The handler ended by `ctx.sleep`."""
 
-    serial: int
     name: str
     seconds: float
 
 
-class Stopped(Struct, frozen=True, tag=True):
+class Stopped(CallMessage, frozen=True):
     """The handler ended by `ctx.raise_if_stopped`."""
 
-    serial: int
     reason: StopReason
 
 
-class Logged(Struct, frozen=True, tag=True):
+class Logged(Message, frozen=True):
     logger: str
     level: int
     message: str
@@ -144,20 +140,17 @@ class Logged(Struct, frozen=True, tag=True):
     fields: dict[str, Any] | None
 
 
-class Returned(Struct, frozen=True, tag=True):
-    serial: int
+class Returned(CallMessage, frozen=True):
     result: str | None  # JSON
 
 
-class Raised(Struct, frozen=True, tag=True):
-    serial: int
+class Raised(CallMessage, frozen=True):
     failure: Failed
 
 
-class NotFound(Struct, frozen=True, tag=True):
+class NotFound(CallMessage, frozen=True):
     """The process could not find or call the handler."""
 
-    serial: int
     error: str
 
 
