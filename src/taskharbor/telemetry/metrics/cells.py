@@ -76,7 +76,7 @@ class Cells:
     def jobs(self) -> Iterator[tuple[Pair, list[int]]]:
         """Copy the words of each pair, those of `OTHER` if it has counted anything."""
         words = self.words
-        for index in range(words[_PUBLISHED]):
+        for index in range(min(words[_PUBLISHED], PAIRS)):
             base = _JOBS + index * JOB_WORDS
             yield self._pair(index), words[base : base + JOB_WORDS].tolist()
         other = words[_OTHER:_JOBS].tolist()
@@ -89,7 +89,8 @@ class Cells:
 
     def _label(self, start: int) -> str:
         first = (start + 1) * WORD
-        return bytes(self._bytes[first : first + self.words[start]]).decode()
+        size = min(self.words[start], LABEL_BYTES)  # a handler may have written anywhere before it crashed
+        return bytes(self._bytes[first : first + size]).decode(errors="replace")
 
     def close(self) -> None:
         """Let the memory go; its owner may then unmap it."""

@@ -89,14 +89,15 @@ class Meter:
         if not jobs:
             return
         words = self._words
-        queues, tasks = [job.queue for job in jobs], [job.task for job in jobs]
-        numbers = [job.number for job in jobs]
-        if _all_same(queues) and _all_same(tasks):
-            words[self._base(queues[0], tasks[0]) + _ENQUEUED] += numbers.count(1)
+        queues, tasks = {job.queue for job in jobs}, {job.task for job in jobs}
+        if len(queues) == len(tasks) == 1:
+            firsts = [job.number for job in jobs].count(1)
+            words[self._base(queues.pop(), tasks.pop()) + _ENQUEUED] += firsts
             return
-        for (queue, task, number), count in Counter(zip(queues, tasks, numbers, strict=True)).items():
-            if number == 1:
-                words[self._base(queue, task) + _ENQUEUED] += count
+        for (queue, task), firsts in Counter(
+            (job.queue, job.task) for job in jobs if job.number == 1
+        ).items():
+            words[self._base(queue, task) + _ENQUEUED] += firsts
 
     def settled(
         self,
@@ -142,31 +143,31 @@ class Meter:
 
     # -- jobs --
 
-    def _succeeded(
-        self, jobs: Sequence[Claimed], began: Sequence[int], answers: Sequence[SettleResult]
-    ) -> None:
+    def _succeeded(self, jobs: Sequence[Claimed], began: list[int], answers: Sequence[SettleResult]) -> None:
         """Record successes and nothing else, as nearly every batch is."""
         waits = [begin - job.run_at for begin, job in zip(began, jobs, strict=True)]
-        durations = [answer.at - begin for answer, begin in zip(answers, began, strict=True)]
-        queues, tasks = [job.queue for job in jobs], [job.task for job in jobs]
-        if _all_same(queues) and _all_same(tasks):
-            self._successes(self._base(queues[0], tasks[0]), waits, durations)
+        queues, tasks = {job.queue for job in jobs}, {job.task for job in jobs}
+        ends = {answer.at for answer in answers}
+        if len(queues) == len(tasks) == len(ends) == 1:
+            self._successes(self._base(queues.pop(), tasks.pop()), waits, began, ends.pop())
             return
-        groups: dict[Pair, tuple[list[int], list[int]]] = {}
-        for pair, wait, duration in zip(zip(queues, tasks, strict=True), waits, durations, strict=True):
-            of_pair = groups.get(pair)
-            if of_pair is None:
-                of_pair = groups[pair] = ([], [])
-            of_pair[0].append(wait)
-            of_pair[1].append(duration)
-        for (queue, task), of_pair in groups.items():
-            self._successes(self._base(queue, task), *of_pair)
+        groups: dict[tuple[str, str, int], tuple[list[int], list[int]]] = {}
+        for job, answer, wait, begin in zip(jobs, answers, waits, began, strict=True):
+            key = (job.queue, job.task, answer.at)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = ([], [])
+            group[0].append(wait)
+            group[1].append(begin)
+        for (queue, task, end), group in groups.items():
+            self._successes(self._base(queue, task), *group, end)
 
-    def _successes(self, base: int, waits: list[int], durations: list[int]) -> None:
+    def _successes(self, base: int, waits: list[int], began: list[int], end: int) -> None:
+        """Record successes of one series that ended at the same time."""
         self._words[base + _STARTED] += len(waits)
         self._words[base + _SUCCEEDED] += len(waits)
         self._observe_all(base + _WAIT, waits)
-        self._observe_all(base + _DURATION, durations)
+        self._observe_since(base + _DURATION, began, end)
 
     def _ended(self, job: Claimed, transition: Transition, answer: SettleResult) -> None:
         """Record one attempt, whatever its end. One that is to be settled again counts then."""
@@ -226,21 +227,39 @@ class Meter:
         self._words[start + bisect_left(bounds, value)] += 1
         self._words[start + len(bounds) + 1] += value
 
-    def _observe_all(self, start: int, values: list[int]) -> None:
-        """Record many times at once: sorted, they need one search for each bucket, not for each value."""
+    # Sorted, many times need one search for each bucket, not for each time.
+
+    def _observe_all(self, start: int, times: list[int]) -> None:
+        """Record many times at once. It sorts the list."""
         words, bounds = self._words, buckets.TIMES
-        values.sort()
-        if values[0] < 0:  # clocks of several machines differ
-            values = [max(0, value) for value in values]
-        bucket, last = bisect_left(bounds, values[0]), bisect_left(bounds, values[-1])
+        times.sort()
+        if times[0] < 0:  # clocks of several machines differ
+            times = [max(0, time) for time in times]
+        bucket, last = bisect_left(bounds, times[0]), bisect_left(bounds, times[-1])
         counted = 0
         while bucket < last:
-            end = bisect_right(values, bounds[bucket], counted)
-            words[start + bucket] += end - counted
-            counted = end
+            within = bisect_right(times, bounds[bucket], counted)
+            words[start + bucket] += within - counted
+            counted = within
             bucket += 1
-        words[start + last] += len(values) - counted
-        words[start + len(bounds) + 1] += sum(values)
+        words[start + last] += len(times) - counted
+        words[start + len(bounds) + 1] += sum(times)
+
+    def _observe_since(self, start: int, instants: list[int], end: int) -> None:
+        """Record the times from many instants to one end. It sorts the list."""
+        words, bounds = self._words, buckets.TIMES
+        instants.sort()
+        if instants[-1] > end:  # clocks of several machines differ
+            instants = [min(instant, end) for instant in instants]
+        bucket, last = bisect_left(bounds, end - instants[-1]), bisect_left(bounds, end - instants[0])
+        left = len(instants)  # the later an instant, the shorter its time
+        while bucket < last:
+            longer = bisect_left(instants, end - bounds[bucket], 0, left)
+            words[start + bucket] += left - longer
+            left = longer
+            bucket += 1
+        words[start + last] += left
+        words[start + len(bounds) + 1] += end * len(instants) - sum(instants)
 
 
 def end_of(transition: Transition, answer: SettleResult) -> State:
@@ -250,10 +269,6 @@ def end_of(transition: Transition, answer: SettleResult) -> State:
     # The answer to a repeated settle may not say which state the job reached.
     state = answer.state or transition.to
     return state if state in (State.SUCCEEDED, State.DEAD, State.CANCELLED) else State.READY
-
-
-def _all_same(names: list[str]) -> bool:
-    return names.count(names[0]) == len(names)
 
 
 async def watch_loop(meter: Meter, seconds: float = LOOK_SECONDS) -> None:
