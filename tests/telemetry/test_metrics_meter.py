@@ -188,6 +188,18 @@ def test_every_time_is_in_its_bucket_and_in_the_sum(
             assert words_of(snapshot, metric, task=f"task-{number}") == cells
 
 
+def test_a_time_that_is_a_bound_is_within_it():
+    meter = new_meter()
+    times = [*buckets.TIMES, buckets.TIMES[-1] + 1]
+    settle(meter, *[attempt(waited=time) for time in times])
+    # Those of one batch end at the same time, so that they take as long as they begin before it.
+    end = NOW + times[-1]
+    settle(meter, *[attempt(of=job("late", run_at=end - time), took=time) for time in times])
+    snapshot = read(meter)
+    for words in (words_of(snapshot, catalogue.WAIT), words_of(snapshot, catalogue.DURATION, task="late")):
+        assert words == [*[1] * len(times), sum(times)]
+
+
 def record(state: State) -> JobRecord:
     return JobRecord("id", "send", "{}", "default", 0, state, NOW, NOW)
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from taskharbor.telemetry.metrics import catalogue
-from taskharbor.telemetry.metrics.cells import OTHER, PAIRS
+from taskharbor.telemetry.metrics.cells import OTHER, PAIRS, Cells
 from taskharbor.telemetry.metrics.exposition import Renderer
 from taskharbor.telemetry.metrics.totals import Totals
 from tests.telemetry.attempts import attempt, count_of, counters, job, new_meter, settle
@@ -75,6 +75,26 @@ def test_tasks_are_known_once_a_process_has_counted_them():
     totals.end(meter.cells)
     assert totals.knows("send")
     assert not totals.knows("other")
+
+
+def test_a_scrape_waits_while_a_process_ends():
+    """Otherwise it would read a process as neither running nor ended."""
+    totals = Totals()
+    scrapes: list[threading.Thread] = []
+
+    class Ending(Cells):
+        def process(self) -> list[int]:
+            if not scrapes:
+                scrapes.append(threading.Thread(target=totals.snapshot))
+                scrapes[0].start()
+                scrapes[0].join(0.05)
+                assert scrapes[0].is_alive()
+            return super().process()
+
+    cells = Ending()
+    totals.add(cells)
+    totals.end(cells)
+    scrapes[0].join()
 
 
 def test_readers_in_other_threads_never_see_a_process_twice_nor_miss_it():

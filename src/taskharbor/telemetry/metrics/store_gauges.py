@@ -15,7 +15,7 @@ from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.records import State
-from taskharbor.telemetry.logs import log_line, masked
+from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.cells import OTHER_NAME, PAIRS, label
 
@@ -138,5 +138,5 @@ def _attempt(read: Callable[[], StoreReading]) -> StoreReading | None:
 
 
 def _log(error: Exception) -> None:
-    said = masked(str(error)) or type(error).__name__
+    said = str(error) or type(error).__name__
     log_line(logger, logging.WARNING, "the store cannot be read for its metrics: {error}", {"error": said})
