@@ -17,6 +17,7 @@ from pathlib import Path
 PACKAGE = "prometheus"
 DOWNLOAD_SECONDS = 300
 RUN_SECONDS = 60
+INSTEAD = "install Prometheus, or put its promtool on the PATH"
 
 
 @cache
@@ -56,7 +57,9 @@ def _cache() -> Path:
 
 def _fetch(target: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise RuntimeError("no promtool: it is not on the PATH, and there is no apt-get to fetch it with")
+        raise RuntimeError(
+            f"no promtool: it is not on the PATH, and there is no apt-get to fetch it with; {INSTEAD}"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="taskharbor-promtool-") as name:
         folder = Path(name)
@@ -91,7 +94,7 @@ def _run(command: list[str], folder: Path) -> None:
     )
     if done.returncode:
         raise RuntimeError(
-            f"no promtool: it is not on the PATH, and `{' '.join(command)}` failed: {done.stderr.strip()}"
+            f"no promtool: it is not on the PATH, and `{' '.join(command)}` failed: {done.stderr.strip()}; {INSTEAD}"
         )
 
 

@@ -81,7 +81,9 @@ def test_memory_that_a_crash_has_garbled_can_still_be_read():
     settle(meter, attempt())
     for index, word in enumerate(meter.cells.words):
         meter.cells.words[index] = 2**40 if word else -1
-    assert len(read(meter).jobs) <= PAIRS + 1
+    jobs = read(meter).jobs
+    assert len(jobs) <= PAIRS + 1
+    assert max(len(name) for pair in jobs for name in pair) <= LABEL_BYTES
 
 
 def test_another_process_reads_what_a_killed_one_has_counted():

@@ -165,8 +165,9 @@ Times = st.lists(
 def test_every_time_is_in_its_bucket_and_in_the_sum(
     waits: list[int], durations: list[int], tasks: int, failing: bool
 ):
+    # All end at the same time, as those of one settle do.
     attempts = [
-        attempt(of=job(f"task-{index % tasks}"), waited=wait, took=duration)
+        attempt(of=job(f"task-{index % tasks}", run_at=NOW - duration - wait), waited=wait, took=duration)
         for index, (wait, duration) in enumerate(zip(waits, durations, strict=False))
     ]
     meter = new_meter()
@@ -191,10 +192,8 @@ def test_every_time_is_in_its_bucket_and_in_the_sum(
 def test_a_time_that_is_a_bound_is_within_it():
     meter = new_meter()
     times = [*buckets.TIMES, buckets.TIMES[-1] + 1]
-    settle(meter, *[attempt(waited=time) for time in times])
-    # Those of one batch end at the same time, so that they take as long as they begin before it.
-    end = NOW + times[-1]
-    settle(meter, *[attempt(of=job("late", run_at=end - time), took=time) for time in times])
+    settle(meter, *[attempt(of=job(run_at=NOW - time), waited=time) for time in times])
+    settle(meter, *[attempt(of=job("late", run_at=NOW - time), took=time) for time in times])
     snapshot = read(meter)
     for words in (words_of(snapshot, catalogue.WAIT), words_of(snapshot, catalogue.DURATION, task="late")):
         assert words == [*[1] * len(times), sum(times)]
