@@ -124,14 +124,13 @@ def _erase(session: Session, doomed: Sequence[Found]) -> None:
     for found in doomed:
         moving.leave(session, found)
     keys = [(found.job.id,) for found in doomed]
-    _forget_attempts(
-        session, [row for key in keys for row in session.execute(OPERATE["delete_attempts"], key)]
-    )
+    named = [row for key in keys for row in session.execute(OPERATE["settles_of"], key)]
     for statement in (
         SETTLE[
             "mark_member_done"
         ],  # no unfinished job depends on it: a later requeue must not wait without end
         OPERATE["delete_job"],
+        OPERATE["delete_attempts"],
         OPERATE["delete_dependencies"],
         SETTLE["delete_steps"],
         SETTLE["delete_progress"],
@@ -140,13 +139,14 @@ def _erase(session: Session, doomed: Sequence[Found]) -> None:
     for found in doomed:
         job = found.job
         session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in job.options.tags])
+    _count_off(session, named)
 
 
-def _forget_attempts(session: Session, deleted: Sequence[tuple[int | None]]) -> None:
-    """Count deleted rows of history off the settles that they named."""
-    named = Counter(settle_id for (settle_id,) in deleted if settle_id is not None)
-    for settle_id, count in named.items():
-        left = session.one(OPERATE["count_off_settle"], (count, settle_id))
+def _count_off(session: Session, named: Sequence[tuple[int]]) -> None:
+    """Count the rows of history that were deleted off the settles that they named."""
+    for (settle_id,), count in Counter(named).items():
+        session.execute(OPERATE["count_off_settle"], (count, settle_id))
+        left = session.one(OPERATE["settle_attempts"], (settle_id,))
         if left is not None and left[0] <= 0:
             session.execute(OPERATE["delete_settle"], (settle_id,))
             session.execute(OPERATE["delete_settled"], (settle_id,))
@@ -203,9 +203,11 @@ def prune_history(session: Session, ids: Sequence[str], keep: int, before: int) 
             first_number = found.at.first_number
             bound = min(first_number, named.get(job_id, first_number))
             row = (job_id, bound, max(keep, 0), before)
-            deleted = session.execute(OPERATE["prune_history"], row).fetchall()
-            _forget_attempts(session, deleted)
-            pruned += len(deleted)
+            doomed = session.execute(OPERATE["prunable_history"], row).fetchall()
+            named_settles = [row for key in doomed for row in session.execute(OPERATE["settle_of"], key)]
+            session.executemany(OPERATE["delete_attempt"], doomed)
+            _count_off(session, named_settles)
+            pruned += len(doomed)
     return pruned
 
 

@@ -21,16 +21,19 @@ INSERT INTO taskharbor_attempts
     (job_id, number, status, retry_count, attempts, token, finished_at, next_at, detail)
 VALUES (?, ?, 'cancelled', ?, ?, ?, ?, ?, ?)
 
--- name: prune_history
+-- name: prunable_history
 -- Of one job: what is beyond the newest ones or too old, of the runs before the present one, never the latest.
-DELETE FROM taskharbor_attempts
-WHERE job_id = ?1 AND number IN (
-    SELECT h.number FROM taskharbor_history AS h
-    WHERE h.job_id = ?1 AND h.number < ?2
-      AND h.number < (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
-      AND (h.finished_at < ?4 OR h.number <= (
-          SELECT number FROM taskharbor_attempts WHERE job_id = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)))
-RETURNING settle_id
+SELECT job_id, number FROM taskharbor_history
+WHERE job_id = ?1 AND number < ?2
+  AND number < (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
+  AND (finished_at < ?4 OR number <= (
+      SELECT number FROM taskharbor_attempts WHERE job_id = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3))
+
+-- name: settle_of
+SELECT settle_id FROM taskharbor_attempts WHERE job_id = ? AND number = ? AND settle_id IS NOT NULL
+
+-- name: delete_attempt
+DELETE FROM taskharbor_attempts WHERE job_id = ? AND number = ?
 
 -- name: run_has_begun
 SELECT EXISTS (
@@ -48,10 +51,16 @@ SELECT EXISTS (SELECT 1 FROM taskharbor_dependencies WHERE job_id = ? AND done =
 DELETE FROM taskharbor_jobs WHERE id = ?
 
 -- name: delete_attempts
-DELETE FROM taskharbor_attempts WHERE job_id = ? RETURNING settle_id
+DELETE FROM taskharbor_attempts WHERE job_id = ?
+
+-- name: settles_of
+SELECT settle_id FROM taskharbor_attempts WHERE job_id = ? AND settle_id IS NOT NULL
 
 -- name: count_off_settle
-UPDATE taskharbor_settles SET attempts = attempts - ? WHERE id = ? RETURNING attempts
+UPDATE taskharbor_settles SET attempts = attempts - ? WHERE id = ?
+
+-- name: settle_attempts
+SELECT attempts FROM taskharbor_settles WHERE id = ?
 
 -- name: delete_settle
 DELETE FROM taskharbor_settles WHERE id = ?
