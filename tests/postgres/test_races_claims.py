@@ -35,7 +35,10 @@ END $$;
 CREATE TRIGGER gate BEFORE DELETE ON {schema}.ready EXECUTE FUNCTION wait_at_the_gate();
 """
 # So that a claim which waits for a lock waits for good, and the test sees it.
-FOREVER = "ALTER FUNCTION {schema}.take_unlocked SET lock_timeout = 0"
+FOREVER = """
+ALTER FUNCTION {schema}.take_turn SET lock_timeout = 0;
+ALTER FUNCTION {schema}.take_unlocked SET lock_timeout = 0;
+"""
 
 
 async def stored(race: Race, **fields: object) -> list[str]:

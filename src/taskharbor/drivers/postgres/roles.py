@@ -59,6 +59,7 @@ _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 
 FUNCTIONS: dict[str, frozenset[Role]] = {
     "claim_on_trail": frozenset({Role.WORKER}),
+    "take_turn": frozenset({Role.WORKER}),
     "take_unlocked": frozenset({Role.WORKER}),
     "is_claimable": frozenset({Role.WORKER}),
     "set_aside": frozenset({Role.WORKER}),

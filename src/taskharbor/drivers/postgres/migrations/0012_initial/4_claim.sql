@@ -52,13 +52,25 @@ $$;
 -- A claim of many jobs at once locks this table, which has no rows. Only a worker may lock it.
 CREATE TABLE {schema}.claiming ();
 
+-- Wait until no other transaction claims many jobs, and say whether it is this one's turn now. A second is enough for many
+-- claims; a transaction that takes longer has lost its client.
+CREATE FUNCTION {schema}.take_turn() RETURNS boolean LANGUAGE plpgsql
+SET lock_timeout = '1s'
+AS $$
+BEGIN
+    LOCK TABLE {schema}.claiming IN EXCLUSIVE MODE;
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN false;
+END
+$$;
+
 -- Take the first due rows of one queue and rank without locking each of them first, and say what the claim answers.
 --
 -- It looks at the rows and at their jobs, and then deletes exactly what it has seen. It takes all or nothing: `taken` is
 -- NULL where another transaction holds or has changed a row, where a row or a job is not plain (it was attempted before,
--- say), and where the payloads are too large. The caller then locks row by row. Claims of this kind take turns. A claim
--- waits no longer than the lock_timeout, neither for its turn nor for an operator who has locked a row between the look
--- and the deletion.
+-- say), and where the payloads are too large. The caller then locks row by row. It waits no longer than the lock_timeout
+-- for an operator who has locked a row between the look and the deletion. The caller has taken its turn.
 --
 -- The separator is a control character, which JSON has none of. A text that has one anyway makes a piece too many, and the
 -- driver then reads the jobs one by one.
@@ -78,7 +90,6 @@ DECLARE
     v_gone tid[];
     v_is_plain boolean;
 BEGIN
-    LOCK TABLE {schema}.claiming IN EXCLUSIVE MODE;
     SELECT count(*), array_agg(r.at), array_agg(r.id), array_agg(r.run_at),
            array_agg(r.expires_at),
            string_agg(r.id::text, E'\x1e'), string_agg(j.task, E'\x1e'),
@@ -202,7 +213,7 @@ DECLARE
     v_more boolean := false;
     v_aside uuid[] := '{}';
     v_next_due timestamptz;
-    v_tries boolean := p_many;  -- to take rows without locking them first
+    v_tries boolean := false;  -- to take rows without locking them first
     v_ids uuid[] := '{}';
     v_numbers integer[] := '{}';
     v_attempts integer[] := '{}';
@@ -227,6 +238,14 @@ BEGIN
         -- The answer to this very claim was lost: the caller asks for the lease again.
         RETURN NEXT;
         RETURN;
+    END IF;
+
+    IF p_many AND v_left > 0 THEN
+        v_tries := {schema}.take_turn();
+        v_began := clock_timestamp();
+        v_now := coalesce(p_now, v_began);
+        v_expires_at := v_now + p_lease * interval '1 microsecond';
+        v_edge := v_now - p_late * interval '1 microsecond';
     END IF;
 
     -- Where each queue begins: found one time in a claim, and everything else starts from there.
