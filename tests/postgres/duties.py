@@ -173,9 +173,10 @@ async def work(driver: PostgresDriver) -> None:
     assert queue in [record.key for record in await driver.records(RecordKind.WORKERS, now=now)]
     await driver.drop_records(RecordKind.WORKERS, [queue])
     await driver._fold_tallies()
-    assert await driver.prune(
-        dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR), 10_000, now=now + HOUR
-    )
+    await succeed_together(driver, f"together {queue}", now)
+    old = dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR)
+    assert await driver.prune(old, 10_000, now=now + HOUR)
+    assert not await driver.prune(old, 10_000, now=now + HOUR)  # what successes shared goes after them
     # A schedule that ends: the recurring job goes from occurrence to occurrence, its old steps with it.
     token = f"worker/{uuid.uuid4()}"
     claim = await driver.claim(ClaimRequest(token, LEASE, 1, (queue,)), now=now + 2 * HOUR)
@@ -183,6 +184,15 @@ async def work(driver: PostgresDriver) -> None:
         [ended(token, claim.jobs[0], State.SUCCEEDED, occurrence=Occurrence(now + 9 * HOUR, 1))],
         now=now + 2 * HOUR,
     )
+
+
+async def succeed_together(driver: PostgresDriver, queue: str, now: int) -> None:
+    """So many that they share what they have in common."""
+    token = f"worker/{uuid.uuid4()}"
+    await driver.enqueue([new(queue) for _ in range(driver.shared_from)], now=now)
+    claim = await driver.claim(ClaimRequest(token, LEASE, driver.shared_from, (queue,)), now=now)
+    settled = await driver.settle([ended(token, job, State.SUCCEEDED) for job in claim.jobs], now=now)
+    assert {each.answer for each in settled} == {SettleAnswer.DONE}
 
 
 async def collect(driver: PostgresDriver, now: int) -> None:
@@ -197,8 +207,9 @@ async def collect(driver: PostgresDriver, now: int) -> None:
 
 
 async def prepare(driver: PostgresDriver) -> tuple[str, int, list[str]]:
-    """Jobs for an operator, made by a worker: five ready, one scheduled, three dead, one running."""
+    """Jobs for an operator, made by a worker: five ready, one scheduled, three dead, one running, some done."""
     queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
+    await succeed_together(driver, f"together {queue}", now)
     token = f"worker/{uuid.uuid4()}"
     jobs = [new(queue, run_at=now + n, options=Options(tags=("t",))) for n in range(4)]
     await driver.enqueue(jobs, now=now)
@@ -260,7 +271,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert await TOKENS.drop(driver, [token.id]) == 1
     await collect(driver, now + HOUR)
     await driver._fold_tallies()
-    assert (
-        await driver.prune({State.DEAD: now + HOUR, State.CANCELLED: now + HOUR}, 10_000, now=now + HOUR) >= 2
-    )
+    old = dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR)
+    assert await driver.prune(old, 10_000, now=now + HOUR) >= 2
+    assert not await driver.prune(old, 10_000, now=now + HOUR)  # what successes shared goes after them
     assert await driver.get([dead3], now=now) == [None]

@@ -50,7 +50,7 @@ def test_role_can_do_its_duty_and_needs_every_right_for_it(hands: Crew, role: Ro
         for table, right in [(table, right) for table, rights in TABLES.items() for right in rights[role]]:
             driver._checked = False  # as if it were opened for the first time
             await superuser.execute(f'REVOKE {right} ON "{SCHEMA}".{table} FROM {name}')
-            with pytest.raises(AccessDenied, match=f"lacks .*{right}.* on the table {table} in"):
+            with pytest.raises(AccessDenied, match=f"lacks .*{right}.* on the (table|view) {table} in"):
                 await _do_duty(role, driver, owner)
             await superuser.execute(f'GRANT {right} ON "{SCHEMA}".{table} TO {name}')
         await superuser.close()
@@ -305,7 +305,7 @@ def _privileges(hands: Crew, name: str) -> dict[str, set[str]]:
     rows = hands.fetch(
         "SELECT c.relname, r FROM pg_class AS c CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', "
         "'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS r WHERE c.relnamespace = $1::text::regnamespace "
-        "AND c.relkind = 'r' AND has_table_privilege($2::text, c.oid, r)",
+        "AND c.relkind IN ('r', 'v') AND has_table_privilege($2::text, c.oid, r)",
         f'"{SCHEMA}"',
         name,
     )

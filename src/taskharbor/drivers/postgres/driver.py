@@ -101,6 +101,7 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     """
 
     inline = False
+    shared_from = settle.SHARED_FROM  # a test's to change
 
     def __init__(
         self,
@@ -247,7 +248,8 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
         look = self._trails.look(request)
         claim, seen = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request, look), now, prompt=True)
         claim = self._trails.learn(request, look, claim, seen)
-        self._covered.remember(request.token, claim)
+        if seen is not None:  # else the answer to a repeated claim: not all that the lease covers
+            self._covered.remember(request.token, claim)
         return claim
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
@@ -286,7 +288,10 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
         plain = settle.plain_successes(self._covered, transitions)
         if plain is not None:
             answers = await self._run(
-                Lane.SETTLE, lambda s: settle.settle_plainly(s, plain), now, prompt=True
+                Lane.SETTLE,
+                lambda s: settle.settle_plainly(s, transitions, plain, self.shared_from),
+                now,
+                prompt=True,
             )
             if answers is not None:
                 return answers

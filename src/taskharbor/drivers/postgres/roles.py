@@ -43,7 +43,10 @@ _TABLES: dict[str, dict[Role, str]] = {
     "leases": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     "claiming": {Role.PRODUCER: "", Role.WORKER: "U", Role.ADMIN: ""},  # to lock it
     "claims": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
-    "attempts": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
+    "attempts": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
+    "settles": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
+    "settles_id_seq": dict.fromkeys(Role, ""),  # of an identity column: who may insert a row may count it
+    "history": dict.fromkeys(Role, "S"),  # a view, which reads with the rights of its owner
     "ended": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "progress": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SD"},
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
@@ -64,6 +67,7 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
     "is_claimable": frozenset({Role.WORKER}),
     "set_aside": frozenset({Role.WORKER}),
     "settle_and_release": frozenset({Role.WORKER}),
+    "old_successes": frozenset({Role.WORKER, Role.ADMIN}),
     "release_dependants": frozenset({Role.WORKER}),
     "release_satisfied": frozenset({Role.WORKER}),
     "catch_up": frozenset({Role.WORKER}),
@@ -203,7 +207,7 @@ async def ensure_worker(session: Session, dsn: str, schema: str) -> None:
 
 # -- lacking -------------------------------------------------------------------------------------
 
-_DENIED = re.compile(r"permission denied for (table|function) (\w+)")
+_DENIED = re.compile(r"permission denied for (table|view|function) (\w+)")
 REMEDY = (
     "`taskharbor roles` prints the GRANTs of a producer, a worker or an admin, for the schema's owner to run, again "
     "after every upgrade"

@@ -31,8 +31,21 @@ from taskharbor.rules.standing import Standing
 # -- the fast path -------------------------------------------------------------------------------
 
 LEASES_REMEMBERED = 4096
+SHARED_FROM = 8  # successes of a lease: the row that they then share costs less than it saves
 KEY_WAIT = "200ms"  # for the key of a child, which a producer may be storing
 KEY_WAIT_ALONE = "10ms"  # … once the batch has waited, for each that has such children
+
+
+class _Lease:
+    """What a claim was answered: where each job is in its lease, and what the lease says of it."""
+
+    __slots__ = ("attempts", "numbers", "positions", "queues")
+
+    def __init__(self, claim: Claim) -> None:
+        self.positions = {job.id: index for index, job in enumerate(claim.jobs)}
+        self.numbers = [job.number for job in claim.jobs]
+        self.attempts = [job.attempts for job in claim.jobs]  # failures at the start
+        self.queues = [job.queue for job in claim.jobs]
 
 
 class Covered:
@@ -43,89 +56,124 @@ class Covered:
     """
 
     def __init__(self) -> None:
-        # token → job id → (number, failures at the start, queue)
-        self._leases: dict[str, dict[str, tuple[int, int, str]]] = {}
+        self._leases: dict[str, _Lease] = {}  # by token
 
     def remember(self, token: str, claim: Claim) -> None:
+        """Remember a claim whose jobs are all that its lease covers, in the same order."""
         if claim.jobs:
-            self._leases[token] = {job.id: (job.number, job.attempts, job.queue) for job in claim.jobs}
+            self._leases[token] = _Lease(claim)
             while len(self._leases) > LEASES_REMEMBERED:  # never settled here: lost, or another's to settle
                 self._leases.pop(next(iter(self._leases)), None)
 
-    def forget(self, token: str, job_id: str) -> tuple[int, int, str] | None:
-        jobs = self._leases.get(token)
-        if jobs is None:
-            return None
-        entry = jobs.pop(job_id, None)
-        if not jobs:
-            self._leases.pop(token, None)
-        return entry
+    def find(self, token: str) -> _Lease | None:
+        return self._leases.get(token)
+
+    def forget(self, token: str) -> None:
+        """Forget a lease of which nothing is left."""
+        self._leases.pop(token, None)
 
 
 class Successes(Struct):
-    """A batch of plain successes as the arrays of `settle_and_release`."""
+    """A batch of plain successes as the arrays of `settle_and_release`: those of one lease after those of another."""
 
-    tokens: list[str]
-    counts: list[int]
-    ids: list[str]
-    numbers: list[int]
-    tokens_at: list[int]
-    retry_counts: list[int]
-    attempts: list[int]
-    started_ats: list[int | None]
-    results: list[str | None] | None
-    queues: list[str]
-    queue_counts: list[int]
+    tokens: list[str] = []
+    counts: list[int] = []
+    runs: list[int] | None = None  # either these …
+    positions: list[int] | None = None  # … or these
+    firsts: list[int] = []
+    first_ids: list[str] = []
+    lasts: list[int] = []
+    last_ids: list[str] = []
+    apart: list[bool] = []
+    started: list[int | None] = []
+    results: list[str | None] | None = None
+    queues: list[str] = []
+    queue_counts: list[int] = []
 
 
 def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Successes | None:
     """The batch, if it is nothing but first settles of plain successes that were claimed here."""
-    positions: dict[str, int] = {}
-    counts: list[int] = []
-    queues: Counter[str] = Counter()
-    tokens_at: list[int] = []
-    retry_counts: list[int] = []
-    plain = True
-    any_result = False
+    by_token: dict[str, list[Transition]] = {}
     for t in transitions:
-        token = t.token
-        entry = covered.forget(token, t.job_id)
-        if not plain or entry is None or entry[0] != t.number or not t.is_plain:
+        try:
+            by_token[t.token].append(t)
+        except KeyError:
+            by_token[t.token] = [t]
+    indexes: list[list[int]] = []
+    queues: Counter[str] = Counter()
+    plain = True
+    for token, members in by_token.items():  # to the last: all of them are forgotten
+        lease = covered.find(token)
+        if lease is None:
             plain = False
             continue
-        position = positions.get(token)
-        if position is None:
-            position = positions[token] = len(counts) + 1
-            counts.append(0)
-        counts[position - 1] += 1
-        tokens_at.append(position)
-        retry_counts.append(entry[1])
-        queues[entry[2]] += 1
-        any_result = any_result or t.result is not None
+        indexes.append([lease.positions.pop(t.job_id, -1) for t in members])
+        if not lease.positions:
+            covered.forget(token)
+        plain = plain and _are_plain(lease, members, indexes[-1])
+        if plain:
+            queues.update([lease.queues[index] for index in indexes[-1]])
     if not plain:
         return None
-    return Successes(
-        list(positions), counts, [t.job_id for t in transitions], [t.number for t in transitions], tokens_at,
-        retry_counts, [t.attempts for t in transitions], [t.started_at for t in transitions],
-        [t.result for t in transitions] if any_result else None, list(queues), list(queues.values()),
-    )  # fmt: skip
+    s = Successes(list(by_token), list(map(len, indexes)))
+    if all(each == list(range(each[0], each[0] + len(each))) for each in indexes):
+        s.runs = [each[0] + 1 for each in indexes]
+    else:
+        s.positions = [index + 1 for each in indexes for index in each]
+    for members, each in zip(by_token.values(), indexes, strict=True):
+        ids = [t.job_id for t in members]
+        first, last = min(ids), max(ids)
+        s.firsts.append(each[ids.index(first)] + 1)
+        s.first_ids.append(first)
+        s.lasts.append(each[ids.index(last)] + 1)
+        s.last_ids.append(last)
+        s.apart.append(are_apart(first, last, len(ids)))
+        s.started += [t.started_at for t in members]
+    if any(t.result is not None for t in transitions):
+        s.results = [t.result for members in by_token.values() for t in members]
+    s.queues, s.queue_counts = list(queues), list(queues.values())
+    return s
 
 
-async def settle_plainly(session: Session, s: Successes) -> list[SettleResult] | None:
+def _are_plain(lease: _Lease, members: Sequence[Transition], indexes: Sequence[int]) -> bool:
+    """Whether each is a plain success of an attempt of this lease that has not been settled."""
+    numbers, attempts = lease.numbers, lease.attempts
+    for t, index in zip(members, indexes, strict=True):
+        if index < 0 or t.number != numbers[index] or t.attempts != attempts[index] or not t.is_plain:
+            return False
+    return True
+
+
+def are_apart(first_id: str, last_id: str, count: int) -> bool:
+    """Whether the ids of a settle were made over a time in which many others may have been made.
+
+    An id of version 7 begins with the milliseconds at which it was made. Where a settle's ids are at least one to a
+    millisecond, those between them are no more than the fastest producers make in that time.
+    """
+    return _made_at(last_id) - _made_at(first_id) > count
+
+
+def _made_at(job_id: str) -> int:
+    return int(job_id[:8] + job_id[9:13], 16)
+
+
+async def settle_plainly(
+    session: Session, transitions: Sequence[Transition], s: Successes, shared_from: int = SHARED_FROM
+) -> list[SettleResult] | None:
     """None, with nothing done, if there turned out to be more to it."""
     try:
         rows = await session.rows(
-            "settle_and_release", s.tokens, s.counts, s.ids, s.numbers, s.tokens_at, s.retry_counts, s.attempts,
-            s.started_ats, s.results, s.queues, s.queue_counts, session.given_now,
+            "settle_and_release", s.tokens, s.counts, s.runs, s.positions, s.firsts, s.first_ids, s.lasts, s.last_ids,
+            s.apart, s.started, s.results, s.queues, s.queue_counts, shared_from, session.given_now,
         )  # fmt: skip
     except asyncpg.UniqueViolationError:
         return None
     if not rows:
         return None
     now = rows[0]["now_at"]
-    answers = [SettleResult(SettleAnswer.DONE, State.SUCCEEDED, at=now)] * len(s.ids)
+    answers = [SettleResult(SettleAnswer.DONE, State.SUCCEEDED, at=now)] * len(transitions)
     if len(rows) > 1:
-        indexes = {job_id: index for index, job_id in enumerate(s.ids)}
+        indexes = {t.job_id: index for index, t in enumerate(transitions)}
         for index, released in _released_by(rows[1:], indexes).items():
             answers[index] = SettleResult(
                 SettleAnswer.DONE, State.SUCCEEDED, released=tuple(released), at=now

@@ -93,7 +93,7 @@ SELECT c.relname::text AS name, ARRAY(
     SELECT r FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS r WHERE has_table_privilege(c.oid, r)
 ) AS rights
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
+WHERE n.nspname = $1 AND c.relkind IN ('r', 'p', 'v')
 
 -- name: function_rights
 -- Those that the user may execute.

@@ -68,7 +68,7 @@ WITH bounds AS MATERIALIZED (
     WHERE c.ids && $1::text[]::uuid[] GROUP BY e.id
 ), doomed AS MATERIALIZED (
     SELECT a.job_id, a.number FROM bounds AS b
-    CROSS JOIN LATERAL (SELECT * FROM {schema}.attempts WHERE attempts.job_id = b.id AND number < b.first_number) AS a
+    CROSS JOIN LATERAL (SELECT * FROM {schema}.history WHERE history.job_id = b.id AND number < b.first_number) AS a
     LEFT JOIN named AS n ON n.id = b.id
     WHERE a.number < b.latest AND (a.finished_at < $4 OR a.number <= b.beyond)
       AND (n.number IS NULL OR a.number < n.number)
@@ -81,7 +81,7 @@ SELECT count(*) FROM deleted
 -- name: runs_begun
 SELECT b.id::text AS id FROM unnest($1::text[]::uuid[], $2::integer[]) AS b (id, first_number)
 WHERE EXISTS (
-    SELECT FROM {schema}.attempts AS a
+    SELECT FROM {schema}.history AS a
     WHERE a.job_id = b.id AND a.number >= b.first_number AND (a.started_at IS NOT NULL OR a.status = 'lost')
 )
 
@@ -94,7 +94,7 @@ SELECT DISTINCT job_id::text AS id FROM {schema}.dependencies WHERE job_id = ANY
 SELECT DISTINCT d.member_id::text AS id FROM {schema}.dependencies AS d
 WHERE d.member_id = ANY ($1::text[]::uuid[])
   AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
-  AND NOT EXISTS (SELECT FROM {schema}.attempts AS a
+  AND NOT EXISTS (SELECT FROM {schema}.history AS a
                   WHERE a.job_id = d.job_id AND a.status = 'succeeded' AND a.next_at IS NULL)
 
 -- name: leases_naming
@@ -207,9 +207,11 @@ SELECT * FROM (
                      ORDER BY w.id DESC LIMIT 1) < a.job_id, true)
        AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = a.job_id
            AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id)
-           AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
+           AND NOT EXISTS (SELECT FROM {schema}.history AS o
                            WHERE o.job_id = d.job_id AND o.status = 'succeeded' AND o.next_at IS NULL))
      ORDER BY a.finished_at, a.job_id LIMIT $4)
+    UNION ALL
+    SELECT s.finished_at, s.job_id::text FROM {schema}.old_successes($1::timestamptz, $4) AS s
     UNION ALL
     SELECT x.finished_at, x.job_id::text
     FROM (VALUES ('dead', $2::timestamptz), ('cancelled', $3::timestamptz)) AS retention (state, before)
@@ -220,7 +222,7 @@ SELECT * FROM (
                         ORDER BY w.id DESC LIMIT 1) < e.job_id, true)
           AND NOT EXISTS (SELECT FROM {schema}.dependencies AS d WHERE d.member_id = e.job_id
               AND NOT EXISTS (SELECT FROM {schema}.ended AS o WHERE o.job_id = d.job_id)
-              AND NOT EXISTS (SELECT FROM {schema}.attempts AS o
+              AND NOT EXISTS (SELECT FROM {schema}.history AS o
                               WHERE o.job_id = d.job_id AND o.status = 'succeeded' AND o.next_at IS NULL))
         ORDER BY e.finished_at, e.job_id LIMIT $4
     ) AS x

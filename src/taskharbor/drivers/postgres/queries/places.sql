@@ -38,7 +38,7 @@ FROM clock
 CROSS JOIN unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
 CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = i.id LIMIT 1) AS j
 LEFT JOIN LATERAL (
-    SELECT * FROM {schema}.attempts WHERE attempts.job_id = j.id ORDER BY number DESC LIMIT 1
+    SELECT * FROM {schema}.history WHERE history.job_id = j.id ORDER BY number DESC LIMIT 1
 ) AS a ON true
 LEFT JOIN LATERAL (SELECT * FROM {schema}.ended WHERE ended.job_id = j.id LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (
@@ -61,7 +61,7 @@ ORDER BY i.position
 
 -- name: history
 SELECT number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail, worker_survived
-FROM {schema}.attempts WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
+FROM {schema}.history WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
 
 -- name: steps
 SELECT name, result, number FROM {schema}.steps WHERE job_id = $1::text::uuid ORDER BY name

@@ -1,5 +1,5 @@
 -- name: settle_and_release
-SELECT * FROM {schema}.settle_and_release($1, $2, $3::text[]::uuid[], $4, $5, $6, $7, $8, $9, $10, $11, $12)
+SELECT * FROM {schema}.settle_and_release($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
 
 -- name: lock_leases
 -- In this order, so that no two wait for each other. The rows are those that are current once the lock is held.
@@ -27,7 +27,7 @@ WHERE c.token = ANY ($1::text[]) AND e.id = ANY ($2::text[]::uuid[])
 SELECT a.job_id::text AS id, a.number, a.token, a.status
 FROM unnest($1::text[]::uuid[], $2::integer[]) AS s (id, number)
 CROSS JOIN LATERAL (
-    SELECT * FROM {schema}.attempts WHERE attempts.job_id = s.id AND attempts.number = s.number LIMIT 1
+    SELECT * FROM {schema}.history WHERE history.job_id = s.id AND history.number = s.number LIMIT 1
 ) AS a
 
 -- name: dependants_of
@@ -35,7 +35,7 @@ CROSS JOIN LATERAL (
 WITH RECURSIVE settled AS (
     SELECT a.* FROM unnest($1::text[]::uuid[], $2::integer[]) AS s (id, number)
     CROSS JOIN LATERAL (
-        SELECT * FROM {schema}.attempts WHERE attempts.job_id = s.id AND attempts.number = s.number LIMIT 1
+        SELECT * FROM {schema}.history WHERE history.job_id = s.id AND history.number = s.number LIMIT 1
     ) AS a
 ), cancelled (member, job_id, ended_at) AS (
     SELECT e.job_id, e.job_id, e.finished_at FROM settled AS a JOIN {schema}.ended AS e USING (job_id, number, finished_at)
@@ -53,7 +53,7 @@ WHERE a.status = 'succeeded' AND a.next_at IS NULL
   AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = d.job_id AND e.finished_at <= a.finished_at)
   AND NOT EXISTS (
       SELECT FROM {schema}.dependencies AS o WHERE o.job_id = d.job_id AND (NOT o.done OR EXISTS (
-          SELECT FROM {schema}.attempts AS x
+          SELECT FROM {schema}.history AS x
           WHERE x.job_id = o.member_id AND x.status = 'succeeded' AND x.next_at IS NULL AND x.finished_at > a.finished_at
       ))
   )
@@ -109,7 +109,7 @@ INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, to
 SELECT c.copy_id, a.number, a.status, a.retry_count, a.attempts, a.token, a.worker, a.started_at, a.finished_at,
        a.error, a.traceback, a.detail, a.worker_survived
 FROM unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::integer[]) AS c (job_id, copy_id, first_number)
-JOIN {schema}.attempts AS a ON a.job_id = c.job_id AND a.number >= c.first_number
+JOIN {schema}.history AS a ON a.job_id = c.job_id AND a.number >= c.first_number
 
 -- name: insert_ended
 INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)

@@ -52,7 +52,7 @@ WHERE w.id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid OR
 SELECT r.id::text AS id,
        (SELECT count(*) FROM {schema}.jobs AS j WHERE j.id > r.id AND j.id <= r.last_id) AS kept,
        (SELECT count(*) FILTER (WHERE a.status = 'succeeded' AND a.next_at IS NULL)
-        FROM {schema}.attempts AS a WHERE a.job_id > r.id AND a.job_id <= r.last_id) AS succeeded,
+        FROM {schema}.history AS a WHERE a.job_id > r.id AND a.job_id <= r.last_id) AS succeeded,
        (SELECT count(*) FILTER (WHERE e.state = 'dead')
         FROM {schema}.ended AS e WHERE e.job_id > r.id AND e.job_id <= r.last_id) AS dead,
        (SELECT count(*) FILTER (WHERE e.state = 'cancelled')
@@ -99,7 +99,7 @@ FROM unnest($1::text[]::uuid[]) AS j (id) CROSS JOIN LATERAL (
 SELECT EXISTS (
     SELECT FROM {schema}.jobs AS j WHERE j.id > $1::text::uuid AND j.id <= $2::text::uuid
       AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = j.id)
-      AND NOT EXISTS (SELECT FROM {schema}.attempts AS a
+      AND NOT EXISTS (SELECT FROM {schema}.history AS a
                       WHERE a.job_id = j.id AND a.status = 'succeeded' AND a.next_at IS NULL)
 )
 
@@ -111,7 +111,7 @@ DELETE FROM {schema}.workflows WHERE id = ANY (ARRAY(
         WHEN 0 THEN w.enqueued_at < $1
         ELSE NOT EXISTS (
             SELECT FROM {schema}.jobs AS j WHERE j.id > w.id AND j.id <= w.last_id
-              AND NOT EXISTS (SELECT FROM {schema}.attempts AS a WHERE a.job_id = j.id
+              AND NOT EXISTS (SELECT FROM {schema}.history AS a WHERE a.job_id = j.id
                               AND a.status = 'succeeded' AND a.next_at IS NULL AND a.finished_at < $1)
               AND NOT EXISTS (SELECT FROM {schema}.ended AS e WHERE e.job_id = j.id
                               AND e.finished_at < CASE e.state WHEN 'dead' THEN $2 ELSE $3 END)

@@ -35,17 +35,18 @@ CREATE UNIQUE INDEX jobs_key ON {schema}.jobs (queue, idempotency_key) WHERE ide
 
 -- Scheduled and ready jobs in claim order; the primary key is the only index a claim needs.
 -- rank is the negated priority, so that a forward scan meets the highest priority first.
+-- The columns stand by their alignment, the widest first: no byte of a row is padding.
 CREATE TABLE {schema}.ready (
-    suspect      boolean NOT NULL,       -- executes alone; only a claim of suspects finds it
-    queue        text COLLATE "C" NOT NULL,
-    rank         smallint NOT NULL,
     run_at       timestamptz NOT NULL,
     id           uuid NOT NULL,
+    due_at       timestamptz,
+    expires_at   timestamptz,            -- NULL once the run has begun
     number       integer NOT NULL,       -- of the latest attempt
     attempts     integer NOT NULL,       -- failures in this run
     first_number integer NOT NULL,       -- of this run's first attempt
-    due_at       timestamptz,
-    expires_at   timestamptz,            -- NULL once the run has begun
+    rank         smallint NOT NULL,
+    suspect      boolean NOT NULL,       -- executes alone; only a claim of suspects finds it
+    queue        text COLLATE "C" NOT NULL,
     delivery     text COLLATE "C",
     PRIMARY KEY (suspect, queue, rank, run_at, id),
     CONSTRAINT ready_rank CHECK (rank BETWEEN -100 AND 100),
@@ -94,33 +95,63 @@ CREATE TABLE {schema}.claims (
     expires_ats   timestamptz[] NOT NULL,
     deliveries    text[] NOT NULL
 );
-ALTER TABLE {schema}.claims ALTER ids SET STORAGE EXTERNAL;  -- random bytes do not compress
+
+-- What the plain successes of one settle share. A row of `attempts` that names it needs only what is its own.
+--
+-- Pruning by age finds the successes of an old settle by their ids: those between first_id and last_id, or those in `ids`
+-- where these are far apart and there may be many others between them.
+CREATE TABLE {schema}.settles (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    finished_at timestamptz NOT NULL,
+    first_id    uuid NOT NULL,
+    last_id     uuid NOT NULL,
+    token       text COLLATE "C" NOT NULL,
+    ids         uuid[]
+);
+CREATE INDEX settles_age ON {schema}.settles (finished_at, id);
 
 -- One row of history for each attempt. Its key is the fence: a collector and a late finisher collide on it.
+--
+-- A plain success that was settled together with others is narrow: it names its row of `settles`, and of the columns
+-- after `ran` it has only what is not the usual. Every other attempt has all of the columns that apply to it. Readers
+-- see no difference: they read `history`. The order of the columns leaves no byte of a narrow row to padding.
 CREATE TABLE {schema}.attempts (
     job_id      uuid NOT NULL,
+    settle_id   bigint,
     number      integer NOT NULL,
-    retry_count integer NOT NULL,
-    attempts    integer NOT NULL,        -- failures in the run after this attempt
+    ran         integer,                 -- of a narrow row: microseconds from its start to the settle
+    retry_count integer,
+    attempts    integer,                 -- failures in the run after this attempt
     started_at  timestamptz,
-    finished_at timestamptz NOT NULL,
+    finished_at timestamptz,
     next_at     timestamptz,             -- where the job went on: the key of its ready row can be computed
-    worker_survived boolean NOT NULL DEFAULT false,
-    status      text COLLATE "C" NOT NULL,
-    token       text COLLATE "C" NOT NULL,
+    worker_survived boolean,
+    status      text COLLATE "C",
+    token       text COLLATE "C",
     worker      text,                    -- NULL: the token's
     result      text,
     error       text,
     traceback   text,
     detail      text,
     origin      text COLLATE "C",        -- of a loss that a collector settled: the token of the claim
-    PRIMARY KEY (job_id, number)
+    PRIMARY KEY (job_id, number),
+    CONSTRAINT attempts_whole CHECK (
+        settle_id IS NOT NULL OR (retry_count, attempts, finished_at, status, token) IS NOT NULL)
 );
+
+-- Every attempt with all of its columns. (A query that asks for nothing of a settle reads `attempts` alone.)
+CREATE VIEW {schema}.history AS
+SELECT a.job_id, a.number, coalesce(a.retry_count, 0) AS retry_count, coalesce(a.attempts, 0) AS attempts,
+       coalesce(a.started_at, s.finished_at - a.ran * interval '1 microsecond') AS started_at,
+       coalesce(a.finished_at, s.finished_at) AS finished_at, a.next_at,
+       coalesce(a.worker_survived, false) AS worker_survived, coalesce(a.status, 'succeeded') AS status,
+       coalesce(a.token, s.token) AS token, a.worker, a.result, a.error, a.traceback, a.detail, a.origin
+FROM {schema}.attempts AS a LEFT JOIN {schema}.settles AS s ON s.id = a.settle_id;
 
 -- A worker that survived its lease marks what was lost with it. Only losses are in here.
 CREATE INDEX attempts_lost ON {schema}.attempts (origin) WHERE origin IS NOT NULL;
 
--- Pruning by age; it grows at its right edge only.
+-- Pruning by age, of successes that are not narrow; it grows at its right edge only.
 CREATE INDEX attempts_succeeded ON {schema}.attempts (finished_at, job_id)
     WHERE status = 'succeeded' AND next_at IS NULL;
 

@@ -130,7 +130,7 @@ BEGIN
         CASE WHEN a.status = 'succeeded' AND a.next_at IS NULL THEN a.result END
     FROM (SELECT * FROM {schema}.dependencies WHERE job_id = p_id ORDER BY position) AS d
     LEFT JOIN LATERAL (
-        SELECT * FROM {schema}.attempts WHERE attempts.job_id = d.member_id ORDER BY number DESC LIMIT 1
+        SELECT * FROM {schema}.history WHERE history.job_id = d.member_id ORDER BY number DESC LIMIT 1
     ) AS a ON true
     ORDER BY d.position;
 END
@@ -244,7 +244,7 @@ BEGIN
     UPDATE {schema}.dependencies AS d SET done = true, late = false
     WHERE d.late AND d.job_id = ANY (v_dependants) AND EXISTS (
         SELECT FROM (
-            SELECT * FROM {schema}.attempts AS a WHERE a.job_id = d.member_id ORDER BY a.number DESC LIMIT 1
+            SELECT * FROM {schema}.history AS a WHERE a.job_id = d.member_id ORDER BY a.number DESC LIMIT 1
         ) AS a WHERE a.status = 'succeeded' AND a.next_at IS NULL
     );
     v_ids := {schema}.release_satisfied(v_dependants);

@@ -76,7 +76,7 @@ BEGIN
     LEFT JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = i LIMIT 1) AS j ON true
     LEFT JOIN LATERAL (SELECT * FROM {schema}.ended WHERE ended.job_id = i LIMIT 1) AS e ON true
     LEFT JOIN LATERAL (
-        SELECT * FROM {schema}.attempts WHERE attempts.job_id = i ORDER BY number DESC LIMIT 1
+        SELECT * FROM {schema}.history WHERE history.job_id = i ORDER BY number DESC LIMIT 1
     ) AS a ON true
     WHERE j.id IS NULL OR e.job_id IS NOT NULL OR (a.status = 'succeeded' AND a.next_at IS NULL);
 END
