@@ -190,6 +190,7 @@ async def test_a_bug_in_telling_what_was_settled_neither_ends_the_worker_nor_los
         raise KeyError("a bug")
 
     monkeypatch.setattr(Reporter, part, broken)
+    faulty.on("succeeded")(lambda _: None)  # without a listener nothing is reported of a success
 
     @faulty.task
     async def work(n: int) -> int:

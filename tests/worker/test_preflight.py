@@ -50,7 +50,7 @@ def execution(
         return n
 
     pipeline: Any = SimpleNamespace(is_closing=is_closing)
-    return Execution(claimed, lease or HeldLease("token", LATER), harbor, StoreTime(clock), pipeline)
+    return Execution.of(claimed, lease or HeldLease("token", LATER), harbor, StoreTime(clock), pipeline)
 
 
 def lost() -> HeldLease:

@@ -66,6 +66,7 @@ from taskharbor.drivers.contract.reading import (
 from taskharbor.drivers.contract.settling import (
     Note,
     Occurrence,
+    PlainSuccesses,
     ProgressNote,
     SettleResult,
     StepNote,

@@ -34,6 +34,10 @@ class Reporter:
     def wants_begins(self) -> bool:
         return self._events.wanted("started") or logger.isEnabledFor(logging.DEBUG)
 
+    @property
+    def wants_successes(self) -> bool:
+        return self._events.wanted("succeeded") or logger.isEnabledFor(logging.INFO)
+
     def began(self, execution: Execution) -> None:
         log_line(logger, logging.DEBUG, "Job {job} started", execution.fields())
         self._emit("started", execution, self._time.now())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
+from typing import overload
 
 from msgspec import Struct
 
@@ -83,7 +84,71 @@ _NOTHING_UNUSUAL = (AttemptStatus.SUCCEEDED, State.SUCCEEDED, (), None, None, No
 
 def are_plain(transitions: Iterable[Transition]) -> bool:
     """Whether all of them are, in far less time than it takes to ask each."""
-    return all(map(_NOTHING_UNUSUAL.__eq__, map(_unusual, transitions)))
+    return isinstance(transitions, PlainSuccesses) or all(map(_NOTHING_UNUSUAL.__eq__, map(_unusual, transitions)))
+
+
+class PlainSuccesses(Sequence[Transition]):
+    """A batch of plain successes as columns, which a worker hands to `settle`: nearly every batch is one.
+
+    A driver that writes columns takes the lists, all of one length. For any other driver it is a sequence of
+    transitions, each of them plain, which are made when the first of them is asked for.
+    """
+
+    __slots__ = ("_transitions", "attempts", "ids", "numbers", "results", "started_ats", "tokens")
+
+    def __init__(
+        self,
+        tokens: list[str],
+        ids: list[str],
+        numbers: list[int],
+        attempts: list[int],
+        started_ats: list[int | None],
+        results: list[str | None] | None,
+    ) -> None:
+        self.tokens = tokens
+        self.ids = ids
+        self.numbers = numbers
+        self.attempts = attempts
+        self.started_ats = started_ats
+        self.results = results  # None if no job has one
+        self._transitions: list[Transition] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, at: int) -> Transition: ...
+    @overload
+    def __getitem__(self, at: slice) -> PlainSuccesses: ...
+    def __getitem__(self, at: int | slice) -> Transition | PlainSuccesses:
+        if not isinstance(at, slice):
+            return self._expanded()[at]
+        if at.indices(len(self)) == (0, len(self), 1):
+            return self
+        return PlainSuccesses(
+            self.tokens[at],
+            self.ids[at],
+            self.numbers[at],
+            self.attempts[at],
+            self.started_ats[at],
+            None if self.results is None else self.results[at],
+        )
+
+    def __iter__(self) -> Iterator[Transition]:
+        return iter(self._expanded())
+
+    def _expanded(self) -> list[Transition]:
+        if self._transitions is None:
+            succeeded, to = AttemptStatus.SUCCEEDED, State.SUCCEEDED
+            results = self.results or [None] * len(self)
+            rows = zip(
+                self.tokens, self.ids, self.numbers, self.attempts, self.started_ats, results, strict=True
+            )
+            self._transitions = [
+                Transition(token, job_id, number, succeeded, to, attempts, started_at, result=result)
+                for token, job_id, number, attempts, started_at, result in rows
+            ]
+        return self._transitions
 
 
 class SettleResult(Struct, frozen=True, gc=False):

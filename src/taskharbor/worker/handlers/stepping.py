@@ -1,8 +1,8 @@
-"""`Stepped`: awaits a handler step by step, in its own context, and notices when it suspends.
+"""`Stepped`: awaits the rest of a handler that has suspended, step by step, in its own context.
 
 The handler runs in the task of its slot, so that `asyncio.timeout` and everything else that asks for the
 current task works. Its context variables are still its own: each step runs in a copy of the
-worker's context. The executor arms a timer only when the handler suspends, since most handlers never do.
+worker's context. The executor takes the first step itself, since most handlers have no other.
 """
 
 from __future__ import annotations
@@ -13,24 +13,17 @@ from typing import Any
 
 
 class Stepped:
-    __slots__ = ("_context", "_coroutine", "_on_suspend")
+    """A handler after its first step, which awaits `awaited`."""
 
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], context: Context, on_suspend: Callable[[], None]
-    ) -> None:
+    __slots__ = ("_awaited", "_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: Context, awaited: Any) -> None:
         self._coroutine = coroutine
         self._context = context
-        self._on_suspend = on_suspend
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        run, coroutine = self._context.run, self._coroutine
-        try:
-            awaited = run(coroutine.send, None)
-        except StopIteration as stop:
-            return stop.value
-        except GeneratorExit as error:
-            raise _raised_by_the_handler() from error
-        self._on_suspend()
+        run, coroutine, awaited = self._context.run, self._coroutine, self._awaited
         while True:
             try:
                 value = yield awaited
@@ -47,9 +40,11 @@ class Stepped:
             except StopIteration as stop:
                 return stop.value
             except GeneratorExit as error:
-                raise _raised_by_the_handler() from error
+                raise raised_by_the_handler(error) from error
 
 
-def _raised_by_the_handler() -> RuntimeError:
+def raised_by_the_handler(error: GeneratorExit) -> RuntimeError:
     """Return an error for a handler's own GeneratorExit, which would look as if the slot were being closed."""
-    return RuntimeError("the handler raised GeneratorExit")
+    own = RuntimeError("the handler raised GeneratorExit")
+    own.__cause__ = error
+    return own

@@ -25,19 +25,29 @@ class Call:
     """One call of a handler, and its result or error."""
 
     __slots__ = (
+        "_arguments",
         "_finished",
         "_function",
         "_interrupted",
         "_lock",
         "_thread_id",
+        "about",
         "done",
         "error",
         "value",
     )
 
-    def __init__(self, function: Callable[[], Any], done: Callable[[Call], None]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        done: Callable[[Call], None],
+        about: Any = None,
+    ) -> None:
         self._function = function
+        self._arguments = arguments
         self.done = done
+        self.about = about  # whatever `done` needs to know, so that it need not be a function of its own
         self.value: Any = None
         self.error: BaseException | None = None
         self._lock = threading.Lock()
@@ -60,7 +70,7 @@ class Call:
                 self._thread_id = threading.get_ident()
                 if self._interrupted:  # while it waited for a thread
                     raise Interruption
-            self.value = self._function()
+            self.value = self._function(*self._arguments)
         except BaseException as error:  # noqa: BLE001 - the executor decides what it means
             self.error = error
 
@@ -78,7 +88,7 @@ class Call:
             except Interruption as error:  # it arrived just now
                 self.value, self.error = None, error
 
-    def interrupt(self) -> None:
+    def interrupt(self, _why: object = None) -> None:
         """Raise `Interruption` inside the handler, unless it has ended; runs on the loop."""
         with self._lock:
             self._interrupted = True
@@ -87,8 +97,9 @@ class Call:
 
 
 class HandlerThreads:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, delivered: Callable[[], None] = lambda: None) -> None:
         self._limit = limit
+        self._delivered = delivered  # called on the loop after each batch of finished calls
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._finished: deque[Call] = deque()
@@ -96,11 +107,17 @@ class HandlerThreads:
         self._delivery_is_due = False  # the loop will call `_deliver`
         self._growing: asyncio.TimerHandle | None = None
 
-    def call(self, function: Callable[[], Any], done: Callable[[Call], None]) -> Call:
-        """Run `function` in a thread; `done` is called on the loop when it has ended."""
+    def call(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        done: Callable[[Call], None],
+        about: Any = None,
+    ) -> Call:
+        """Run `function(*arguments)` in a thread; `done` is called on the loop when it has ended."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        call = Call(function, done)
+        call = Call(function, arguments, done, about)
         self._calls.put(call)
         if not self._threads:
             self._add_thread()
@@ -124,6 +141,7 @@ class HandlerThreads:
         while (call := self._calls.get()) is not None:
             call.run()
             self._finished.append(call)
+            del call  # an idle thread keeps no job in memory
             if not self._delivery_is_due:
                 self._delivery_is_due = True
                 try:
@@ -137,6 +155,7 @@ class HandlerThreads:
         while self._finished:
             call = self._finished.popleft()
             call.done(call)
+        self._delivered()
 
     def close(self) -> None:
         """Let the threads end; a busy thread ends after its call."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import (
     SETTLE_BYTES,
+    PlainSuccesses,
     ProgressNote,
     SettleAnswer,
     SettleResult,
@@ -39,7 +40,15 @@ from taskharbor.rules.policy import (
 )
 from taskharbor.rules.recurrence import armed_blindly
 from taskharbor.rules.retry import Decision, RetryPolicy
-from taskharbor.settle_batch import LEFT, REFUSALS, log_bug, log_refusal, settle_apart, without_content
+from taskharbor.settle_batch import (
+    LEFT,
+    REFUSALS,
+    is_outage,
+    log_bug,
+    log_refusal,
+    settle_apart,
+    without_content,
+)
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers.outcomes import error_text
@@ -107,34 +116,43 @@ class Committer:
         """Settle everything that has ended so far."""
         pipeline = self._pipeline
         notes, pipeline.notes = pipeline.notes, {}
-        pending, pipeline.ended = pipeline.ended, []
+        plain, others = _parted(pipeline.ended)
+        pipeline.ended = []
         pipeline.arrived.clear()
         try:
             if notes:
                 await self._store_notes(notes)
                 notes = {}
-            while pending:
-                batch = self._first_of(pending)
-                later = await self._settle(batch)
-                del pending[: len(batch)]
-                if later:
-                    self._settle_later([each for each in batch if each[0] in later])
-                    batch = [each for each in batch if each[0] not in later]
-                was_full = pipeline.is_full
-                pipeline.settled(batch)
-                if was_full and not pipeline.is_full:
-                    self._executor.wake_a_slot()
-                    pipeline.room.set()
+            await self._settle_in_batches(plain, self._settle_successes)
+            await self._settle_in_batches(others, self._settle)
         except (
             BaseException
         ):  # such as a cancellation: settles can be repeated, whether or not they took effect
             pipeline.notes = notes | pipeline.notes
-            pipeline.ended = pending + pipeline.ended
+            pipeline.ended = plain + others + pipeline.ended
             pipeline.arrived.set()
             raise
         if not pipeline.ended and not pipeline.notes and not self._later:
             pipeline.quiet.set()
             pipeline.room.set()
+
+    async def _settle_in_batches(
+        self, pending: list[Ended], settle: Callable[[Sequence[Ended]], Awaitable[set[Execution]]]
+    ) -> None:
+        """Settle these; take them off the list as they are settled."""
+        pipeline = self._pipeline
+        while pending:
+            batch = self._first_of(pending)
+            later = await settle(batch)
+            del pending[: len(batch)]
+            if later:
+                self._settle_later([each for each in batch if each[0] in later])
+                batch = [each for each in batch if each[0] not in later]
+            was_full = pipeline.is_full
+            pipeline.settled(batch)
+            if was_full and not pipeline.is_full:
+                self._executor.wake_a_slot()
+                pipeline.room.set()
 
     def _settle_later(self, later: list[Ended]) -> None:
         """Settle these again after a pause; the rest does not wait for them."""
@@ -153,25 +171,40 @@ class Committer:
             return pending[:BATCH_MAX]
         return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
 
+    async def _settle_successes(self, ended: Sequence[Ended]) -> set[Execution]:
+        """Settle plain successes, nearly all that there is to settle, without a value for each of them.
+
+        If the store refuses one of them, or someone wants to hear of each, they go the way of all other endings.
+        """
+        successes = _columns_of(ended)
+        try:
+            answers = await self._store.settle(successes)
+        except Exception as error:
+            if is_outage(error):
+                raise
+            return await self._settle(ended)
+        first = answers[0]
+        are_all_done = first.answer is SettleAnswer.DONE and answers.count(first) == len(ended)
+        if are_all_done and not first.cancelled and not self._reporter.wants_successes:
+            self._leases.settled_all([execution for execution, _, _ in ended])
+            return set()
+        endings = [_Ending(each[0], t, t, None) for each, t in zip(ended, successes, strict=True)]
+        return await self._settled(list(zip(endings, answers, strict=True)))
+
     async def _settle(self, ended: Sequence[Ended]) -> set[Execution]:
         """Settle a batch; return the executions that the store asks to settle later."""
-        later: set[Execution] = set()
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
-            if type(outcome) is Succeeded and execution.claimed.due_at is None:  # nearly every attempt
-                success = settle_success(
-                    execution.lease.token,
-                    execution.claimed,
-                    outcome,
-                    execution.started_at,
-                    execution.children,
-                )
-                endings.append(_Ending(execution, success, success, None))
-            elif (unusual := await self._ending(execution, outcome)) is not None:
-                endings.append(unusual)
+            if (ending := await self._ending(execution, outcome)) is not None:
+                endings.append(ending)
             else:
                 self._leases.settled(execution)
         settled = await settle_apart(self._settle_all, endings, self._mend) if endings else []
+        return await self._settled(settled)
+
+    async def _settled(self, settled: Sequence[tuple[_Ending, SettleResult | None]]) -> set[Execution]:
+        """Act on the store's answers, and report them; return the executions that it asks to settle later."""
+        later: set[Execution] = set()
         answers: list[SettleResult] = []
         for pair in settled:
             ending, answer = pair
@@ -324,6 +357,33 @@ class Committer:
             await Steps.of(self._store.driver).note(batch)
         except Exception as error:  # noqa: BLE001 - no job depends on progress, and the next note replaces it
             log_line(logger, logging.WARNING, "progress could not be stored: {error}", {"error": str(error)})
+
+
+def _parted(ended: list[Ended]) -> tuple[list[Ended], list[Ended]]:
+    """Return the plain successes (see `Transition.is_plain`), and everything else."""
+    plain: list[Ended] = []
+    others: list[Ended] = []
+    for each in ended:
+        execution, outcome, _ = each
+        if type(outcome) is Succeeded and execution.claimed.due_at is None and not execution.children:
+            plain.append(each)
+        else:
+            others.append(each)
+    return plain, others
+
+
+def _columns_of(ended: Sequence[Ended]) -> PlainSuccesses:
+    executions = [each[0] for each in ended]
+    claimed = [execution.claimed for execution in executions]
+    results: list[str | None] = [each[1].result for each in ended]  # type: ignore[union-attr]
+    return PlainSuccesses(
+        [execution.lease.token for execution in executions],
+        [job.id for job in claimed],
+        [job.number for job in claimed],
+        [job.attempts for job in claimed],
+        [execution.started_at for execution in executions],
+        results if results.count(None) < len(results) else None,
+    )
 
 
 class _Ending(Struct, frozen=True):

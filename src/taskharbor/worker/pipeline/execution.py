@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -58,107 +58,80 @@ def _read_options(text: str) -> tuple[Options, Any]:
 _UNASKED: frozenset[StopReason] = frozenset()
 
 
-class Execution:
-    __slots__ = (
-        "_context",
-        "_job",
-        "_steps",
-        "_time",
-        "arguments",
-        "asked_to_stop",
-        "cell",
-        "children",
-        "claimed",
-        "disturbed",
-        "end",
-        "harbor",
-        "has_meddled",
-        "interrupted",
-        "lease",
-        "loop",
-        "options",
-        "payload",
-        "pipeline",
-        "policy",
-        "process",
-        "run_has_begun",
-        "slot",
-        "started_at",
-        "task",
-        "timer",
-        "unreadable",
-    )
+class Execution(msgspec.Struct, eq=False):
+    """One attempt of a claimed job, from the claim to its settle. `Execution.of` makes it.
 
+    A struct, because a worker makes one for each job: it fills in the defaults faster than an `__init__` would.
+    """
+
+    claimed: Claimed
+    lease: HeldLease
+    harbor: Harbor
+    time: StoreTime
     pipeline: Pipeline
+    task: Task[Any, Any, Any, Any] | None
+    options: Options = NO_OPTIONS
+    policy: Any = UNSET
+    # Why the stored options cannot be read: a newer version of TaskHarbor may have written them.
+    unreadable: str | None = None
+    started_at: int | None = None
+    deadline: int | None = None  # when it times out; known once it has begun
+    cell: int = 0  # where its begin and end are published; 0 without a supervisor
+    asked_to_stop: frozenset[StopReason] = _UNASKED  # the reasons; replaced as a whole, since threads read it
+    interrupted: StopReason | None = None  # why the worker interrupted the handler, beyond asking it to stop
+    disturbed: bool = False  # other code than the handler and the worker cancelled the handler
+    has_meddled: bool = False  # its handler cancelled tasks that are not its own
+    children: Sequence[NewJob] = ()
+    slot: Slot | None = None  # the slot that runs an async handler
+    end: Callable[[StopReason], None] | None = None  # ends a handler in a thread or a process
+    process: IsolatedProcess | None = None  # the process that an isolated handler runs in
+    payload: str | None = None  # with the results of other jobs that it takes, if any
+    arguments: dict[str, Any] | None = None  # the decoded payload
+    run_has_begun: bool | None = None  # whether an earlier attempt of this run has begun; None if unknown
+    loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
+    timer: Timer | None = None
+    kept_steps: Steps | None = None
+    kept_context: Context | None = None
+    kept_job: Job[Any] | None = None
 
-    def __init__(
-        self,
-        claimed: Claimed,
-        lease: HeldLease,
-        harbor: Harbor,
-        time: StoreTime,
-        pipeline: Pipeline | None = None,
-    ) -> None:
-        self.claimed = claimed
-        self.lease = lease
-        self.harbor = harbor
-        self.task: Task[Any, Any, Any, Any] | None = harbor.tasks.get(
-            claimed.task
-        ) or builtin_tasks.runnable_task_of(harbor, claimed.task)
-        self.options: Options = NO_OPTIONS
-        self.policy: Any = UNSET
-        # Why the stored options cannot be read: a newer version of TaskHarbor may have written them.
-        self.unreadable: str | None = None
+    @classmethod
+    def of(
+        cls, claimed: Claimed, lease: HeldLease, harbor: Harbor, time: StoreTime, pipeline: Pipeline
+    ) -> Self:
+        task = harbor.tasks.get(claimed.task) or builtin_tasks.runnable_task_of(harbor, claimed.task)
+        execution = cls(claimed, lease, harbor, time, pipeline, task)
         if claimed.options is not None:
-            try:
-                self.options, self.policy = _read_options(claimed.options)
-                if self.options.recurrence is not None:
-                    parse(self.options.recurrence.schedule, self.options.recurrence.timezone)
-            except (msgspec.DecodeError, ConfigurationError) as error:
-                self.unreadable = f"its stored options cannot be read: {error}"
-        self.started_at: int | None = None
-        self.cell = 0  # where its begin and end are published; 0 without a supervisor
-        self.asked_to_stop = _UNASKED  # the reasons; replaced as a whole, since threads read it
-        self.interrupted: StopReason | None = (
-            None  # why the worker interrupted the handler, beyond asking it to stop
-        )
-        self.disturbed = False  # other code than the handler and the worker cancelled the handler
-        self.has_meddled = False  # its handler cancelled tasks that are not its own
-        self.children: list[NewJob] = []
-        self.slot: Slot | None = None  # the slot that runs an async handler
-        self.end: Callable[[StopReason], None] | None = None  # ends a handler in a thread or a process
-        self.process: IsolatedProcess | None = None  # the process that an isolated handler runs in
-        self.payload: str | None = None  # with the results of other jobs that it takes, if any
-        self.arguments: dict[str, Any] | None = None  # the decoded payload
-        self.run_has_begun: bool | None = (
-            None  # whether an earlier attempt of this run has begun; None if unknown
-        )
-        self.loop: asyncio.AbstractEventLoop | None = None  # of the worker, for a handler in a thread
-        self.timer: Timer | None = None
-        self._time = time
-        if pipeline is not None:  # only a process for isolated handlers has none
-            self.pipeline = pipeline
-        self._steps: Steps | None = None
-        self._context: Context | None = None
-        self._job: Job[Any] | None = None
+            execution.read_options(claimed.options)
+        return execution
+
+    def read_options(self, text: str) -> None:
+        try:
+            self.options, self.policy = _read_options(text)
+            if self.options.recurrence is not None:
+                parse(self.options.recurrence.schedule, self.options.recurrence.timezone)
+        except (msgspec.DecodeError, ConfigurationError) as error:
+            self.unreadable = f"its stored options cannot be read: {error}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of job {self.claimed.id}, attempt {self.claimed.number}>"
 
     # -- properties --
 
     @property
     def context(self) -> Context:
-        if self._context is None:
-            self._context = Context(self)
-        return self._context
+        if self.kept_context is None:
+            self.kept_context = Context(self)
+        return self.kept_context
 
     @property
     def steps(self) -> Steps:
-        if self._steps is None:
-            self._steps = Steps(self, LeasedSteps(self), self._time)
-        return self._steps
+        if self.kept_steps is None:
+            self.kept_steps = Steps(self, LeasedSteps(self), self.time)
+        return self.kept_steps
 
     @property
     def job(self) -> Job[Any]:
-        if self._job is None:
+        if self.kept_job is None:
             c = self.claimed
             record = JobRecord(
                 c.id,
@@ -178,8 +151,8 @@ class Execution:
                 version=c.version,
                 lease_expires_at=self.lease.expires_at,
             )
-            self._job = Job(record, self.harbor)
-        return self._job
+            self.kept_job = Job(record, self.harbor)
+        return self.kept_job
 
     @property
     def timeout(self) -> float | None:
@@ -188,18 +161,11 @@ class Execution:
         return self.task.declared_timeout if self.task else None
 
     @property
-    def deadline(self) -> int | None:
-        if self.started_at is None or self.timeout is None:
-            return None
-        return self.started_at + round(self.timeout * MICROS_PER_SECOND)
-
-    @property
     def is_late(self) -> bool:
         """Whether its deadline has passed. A handler that blocks the loop also keeps the timer from firing."""
         if "timeout" in self.asked_to_stop:
             return True
-        deadline = self.deadline
-        return deadline is not None and self._time.now() >= deadline
+        return self.deadline is not None and self.time.now() >= self.deadline
 
     @property
     def is_lost(self) -> bool:
@@ -264,6 +230,17 @@ class Execution:
 
     # -- what happens to it --
 
+    def begin(self, now: int) -> None:
+        """Its handler begins: from now on its time runs."""
+        self.started_at = now
+        timeout = self.timeout
+        if timeout is not None:
+            self.deadline = now + round(timeout * MICROS_PER_SECOND)
+
+    def release(self) -> None:
+        """Let go of what refers back to it. Its memory is then free at once, without the garbage collector."""
+        self.end = self.kept_context = self.kept_steps = None
+
     def ask_to_stop(self, reason: StopReason) -> None:
         """Let the context report this reason to the handler from here on."""
         self.asked_to_stop |= {reason}
@@ -317,5 +294,12 @@ class Execution:
         if child.options.correlation_id is None and self.options.correlation_id is not None:
             options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)
             child = msgspec.structs.replace(child, options=options)
-        self.children.append(child)
+        self.keep_child(child)
         return child.id
+
+    def keep_child(self, child: NewJob) -> None:
+        """Store this job with the success of the attempt."""
+        if isinstance(self.children, list):
+            self.children.append(child)
+        else:  # nearly no attempt has one, so they share an empty tuple
+            self.children = [child]

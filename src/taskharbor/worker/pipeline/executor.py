@@ -31,7 +31,7 @@ from taskharbor.worker.handlers.isolation.pool import CannotBegin
 from taskharbor.worker.handlers.isolation.process import Ended
 from taskharbor.worker.handlers.isolation.running import ProcessRunner
 from taskharbor.worker.handlers.slot import Slot
-from taskharbor.worker.handlers.stepping import Stepped
+from taskharbor.worker.handlers.stepping import Stepped, raised_by_the_handler
 from taskharbor.worker.handlers.steps import FallAsleep
 from taskharbor.worker.handlers.threads import Call, HandlerThreads
 from taskharbor.worker.pipeline.dependency_results import Results
@@ -82,7 +82,7 @@ class Executor:
         self._takes_interrupts = (
             takes_interrupts  # Ctrl-C raises nothing here, so a KeyboardInterrupt is the handler's own
         )
-        self._threads = HandlerThreads(pipeline.concurrency)
+        self._threads = HandlerThreads(pipeline.concurrency, delivered=self.wake_a_slot)
         self._processes = processes
         self._slots: list[Slot] = []
         self._idle: list[asyncio.Future[None]] = []
@@ -148,7 +148,12 @@ class Executor:
                 execution = pipeline.claimed.popleft()
                 if len(pipeline.claimed) == pipeline.low_water:
                     pipeline.room.set()
-                await self._execute(execution, slot)
+                try:
+                    if (rest := self._execute(execution, slot)) is not None:
+                        await rest
+                except BaseException as error:
+                    if self._is_to_end_slot(execution, error):
+                        raise
                 without_yield += 1
                 if without_yield == YIELD_EVERY:
                     without_yield = 0
@@ -159,50 +164,64 @@ class Executor:
                 while slot.cancelling():  # other code cancelled the slot: it goes on
                     slot.uncancel()
 
-    async def _execute(self, execution: Execution, slot: Slot) -> None:
-        """Check the job, prepare it, begin it, run it. No job may end the slot, since other jobs need it."""
-        try:
-            now = self._time.now()
-            if is_routine(execution, now):
-                objection: Objection | None = payload_does_not_fit(execution, now)
-            else:
-                objection = await self._clear(execution, now)
-                now = self._time.now()  # the checks took time, which does not count as the handler's
-            if objection is not None:
-                self._refuse(execution, objection)
-                return
-            task, arguments = execution.task, execution.arguments
-            assert task is not None, "an unknown task is refused"
-            assert arguments is not None, "a payload that does not fit is refused"
-            self._pipeline.begun += 1
-            execution.started_at = now
-            if self._cells is not None:
-                self._cells[execution.cell] = now
-            self._pipeline.running[execution] = None
-            if self._report_begin is not None:
-                self._report_begin(execution)
-            if self._middlewares:
-                await self._run_async(execution, slot, self._wrapped(execution, arguments))
-            elif task.is_isolated:
-                self._processes.call(execution, lambda ended: self._process_ended(execution, ended))
-                self._arm_timer(execution)
-            elif task.is_async:
-                context = execution.context if task.plan.takes_context else None
-                await self._run_async(execution, slot, task.plan.call(arguments, context))
-            else:
-                self._run_in_thread(execution, arguments)
-        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+    def _execute(self, execution: Execution, slot: Slot) -> Coroutine[Any, Any, None] | None:
+        """Check the job, begin it, run it, as far as nothing has to be awaited; return the rest, if there is one.
+
+        A plain function, because nearly every job needs no preparation, and nearly every handler ends in its first step
+        or runs in a thread. A coroutine for each job would cost more than the rest of this.
+        """
+        now = self._time.now()
+        if not is_routine(execution, now):
+            return self._prepare_and_execute(execution, slot, now)
+        if (objection := payload_does_not_fit(execution, now)) is not None:
+            self._refuse(execution, objection)
+            return None
+        return self._begin(execution, slot, now)
+
+    async def _prepare_and_execute(self, execution: Execution, slot: Slot, now: int) -> None:
+        if (objection := await self._clear(execution, now)) is not None:
+            self._refuse(execution, objection)
+            return
+        # The checks took time, which does not count as the handler's.
+        if (rest := self._begin(execution, slot, self._time.now())) is not None:
+            await rest
+
+    def _is_to_end_slot(self, execution: Execution, error: BaseException) -> bool:
+        """Settle a job that could not be executed. It must not end the slot, since other jobs need it."""
+        if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
             if execution.started_at is None:
                 self._processes.give_back(execution)
                 self._pipeline.end(execution, HandedBack())
-            raise
-        except BaseException as error:  # noqa: BLE001 - logged, and counted as the job's failure
-            log_line(
-                logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error
-            )
-            self._pipeline.running.pop(execution, None)
-            self._processes.give_back(execution)
-            self._pipeline.end(execution, outcomes.of_failure(error))
+            return True
+        log_line(logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error)
+        self._pipeline.running.pop(execution, None)
+        self._processes.give_back(execution)
+        self._pipeline.end(execution, outcomes.of_failure(error))
+        return False
+
+    def _begin(self, execution: Execution, slot: Slot, now: int) -> Coroutine[Any, Any, None] | None:
+        """Begin the handler; return what is left to await, if it is async and has suspended."""
+        task, arguments = execution.task, execution.arguments
+        assert task is not None, "an unknown task is refused"
+        assert arguments is not None, "a payload that does not fit is refused"
+        self._pipeline.begun += 1
+        execution.begin(now)
+        if self._cells is not None:
+            self._cells[execution.cell] = now
+        self._pipeline.running[execution] = None
+        if self._report_begin is not None:
+            self._report_begin(execution)
+        if self._middlewares:
+            return self._run_async(execution, slot, self._wrapped(execution, arguments))
+        if task.is_isolated:
+            self._processes.call(execution, lambda ended: self._process_ended(execution, ended))
+            self._arm_timer(execution)
+            return None
+        context = execution.context if task.plan.takes_context else None
+        if task.is_async:
+            return self._run_async(execution, slot, task.plan.call(arguments, context))
+        self._run_in_thread(execution, (task.plan.call, arguments, context))
+        return None
 
     async def _clear(self, execution: Execution, now: int) -> Objection | None:
         """Check a job that is not routine, and prepare it; check it again after each step that takes time."""
@@ -263,48 +282,77 @@ class Executor:
             execution.timer.cancel()
         if execution.process is not None:  # a middleware did not call the handler
             self._processes.give_back(execution)
+        execution.release()
         if execution.asked_to_stop and execution.is_lost:
             pipeline.drop(execution)  # under a lost lease nothing is settled
         else:
             pipeline.end(execution, outcome)
-        if pipeline.claimed:
-            self.wake_a_slot()
-        else:
+        if not pipeline.claimed:
             pipeline.room.set()
 
     # -- async handlers --
 
-    async def _run_async(self, execution: Execution, slot: Slot, coroutine: Coroutine[Any, Any, Any]) -> None:
+    def _run_async(
+        self, execution: Execution, slot: Slot, coroutine: Coroutine[Any, Any, Any]
+    ) -> Coroutine[Any, Any, None] | None:
+        """Take the handler's first step, in its own context; return what is left to await if it suspends there."""
         execution.slot, slot.execution = slot, execution
         context = self._context.copy()
         context.run(current_execution.set, execution)
         try:
-            value = await Stepped(coroutine, context, lambda: self._suspended(execution))
-        except asyncio.CancelledError as error:
-            if execution.interrupted is None and self._torn_down:
-                raise
-            if execution.disturbed and execution.interrupted is None and self._is_torn_down_from_outside:
-                execution.interrupted = "shutdown"  # the application cancelled every task
-            outcome = outcomes.outcome_of_error(execution, error)
-        except GeneratorExit:
-            raise  # the slot is being closed
+            awaited = context.run(coroutine.send, None)
+        except StopIteration as stop:
+            outcome = self._outcome_of_value(execution, stop.value)
+        except GeneratorExit as error:
+            outcome = outcomes.outcome_of_error(execution, raised_by_the_handler(error))
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not self._takes_interrupts:
-                raise  # meant for the whole process
+            if self._is_meant_for_slot(execution, error):
+                raise
+            outcome = outcomes.outcome_of_error(execution, error)
+        else:
+            self._arm_timer(execution)
+            self.wake_a_slot()
+            return self._await_handler(execution, slot, Stepped(coroutine, context, awaited))
+        return self._leave_slot(execution, slot, outcome)
+
+    async def _await_handler(self, execution: Execution, slot: Slot, stepped: Stepped) -> None:
+        try:
+            value = await stepped
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) or self._is_meant_for_slot(execution, error):
+                raise
             outcome = outcomes.outcome_of_error(execution, error)
         else:
             outcome = self._outcome_of_value(execution, value)
+        rest = self._leave_slot(execution, slot, outcome)
+        if rest is not None:
+            await rest
+
+    def _is_meant_for_slot(self, execution: Execution, error: BaseException) -> bool:
+        """Whether what came out of the handler ends the slot, or the whole process, and is no end of the job."""
+        if isinstance(error, asyncio.CancelledError):
+            if execution.interrupted is None and self._torn_down:
+                return True
+            if execution.disturbed and execution.interrupted is None and self._is_torn_down_from_outside:
+                execution.interrupted = "shutdown"  # the application cancelled every task
+            return False
+        return isinstance(error, KeyboardInterrupt) and not self._takes_interrupts
+
+    def _leave_slot(
+        self, execution: Execution, slot: Slot, outcome: Outcome
+    ) -> Coroutine[Any, Any, None] | None:
         execution.slot = slot.execution = None
         if slot.cancelling():  # the worker or the handler cancelled the handler, not the slot
-            await self._absorb_cancellation(slot)
+            return self._absorb_cancellation(execution, slot, outcome)
         self._ended(execution, outcome)
+        return None
 
     @property
     def _is_torn_down_from_outside(self) -> bool:
         """Whether the application cancels the whole worker."""
         return self._pipeline.owner is not None and self._pipeline.owner.is_to_end
 
-    async def _absorb_cancellation(self, slot: Slot) -> None:
+    async def _absorb_cancellation(self, execution: Execution, slot: Slot, outcome: Outcome) -> None:
         """Clear a cancellation that was meant for the handler, so that it does not hit the next job of the slot."""
         while slot.cancelling():
             slot.uncancel()
@@ -315,10 +363,7 @@ class Executor:
                 raise
             while slot.cancelling():
                 slot.uncancel()
-
-    def _suspended(self, execution: Execution) -> None:
-        self._arm_timer(execution)
-        self.wake_a_slot()
+        self._ended(execution, outcome)
 
     def _arm_timer(self, execution: Execution) -> None:
         if execution.deadline is not None:
@@ -345,7 +390,8 @@ class Executor:
         context = contextvars.copy_context()
         ended: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         call = self._threads.call(
-            lambda: context.run(task.plan.call, arguments, execution.context),
+            context.run,
+            (task.plan.call, arguments, execution.context),
             lambda call: None if ended.done() else ended.set_result(call),
         )
         try:
@@ -360,21 +406,15 @@ class Executor:
 
     # -- sync handlers --
 
-    def _run_in_thread(self, execution: Execution, arguments: dict[str, Any]) -> None:
-        task = execution.task
-        assert task is not None, "only known tasks are executed"
-        execution.loop = asyncio.get_running_loop()
+    def _run_in_thread(self, execution: Execution, call: tuple[Any, ...]) -> None:
+        execution.loop = self._pipeline.loop
         context = self._context.copy()
         context.run(current_execution.set, execution)
-        plan, handler_context = task.plan, execution.context
-        call = self._threads.call(
-            lambda: context.run(plan.call, arguments, handler_context),
-            lambda call: self._thread_ended(execution, call),
-        )
-        execution.end = lambda why: call.interrupt()
+        execution.end = self._threads.call(context.run, call, self._thread_ended, execution).interrupt
         self._arm_timer(execution)
 
-    def _thread_ended(self, execution: Execution, call: Call) -> None:
+    def _thread_ended(self, call: Call) -> None:
+        execution = call.about
         if call.error is not None:
             outcome = outcomes.outcome_of_error(execution, call.error)
         else:
@@ -388,6 +428,7 @@ class Executor:
             self._ended(execution, outcomes.of_timeout(execution))
         else:
             self._ended(execution, outcomes.of_remote(execution, ended))
+        self.wake_a_slot()
 
     async def _value_from_process(self, execution: Execution) -> Any:
         """Return to a middleware the result, decoded from JSON, or raise an error that represents the handler's."""

@@ -228,7 +228,8 @@ class Fetcher:
                 self._supervisor_link.claimed(None, [])
             return []
         lease = self._leases.add(request.token, claim.expires_at, alone=request.suspects)
-        executions = [Execution(job, lease, self._harbor, self._time, self._pipeline) for job in claim.jobs]
+        harbor, time, pipeline = self._harbor, self._time, self._pipeline
+        executions = [Execution.of(job, lease, harbor, time, pipeline) for job in claim.jobs]
         lease.executions = {execution.claimed.id: execution for execution in executions}
         if self._supervisor_link is not None:
             self._supervisor_link.claimed(lease, executions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
@@ -88,14 +89,18 @@ class HeldLeases:
         return lease
 
     def settled(self, execution: Execution) -> None:
-        """Take the job off its lease; without jobs, the lease is over."""
-        lease = execution.lease
-        lease.executions.pop(execution.claimed.id, None)
-        execution.cell = 0
-        if not lease.executions:
-            self._leases.pop(lease.token, None)
-            if self._supervisor_link is not None:
-                self._supervisor_link.over(lease)
+        self.settled_all((execution,))
+
+    def settled_all(self, executions: Iterable[Execution]) -> None:
+        """Take the jobs off their leases; without jobs, a lease is over."""
+        for execution in executions:
+            lease = execution.lease
+            lease.executions.pop(execution.claimed.id, None)
+            execution.cell = 0
+            if not lease.executions:
+                self._leases.pop(lease.token, None)
+                if self._supervisor_link is not None:
+                    self._supervisor_link.over(lease)
 
     def forget(self, lease: HeldLease) -> None:
         lease.lost = True

@@ -108,8 +108,7 @@ class Pipeline:
 
     def settled(self, settled: Iterable[Ended]) -> None:
         """Forget attempts that are settled, or that end when their lease expires."""
-        for execution, _, size in settled:
-            self._held_bytes -= size + len(execution.claimed.payload)
+        self._held_bytes -= sum([size + len(execution.claimed.payload) for execution, _, size in settled])
         if self._held_bytes <= HELD_BYTES:
             self.is_full = False
 

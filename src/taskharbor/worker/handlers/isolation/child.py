@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from taskharbor.client.harbor import Harbor
-from taskharbor.client.task import Signature, Task
+from taskharbor.client.task import Task
 from taskharbor.clock import SystemClock
 from taskharbor.context import current_execution
 from taskharbor.errors import PayloadError
 from taskharbor.function_refs import MAIN_NAMES, FunctionRef, find, import_module, load_main
-from taskharbor.records import Progress
+from taskharbor.records import NewJob, Progress
 from taskharbor.rules.outcome import Failed, Slept
 from taskharbor.sync import fastest_loop
 from taskharbor.worker.handlers.isolation.link import Link, LogsToWorker, kill_own_group
@@ -60,38 +60,45 @@ from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
 logger = logging.getLogger("taskharbor.worker")
 
 
-class IsolatedExecution(Execution):
+class IsolatedExecution(Execution, eq=False, kw_only=True):
     """An attempt as its handler sees it: progress, children and steps go to the worker."""
 
-    __slots__ = ("_deadline", "_link", "linked_steps", "serial")
+    serial: int
+    link: Link
+    linked_steps: LinkedSteps
 
-    def __init__(self, call: Call, harbor: Harbor, link: Link) -> None:
+    @classmethod
+    def for_call(cls, call: Call, task: Task[Any, Any, Any, Any], link: Link) -> IsolatedExecution:
         lease, time = HeldLease("", call.lease_expires_at), StoreTime(SystemClock())
         time.learn(call.started_at, time.asking())
-        super().__init__(call.claimed, lease, harbor, time)
-        self.linked_steps = LinkedSteps(link, call.serial)
-        self.started_at = call.started_at
-        self.serial = call.serial
-        self._deadline = call.deadline
-        self._link = link
-
-    @property
-    def deadline(self) -> int | None:
-        return self._deadline
+        execution = cls(
+            call.claimed,
+            lease,
+            task.harbor,
+            time,
+            None,  # type: ignore[arg-type]  # only a worker has a pipeline
+            task,
+            started_at=call.started_at,
+            deadline=call.deadline,
+            serial=call.serial,
+            link=link,
+            linked_steps=LinkedSteps(link, call.serial),
+        )
+        if call.claimed.options is not None:
+            execution.read_options(call.claimed.options)
+        return execution
 
     @property
     def steps(self) -> Steps:
-        if self._steps is None:
-            self._steps = IsolatedSteps(self, self.linked_steps, self._time)
-        return self._steps
+        if self.kept_steps is None:
+            self.kept_steps = IsolatedSteps(self, self.linked_steps, self.time)
+        return self.kept_steps
 
-    def add_child(self, signature: Signature[Any]) -> str:
-        child_id = super().add_child(signature)
-        self._link.send(ChildEnqueued(self.serial, self.children.pop()))
-        return child_id
+    def keep_child(self, child: NewJob) -> None:
+        self.link.send(ChildEnqueued(self.serial, child))
 
     def report(self, progress: Progress) -> None:
-        self._link.send(ProgressReported(self.serial, progress))
+        self.link.send(ProgressReported(self.serial, progress))
 
 
 class HandlerProcess:
@@ -196,7 +203,7 @@ class HandlerProcess:
         except PayloadError as error:
             self._link.send(NotFound(call.serial, f"its process takes other arguments: {error}"))
             return
-        ended = self._call_handler(IsolatedExecution(call, task.harbor, self._link), task, arguments)
+        ended = self._call_handler(IsolatedExecution.for_call(call, task, self._link), task, arguments)
         _flush()
         if isinstance(ended, Failed):
             self._link.send(Raised(call.serial, ended))
@@ -210,7 +217,6 @@ class HandlerProcess:
     def _call_handler(
         self, execution: IsolatedExecution, task: Task[Any, Any, Any, Any], arguments: dict[str, Any]
     ) -> Any:
-        execution.task = task
         context = contextvars.copy_context()
         context.run(current_execution.set, execution)
         with self._lock:

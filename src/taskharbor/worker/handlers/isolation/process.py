@@ -262,7 +262,7 @@ class IsolatedProcess(asyncio.Protocol):
             case ProgressReported(_, progress):
                 self._call.execution.report(progress)
             case ChildEnqueued(_, job):
-                self._call.execution.children.append(job)
+                self._call.execution.keep_child(job)
             case ReadSteps() | WriteStep():
                 self._call.ask_steps(message)
             case FellAsleep(_, name, seconds):
