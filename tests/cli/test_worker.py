@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import signal
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from taskharbor import State, presets
+from taskharbor.worker.garbage import YOUNG_OBJECTS
 from tests.cli.conftest import COMMAND
 
 
@@ -123,6 +125,23 @@ def test_an_application_s_tasks_are_executed(started, harbor, url, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert job.result(timeout=0) == "TEA"
+
+
+@pytest.mark.parametrize("words", [[], ["--default-gc"], ["--processes", "1"]])
+def test_a_worker_process_collects_garbage_less_often(started, harbor, url, tmp_path, words):
+    (tmp_path / "shop.py").write_text(
+        "import gc\n"
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor()\n"
+        "@harbor.task(name='thresholds')\n"
+        "def thresholds() -> int:\n"
+        "    return gc.get_threshold()[0]\n"
+    )
+    job = harbor.enqueue("thresholds")
+    process = started("worker", "-A", "shop:harbor", "--url", url, "--drain", *words, cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert job.result(timeout=0) == (gc.get_threshold()[0] if words == ["--default-gc"] else YOUNG_OBJECTS)
 
 
 def test_a_store_that_cannot_be_opened_is_one_line(started):

@@ -20,6 +20,7 @@ from taskharbor.cli.entry import EXIT_FAILED, TRACEBACK_VARIABLE, message_of, op
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session
 from taskharbor.telemetry import logs
+from taskharbor.worker.garbage import collecting_less_often
 from taskharbor.worker.signals import run_with_signals
 from taskharbor.worker.supervisor.channel import Channel, StartupError, WorkerConfig
 from taskharbor.worker.supervisor.child_main import Child, address_of, worker_for
@@ -44,7 +45,8 @@ def main() -> int:
         with _open(config) as harbor:
             worker = worker_for(harbor, config)
             child = Child(worker, page, config, address_of(harbor))
-            run_with_signals(lambda: child.work(lambda: Channel.over(end.dup())), worker)
+            with collecting_less_often(not config.default_gc):
+                run_with_signals(lambda: child.work(lambda: Channel.over(end.dup())), worker)
             return child.status
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE) or (child is not None and child.is_ready):

@@ -14,6 +14,7 @@ from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StoreUnavailable, UnresponsiveHandler
 from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.garbage import collecting_less_often
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -111,6 +112,11 @@ POLICIES = (
     "replaced.",
 )
 @click.option(
+    "--default-gc",
+    is_flag=True,
+    help="Collect garbage as often as Python does by default, for handlers that leave large reference cycles.",
+)
+@click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Touch this file every second while the worker is healthy, and remove it at the end.",
@@ -146,6 +152,7 @@ def worker(
     stuck_seconds: float | None,
     max_jobs: int | None,
     max_memory: int | None,
+    default_gc: bool,
     health_file: Path | None,
     health_port: tuple[str, int] | None,
     log_format: Literal["text", "json"] | None,
@@ -197,6 +204,7 @@ def worker(
         max_attempts=max_attempts,
         log_tracebacks=not no_tracebacks,
         include=list(include),
+        default_gc=default_gc,
     )
     if processes is not None:
         from taskharbor.cli.supervise import supervise
@@ -223,7 +231,8 @@ def work_here(
         try:
             work = works.drain if config.drain else works.run
             reports = HealthReports(lambda: health_of(works), health_file, health_address)
-            run_with_signals(lambda: work_with_health_reports(works, work, reports), works)
+            with collecting_less_often(not config.default_gc):
+                run_with_signals(lambda: work_with_health_reports(works, work, reports), works)
         except UnresponsiveHandler as error:
             raise CommandFailed(str(error), EXIT_REPLACE) from error
         if session.screen.as_json:

@@ -45,6 +45,7 @@ class WorkerConfig(Struct, tag=True, omit_defaults=True):
     log_tracebacks: bool = True
     include: list[str] = []  # modules with further tasks of the application
     max_attempts: int | None = None  # replaces that policy's own cap
+    default_gc: bool = False  # collect garbage as often as Python does by default
 
 
 class LeaseUpdate(Struct, tag=True, omit_defaults=True):
