@@ -49,7 +49,7 @@ def test_random_seeds_of_fleets_find_nothing_wrong():
 
 def test_fleets_are_full_of_what_they_are_made_for():
     told: Counter[str] = Counter()
-    for seed in (*range(25), 42, 59):  # the last two: a child reaches its limit while its predecessor retires
+    for seed in (*range(32), 42, 59):  # the last two: a child reaches its limit while its predecessor retires
         with _seeded(seed):
             world = FleetWorld(seed)
             told["kills"] += world.run().kills
