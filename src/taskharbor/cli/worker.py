@@ -14,7 +14,6 @@ from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
 from taskharbor.errors import StoreUnavailable, UnresponsiveHandler
 from taskharbor.telemetry.logs import log_line
-from taskharbor.worker.garbage import collecting_less_often
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -220,6 +219,9 @@ def work_here(
     session: Session, config: WorkerConfig, health_file: Path | None, health_address: tuple[str, int] | None
 ) -> None:
     """Work in this process."""
+    # Before the application is imported: what the collector is set to then is Python's own.
+    from taskharbor.worker.garbage import collecting_less_often
+
     with session.open(create=True) as harbor:
         from taskharbor.worker.signals import run_with_signals
         from taskharbor.worker.supervisor.child_main import EXIT_REPLACE, worker_for
