@@ -84,7 +84,9 @@ _NOTHING_UNUSUAL = (AttemptStatus.SUCCEEDED, State.SUCCEEDED, (), None, None, No
 
 def are_plain(transitions: Iterable[Transition]) -> bool:
     """Whether all of them are, in far less time than it takes to ask each."""
-    return isinstance(transitions, PlainSuccesses) or all(map(_NOTHING_UNUSUAL.__eq__, map(_unusual, transitions)))
+    return isinstance(transitions, PlainSuccesses) or all(
+        map(_NOTHING_UNUSUAL.__eq__, map(_unusual, transitions))
+    )
 
 
 class PlainSuccesses(Sequence[Transition]):
