@@ -51,7 +51,9 @@ class CallPlan:
         "_partial",
         "_positional",
         "_read",
+        "_required",
         "_types",
+        "_what",
         "call",
         "context_parameter",
         "parameters",
@@ -108,6 +110,8 @@ class CallPlan:
         self.task = task
         self.parameters = tuple(each.name for each in declared)
         self.required = tuple(each.name for each in declared if each.default is each.empty)
+        self._required = frozenset(self.required)
+        self._what = f"the payload of task {task!r}"
         self.context_parameter = context.name if context else None
         self.call = _caller(function, context)
         self._positional = tuple(each.name for each in declared if each.kind is not each.KEYWORD_ONLY)
@@ -128,8 +132,8 @@ class CallPlan:
 
         `partial` lets required ones be left out (`task.s()`, where a workflow fills in the rest).
         """
-        if not args and not kwargs and (partial or not self.required):
-            return {}
+        if not args and kwargs.keys() <= self._types.keys() and (partial or self._suffices(kwargs)):
+            return dict(kwargs)
         if len(args) > len(self._positional):
             raise PayloadError(
                 f"task {self.task!r} takes {counted(len(self._positional), 'positional argument')}, "
@@ -147,6 +151,10 @@ class CallPlan:
         if not partial:
             self.refuse_missing(bound)
         return bound
+
+    def _suffices(self, given: Mapping[str, Any]) -> bool:
+        """Whether none of the required arguments is missing, if all are parameters."""
+        return len(given) == len(self.parameters) or self._required <= given.keys()
 
     def refuse_missing(self, bound: Mapping[str, Any]) -> None:
         """Refuse arguments among which a required one is missing."""
@@ -170,8 +178,7 @@ class CallPlan:
         """The payload of arguments that `bind` has bound."""
         if not bound:
             return "{}"
-        what = f"the payload of task {self.task!r}"
-        encoded = to_json(bound, what, limit)
+        encoded = to_json(bound, self._what, limit)
         try:
             values = asdict((self._read_partial() if partial else self._read)(encoded))
         except MemoryError:
@@ -180,8 +187,29 @@ class CallPlan:
             raise self._refusal(bound, error) from error
         if not self._in_full or partial:
             values = {name: value for name, value in values.items() if value is not UNSET}
-        ensure_unchanged(bound, values, what)
+        ensure_unchanged(bound, values, self._what)
         return encoded.decode()
+
+    def encode_each(self, payloads: Sequence[Mapping[str, Any]], first: int = 0) -> list[str]:
+        """The payloads of many calls, each given as a mapping of arguments; an error says at which index it arose.
+
+        `first` is the index of the first of them.
+        """
+        bind, encoded, needs = self.bind, self.encoded, bool(self.required)
+        texts: list[str] = []
+        for given in payloads:
+            try:
+                if type(given) is not dict and not isinstance(
+                    given, Mapping
+                ):  # the first test is the cheaper one
+                    raise PayloadError(
+                        f"enqueue_many takes a mapping of arguments for each job, not {shorten(given)}; "
+                        'for example [{"to": "a@b.c"}, {"to": "d@e.f"}]'
+                    )
+                texts.append(encoded(bind((), given)) if given or needs else "{}")
+            except PayloadError as error:
+                raise at_index(first + len(texts), error) from error.__cause__
+        return texts
 
     def decode(self, payload: str) -> dict[str, Any]:
         """The keyword arguments of a stored payload, validated; `PayloadError` when it does not fit.
@@ -313,6 +341,11 @@ class CallPlan:
         if name == self.context_parameter:
             return f"{name!r} to be given: the worker injects it"
         return shorten(name)
+
+
+def at_index(index: int, error: PayloadError) -> PayloadError:
+    """The same error, with the place of what it is about among many."""
+    return type(error)(f"at index {index}: {error}")
 
 
 _GOT_TEXT = ", got `str`"

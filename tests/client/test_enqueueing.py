@@ -106,6 +106,25 @@ def test_many_are_all_or_nothing(send: Sending, harbor: Harbor):
     assert harbor.jobs.counts()["ready"] == 0
 
 
+def test_an_error_among_many_says_at_which_index_it_arose(send: Sending, harbor: Harbor):
+    with pytest.raises(PayloadError, match=r"^at index 1: .* at to: expected `str`"):
+        send.enqueue_many([{"to": "a"}, {"to": 5}, {"to": 6}])
+    with pytest.raises(PayloadError, match="^at index 2: .* takes a mapping"):
+        send.enqueue_many([{"to": "a"}, {"to": "b"}, "c"])  # type: ignore[list-item]
+    with pytest.raises(PayloadTooLarge, match="^at index 0: "):
+        send.enqueue_many([{"to": "a" * 1_048_576}])
+    with pytest.raises(PayloadError, match="^at index 1: .* needs 'to'"):
+        harbor.enqueue_many([send.s("a"), send.s()])
+    with pytest.raises(ConfigurationError, match="^at index 1: .* takes signatures"):
+        harbor.enqueue_many([send.s("a"), {"to": "b"}])  # type: ignore[list-item]
+    assert harbor.jobs.counts()["ready"] == 0
+
+
+def test_handles_of_many_show_what_the_store_keeps(send: Sending, harbor: Harbor):
+    jobs = send.using(priority=3, timeout=5).enqueue_many([{"to": "a"}, {"to": "b"}, {"to": "c"}])
+    assert [job.record for job in jobs] == [job.refresh().record for job in jobs]
+
+
 def test_none_at_all_is_no_job(send: Sending, harbor: Harbor):
     assert send.enqueue_many([]) == []
     assert harbor.enqueue_many([]) == []

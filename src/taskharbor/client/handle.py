@@ -38,7 +38,7 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
 
     # The record, or the parts to build it from on first use: callers that enqueue a hundred thousand jobs at once
     # look at few of them.
-    _read: JobRecord | tuple[NewJob, Enqueued]
+    _read: JobRecord | tuple[NewJob, Enqueued, str]
     _harbor: Harbor
     existed: bool = True
 
@@ -331,11 +331,11 @@ def _datetime(micros: int | None) -> datetime | None:
     return None if micros is None else from_micros(micros)
 
 
-def _enqueued_record(job: NewJob, answer: Enqueued) -> JobRecord:
+def _enqueued_record(job: NewJob, answer: Enqueued, payload: str) -> JobRecord:
     return JobRecord(
         answer.id,
         job.task,
-        job.payload,
+        payload,
         job.queue,
         job.priority,
         answer.state,

@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
@@ -36,7 +36,7 @@ from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import agreeing, checked_name, counted, decode_result, encode_payload, shorten
 from taskharbor.context import Context
-from taskharbor.drivers.base import Driver, Enqueued
+from taskharbor.drivers.base import AlikeJobs, Driver, Enqueued
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.function_refs import forbid_during_import
 from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob, Recurrence
@@ -242,7 +242,9 @@ class Harbor:
 
     async def aenqueue_many(self, signatures: Iterable[Signature[Any]]) -> list[Job[Any]]:
         """Store a job for each signature, of any tasks: one round trip, all or nothing."""
-        return await self._store([_checked_signature(signature).new_job() for signature in signatures])
+        return await self._store(
+            [_checked_signature(each, index).new_job(index) for index, each in enumerate(signatures)]
+        )
 
     enqueue_many = sync_method(aenqueue_many)
 
@@ -257,26 +259,34 @@ class Harbor:
         task.validate(text)  # the declaration is known here, so check against it
         return new_job(task.name, text, merged(task._options, checked))
 
-    async def _store(self, jobs: list[NewJob]) -> list[Job[Any]]:
+    async def _store(self, jobs: Sequence[NewJob]) -> list[Job[Any]]:
         """Store jobs; return a handle for each, of the existing job where there was one."""
         forbid_during_import("a job was enqueued")
         block = block_of(self)
         if block is not None:
             block.refuse_when_over()
+        if isinstance(jobs, AlikeJobs) and not self.driver.stores_in_turn:
+            jobs.made_until(len(jobs))  # before a store begins with them
         answers = await self.driver.enqueue(jobs)
         if block is None and self.events.wanted("enqueued"):
             self._report_enqueued(jobs, answers)
         if not any(answer.existed for answer in answers):
+            if isinstance(jobs, AlikeJobs):
+                return [
+                    Job((jobs.shared, answer, payload), self, False)
+                    for answer, payload in zip(answers, jobs.payloads, strict=True)
+                ]
             return [
-                Job((job, answer), self, existed=False) for job, answer in zip(jobs, answers, strict=True)
+                Job((job, answer, job.payload), self, False)
+                for job, answer in zip(jobs, answers, strict=True)
             ]
         existing = await self.driver.get([answer.id for answer in answers])
         return [
-            Job(found or (job, answer), self, existed=answer.existed)
+            Job(found or (job, answer, job.payload), self, existed=answer.existed)
             for job, answer, found in zip(jobs, answers, existing, strict=True)
         ]
 
-    def _report_enqueued(self, jobs: list[NewJob], answers: list[Enqueued]) -> None:
+    def _report_enqueued(self, jobs: Sequence[NewJob], answers: list[Enqueued]) -> None:
         for job, answer in zip(jobs, answers, strict=True):
             if not answer.existed:
                 self.events.emit(Event.about(job, job.options, "enqueued", answer.enqueued_at))
@@ -527,9 +537,9 @@ def _refuse_unfit(function: object) -> None:
         )
 
 
-def _checked_signature(signature: Signature[Any]) -> Signature[Any]:
+def _checked_signature(signature: Signature[Any], index: int) -> Signature[Any]:
     if not isinstance(signature, Signature):
         raise ConfigurationError(
-            f"enqueue_many takes signatures such as task.s(1, x=2), not {type(signature).__name__}"
+            f"at index {index}: enqueue_many takes signatures such as task.s(1, x=2), not {type(signature).__name__}"
         )
     return signature

@@ -99,6 +99,12 @@ def new_id() -> str:
     return str(uuid_utils.uuid7())
 
 
+def new_ids(count: int) -> list[str]:
+    """Ids for this many jobs, in their order."""
+    new = uuid_utils.uuid7
+    return [str(new()) for _ in range(count)]
+
+
 def checked_id(value: object) -> str:
     """Return a job's id as lower-case UUID text, from a string or a UUID."""
     if isinstance(value, uuid.UUID | uuid_utils.UUID):

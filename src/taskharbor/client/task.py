@@ -17,17 +17,18 @@ from taskharbor.client.options import (
     checked_options,
     job_maker,
     merged,
+    new_ids,
     new_job,
     refuse_none_of_declared,
 )
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.codec import result_decoder, shorten
-from taskharbor.drivers.base import Driver
+from taskharbor.drivers.base import AlikeJobs, Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.function_refs import address_of
 from taskharbor.records import Delivery, NewJob, Recurrence
 from taskharbor.rules.retry import UNSET, RetryPolicy
-from taskharbor.signature import CallPlan
+from taskharbor.signature import CallPlan, at_index
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -61,9 +62,12 @@ class Signature(Generic[R]):
         self.options = options
         self.takes_result = takes_result  # of the job before it in a workflow
 
-    def new_job(self) -> NewJob:
-        """Build the job; refuse it if required arguments are missing."""
-        self.task.plan.refuse_missing(self.arguments)
+    def new_job(self, index: int | None = None) -> NewJob:
+        """Build the job; refuse it if required arguments are missing, and say at which index among several."""
+        try:
+            self.task.plan.refuse_missing(self.arguments)
+        except PayloadError as error:
+            raise error if index is None else at_index(index, error) from None
         return self.task.new_job_of(self.payload, self.options)
 
     def __repr__(self) -> str:
@@ -92,11 +96,19 @@ class Enqueueable(Generic[P, R]):
 
     async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
         """Store a job for each mapping of arguments: one round trip, all or nothing."""
-        make, encode = job_maker(self._task.name, self._options), self._task.plan.encode
-        jobs = [make(encode((), _arguments(payload))) for payload in payloads]
-        if len(jobs) > 1:
+        given = payloads if isinstance(payloads, list | tuple) else list(payloads)
+        if len(given) > 1:
             _refuse_one_name_for_many(self._options)
-        return await self._task.harbor._store(jobs)
+        make = job_maker(self._task.name, self._options)
+        encode = self._task.plan.encode_each
+        if len(given) <= 1:
+            return await self._task.harbor._store([make(text) for text in encode(given)])
+
+        def columns(start: int, stop: int) -> tuple[list[str], list[str]]:
+            texts = encode(given[start:stop], start)
+            return new_ids(stop - start), texts
+
+        return await self._task.harbor._store(AlikeJobs(make("{}"), len(given), columns))
 
     enqueue_many = sync_method(aenqueue_many)
 
@@ -272,15 +284,6 @@ def _refuse_one_name_for_many(options: dict[str, Any]) -> None:
                 f"{option} names one job, and enqueue_many was given several: all of them would be one. "
                 f"Enqueue signatures instead: harbor.enqueue_many([task.using({option}=…).s(…), …])"
             )
-
-
-def _arguments(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    if type(payload) is not dict and not isinstance(payload, Mapping):  # the first test is the cheaper one
-        raise PayloadError(
-            f"enqueue_many takes a mapping of arguments for each job, not {shorten(payload)}; "
-            'for example [{"to": "a@b.c"}, {"to": "d@e.f"}]'
-        )
-    return payload
 
 
 __all__ = ["Enqueueable", "Signature", "Task", "UsingOptions", "default_name"]

@@ -129,7 +129,7 @@ def to_json(value: object, what: str, limit: int) -> bytes:
         )
     if b"\\u0000" in encoded and _has_nul(encoded):
         raise PayloadError(f"{what} cannot be stored as JSON: {problem_in(value) or 'a text holds a NUL'}")
-    if _is_too_deep(encoded):
+    if len(encoded) > NESTING_LIMIT and _is_too_deep(encoded):
         raise PayloadError(f"{what} cannot be stored as JSON: {TOO_DEEP}")
     return encoded
 

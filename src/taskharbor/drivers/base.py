@@ -21,8 +21,11 @@ from typing import ClassVar
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract.enqueueing import (
+    AlikeJobs,
     Enqueued,
     WorkflowEnqueued,
+    are_plain,
+    have_keys,
     member_exists,
     member_id,
 )
@@ -76,6 +79,7 @@ from taskharbor.drivers.contract.sizes import (
     SETTLE_BYTES,
     claimed_size,
     job_size,
+    jobs_size,
     pieces,
     text_size,
     transition_size,
@@ -158,9 +162,13 @@ class Driver(Leasing):
 
     A driver whose `inline` is true never suspends while `in_sync_call` is true. The synchronous surface then steps its
     coroutines in the caller's own thread, without a loop.
+
+    A driver whose `stores_in_turn` is true may be given `AlikeJobs` that are not made yet, and has them made while it
+    stores those before them. Any other is given complete ones.
     """
 
     inline: ClassVar[bool] = False
+    stores_in_turn: ClassVar[bool] = False
     clock: Clock
 
     # -- life --

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from taskharbor.drivers.contract.enqueueing import AlikeJobs
 from taskharbor.drivers.contract.leasing import Claimed
 from taskharbor.drivers.contract.settling import Transition
 from taskharbor.records import NewJob
@@ -35,6 +36,11 @@ def claimed_size(job: Claimed) -> int:
 def job_size(job: NewJob) -> int:
     """The bytes of a new job that may be many. (Its names and options are short.)"""
     return text_size(job.payload)
+
+
+def jobs_size(jobs: Sequence[NewJob]) -> int:
+    """The same of many new jobs."""
+    return sum(map(text_size, jobs.payloads)) if isinstance(jobs, AlikeJobs) else sum(map(job_size, jobs))
 
 
 def transition_size(t: Transition) -> int:

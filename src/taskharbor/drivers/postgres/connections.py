@@ -158,7 +158,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 async def _transaction(session: Session, work: Work[T]) -> T:
-    """Rolled back only where the server has refused something: what else goes wrong ends the connection.
+    """Rolled back where the server or the work itself has refused something: what else goes wrong ends the connection.
 
     (A rollback after a lost answer would wait for an answer as well.)
     """
@@ -169,6 +169,9 @@ async def _transaction(session: Session, work: Work[T]) -> T:
     except asyncpg.PostgresError as error:
         if not ends_connection(error):
             await transaction.rollback()
+        raise
+    except TaskHarborError:  # between two statements
+        await transaction.rollback()
         raise
     await transaction.commit()
     return answer
@@ -281,6 +284,9 @@ class Connections:
                 raise
             except OSError:
                 pool.distrust()
+                raise
+            except TaskHarborError:
+                whole = True
                 raise
             finally:
                 watch.stop()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
+    AlikeJobs,
     Cancel,
     CancelRequests,
     Check,
@@ -35,7 +36,8 @@ from taskharbor.drivers.base import (
     Transition,
     WorkflowEnqueued,
     WorkflowPage,
-    job_size,
+    are_plain,
+    jobs_size,
     pieces,
     transition_size,
 )
@@ -102,6 +104,7 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
 
     inline = False
     shared_from = settle.SHARED_FROM  # a test's to change
+    stores_in_turn = True
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
             session.caller.refuse_synchronous()
             return await session.enqueue(jobs, await self._own_identity(), self._time(now))
         try:
-            if all(job.is_plain for job in jobs):
+            if are_plain(jobs):
                 answers = await self._gathering.store(jobs, now)
             else:
                 answers = await self._store_each(jobs, now)
@@ -219,10 +222,18 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
         return answers
 
     async def _store_plain(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
-        if len(jobs) > 1 and sum(map(job_size, jobs)) > ALONE_BYTES:
+        if isinstance(jobs, AlikeJobs) and len(jobs) > enqueue.BATCH_MAX:
+            return await self._store_in_turn(jobs, now)
+        if len(jobs) > 1 and jobs_size(jobs) > ALONE_BYTES:
             return await self._store_each(jobs, now)
         stored = await self._run(Lane.REST, lambda s: enqueue.enqueue_plain(s, jobs), now)
         return await self._store_each(jobs, now) if stored is None else stored
+
+    async def _store_in_turn(self, jobs: AlikeJobs, now: int | None) -> list[Enqueued]:
+        try:
+            return await self._transact(Lane.REST, lambda s: enqueue.enqueue_in_turn(s, jobs), now)
+        except enqueue.NotNew:
+            return await self._store_each(jobs, now)
 
     async def _store_each(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
         return await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from operator import attrgetter
@@ -9,17 +10,18 @@ from typing import TypeVar
 
 import asyncpg
 
-from taskharbor.drivers.base import Enqueued, pieces, text_size
+from taskharbor.drivers.base import AlikeJobs, Enqueued, have_keys, pieces, text_size
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
 from taskharbor.drivers.postgres.places import Found
-from taskharbor.errors import ConfigurationError, StoreUnavailable
+from taskharbor.errors import ConfigurationError, StoreUnavailable, TaskHarborError
 from taskharbor.records import NewJob, State, encode_options
 from taskharbor.rules.idempotency import ResolvedBatch, resolve_batch
 from taskharbor.rules.standing import first_run_at, runnable_state
 
 T = TypeVar("T")
 
+BATCH_MAX = 1_000  # jobs of one call that a statement carries, when others follow it
 RACES_MAX = 50  # how often others may be quicker before the caller has to try again
 
 
@@ -31,13 +33,72 @@ async def enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueu
     try:
         if len(jobs) == 1:
             now = await _insert_one(session, jobs[0])
-        elif _are_alike(jobs):
-            now = await _insert_alike(session, jobs)
+        elif isinstance(jobs, AlikeJobs) or _are_alike(jobs):
+            session.expect(len(jobs))
+            now = await session.value("enqueue_alike", *alike_arguments(jobs, session.given_now))
         else:
             now = await _insert_all(session, jobs)
     except asyncpg.UniqueViolationError:
         return None
-    return [fresh_answer(job, now) for job in jobs]
+    return fresh_answers(jobs, now)
+
+
+class NotNew(TaskHarborError):
+    """A job of a batch exists already, so that each has to be looked at by itself."""
+
+
+async def enqueue_in_turn(session: Session, jobs: AlikeJobs) -> list[Enqueued]:
+    """One batch after the other, inside a transaction, when each job must be new.
+
+    While the server stores a batch, the next one is made.
+    """
+    answers: list[Enqueued] = []
+    turn = _Turn(jobs)
+    while (batch := turn.next()) is not None:
+        session.expect(len(batch[0]))
+        # By the loop, once the statement is on its way.
+        asyncio.get_running_loop().call_soon(turn.prepare)
+        try:
+            async with session.carrying(sum(map(text_size, batch[1]))):
+                now: int = await session.value(
+                    "enqueue_alike", *_alike_arguments(*batch, jobs.shared, session.given_now)
+                )
+        except asyncpg.UniqueViolationError as error:
+            raise NotNew("one of them exists already") from error
+        if session.given_now is None:
+            session = session.at(now)
+        answers += _alike_answers(batch[0], jobs.shared, now)
+    return answers
+
+
+class _Turn:
+    """The batches of one call, each made when it is asked for, or before."""
+
+    def __init__(self, jobs: AlikeJobs) -> None:
+        self._jobs = jobs
+        self._next = 0
+        self._error: Exception | None = None
+
+    def prepare(self) -> None:
+        """Make the next batch already. What is wrong with it is for whoever asks for it."""
+        try:
+            self._jobs.made_until(self._stop())
+        except Exception as error:  # noqa: BLE001 - the caller's arguments, and the caller is told
+            self._error = error
+
+    def next(self) -> tuple[list[str], list[str]] | None:
+        if self._error is not None:
+            raise self._error
+        start, stop = self._next, self._stop()
+        if start == stop:
+            return None
+        ids, payloads = self._jobs.columns(start, stop)
+        fits = len(next(pieces(payloads, text_size, STATEMENT_BYTES)))
+        self._next = start + fits
+        return ids[:fits], payloads[:fits]
+
+    def _stop(self) -> int:
+        return min(self._next + BATCH_MAX, len(self._jobs))
 
 
 async def _insert_one(session: Session, job: NewJob) -> int:
@@ -59,18 +120,17 @@ def _are_alike(jobs: Sequence[NewJob]) -> bool:
     return jobs[0].idempotency_key is None and all(_shared(job) == wanted for job in jobs)
 
 
-async def _insert_alike(session: Session, jobs: Sequence[NewJob]) -> int:
-    session.expect(len(jobs))
-    now: int = await session.value("enqueue_alike", *alike_arguments(jobs, session.given_now))
-    return now
-
-
 def alike_arguments(jobs: Sequence[NewJob], now: int | None) -> tuple[object, ...]:
     """Of the statement for jobs that differ in their ids and payloads only."""
-    one = jobs[0]
+    if isinstance(jobs, AlikeJobs):
+        return _alike_arguments(jobs.ids, jobs.payloads, jobs.shared, now)
+    return _alike_arguments([job.id for job in jobs], [job.payload for job in jobs], jobs[0], now)
+
+
+def _alike_arguments(ids: list[str], payloads: list[str], one: NewJob, now: int | None) -> tuple[object, ...]:
     return (
-        [job.id for job in jobs], one.queue, one.task, [job.payload for job in jobs], one.priority, one.run_at,
-        one.delay, one.expires_at, one.delivery, encode_options(one.options), now,
+        ids, one.queue, one.task, payloads, one.priority, one.run_at, one.delay, one.expires_at, one.delivery,
+        encode_options(one.options), now,
     )  # fmt: skip
 
 
@@ -97,9 +157,21 @@ async def _insert_all(session: Session, jobs: Sequence[NewJob]) -> int:
 
 def _in_lock_order(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
     """Inserting a key that another client is inserting waits for that one: two batches must not wait crosswise."""
-    if all(job.idempotency_key is None for job in jobs):
+    if not have_keys(jobs):
         return jobs
     return sorted(jobs, key=lambda job: (job.queue, job.idempotency_key or "", job.id))
+
+
+def fresh_answers(jobs: Sequence[NewJob], now: int) -> list[Enqueued]:
+    if isinstance(jobs, AlikeJobs):
+        return _alike_answers(jobs.ids, jobs.shared, now)
+    return [fresh_answer(job, now) for job in jobs]
+
+
+def _alike_answers(ids: list[str], shared: NewJob, now: int) -> list[Enqueued]:
+    one = fresh_answer(shared, now)
+    state, run_at = one.state, one.run_at
+    return [Enqueued(job_id, False, state, run_at, now) for job_id in ids]
 
 
 def fresh_answer(job: NewJob, now: int) -> Enqueued:

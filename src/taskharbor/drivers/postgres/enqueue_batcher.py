@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
-from taskharbor.drivers.base import Enqueued, job_size
+from taskharbor.drivers.base import Enqueued, have_keys, jobs_size
 from taskharbor.drivers.postgres.connections import ALONE_BYTES
 from taskharbor.errors import StoreError
 from taskharbor.own_tasks import own_task
@@ -42,7 +42,7 @@ class EnqueueBatcher:
 
     async def store(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
         # Storing a key may have to wait for another client's transaction; no other caller has to.
-        if len(jobs) >= ALONE_FROM or any(job.idempotency_key is not None for job in jobs):
+        if len(jobs) >= ALONE_FROM or have_keys(jobs):
             return await self._store(jobs, now)
         loop = asyncio.get_running_loop()
         mine = self._loops.get(loop)
@@ -60,7 +60,7 @@ class _OfLoop:
 
     async def store(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
         if self._busy:
-            size = sum(map(job_size, jobs))
+            size = jobs_size(jobs)
             call = _Call(jobs, size, now, asyncio.get_running_loop().create_future())
             self._waiting.append(call)
             return await call.stored

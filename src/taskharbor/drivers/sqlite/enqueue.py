@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Enqueued
+from taskharbor.drivers.base import AlikeJobs, Enqueued
 from taskharbor.drivers.sqlite import places
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
@@ -21,7 +21,10 @@ ENQUEUE = statements("enqueue")
 
 
 def enqueue(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued]:
-    stored = _enqueue_plain_first(session, jobs) if len(jobs) > 1 else None
+    if isinstance(jobs, AlikeJobs) and _is_plain(jobs.shared):
+        stored = _all_or_none(session, lambda: _enqueue_alike(session, jobs.shared, jobs.ids, jobs.payloads))
+    else:
+        stored = _enqueue_plain_first(session, jobs) if len(jobs) > 1 else None
     return stored or _enqueue_each(session, jobs)
 
 
@@ -51,35 +54,48 @@ _shared = attrgetter("queue", "task", "priority", "run_at", "delay", "expires_at
 
 def _enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
     """All at once, when nothing can exist already but an id; None, with nothing done, if one did."""
+
+    def store() -> list[Enqueued] | None:
+        answers: list[Enqueued] = []
+        for _, group in groupby(jobs, _shared):
+            alike = list(group)
+            ids, payloads = [job.id for job in alike], [job.payload for job in alike]
+            stored = _enqueue_alike(session, alike[0], ids, payloads)
+            if stored is None:
+                return None
+            answers += stored
+        return answers
+
+    return _all_or_none(session, store)
+
+
+def _all_or_none(session: Session, store: Callable[[], list[Enqueued] | None]) -> list[Enqueued] | None:
+    """Undo what was stored if the answer is None."""
     session.execute("SAVEPOINT bulk")
-    answers: list[Enqueued] = []
-    for _, group in groupby(jobs, _shared):
-        stored = _enqueue_alike(session, list(group))
-        if stored is None:
-            session.execute("ROLLBACK TO bulk")
-            session.execute("RELEASE bulk")
-            return None
-        answers += stored
+    answers = store()
+    if answers is None:
+        session.execute("ROLLBACK TO bulk")
     session.execute("RELEASE bulk")
     return answers
 
 
-def _enqueue_alike(session: Session, jobs: list[NewJob]) -> list[Enqueued] | None:
+def _enqueue_alike(
+    session: Session, shared: NewJob, ids: list[str], payloads: list[str]
+) -> list[Enqueued] | None:
     """Jobs that differ in nothing but ids and payloads; None if an id existed."""
-    first, now = jobs[0], session.now
-    run_at = first_run_at(first, now)
-    ids = [job.id for job in jobs]
+    now = session.now
+    run_at = first_run_at(shared, now)
     inserted = session.insert_alike(
         ENQUEUE["insert_alike_jobs"],
-        (first.queue, first.task, first.priority, run_at, now, first.expires_at, first.delivery,
-         encode_options(first.options)),
-        list(zip(ids, [job.payload for job in jobs], strict=True)),
+        (shared.queue, shared.task, shared.priority, run_at, now, shared.expires_at, shared.delivery,
+         encode_options(shared.options)),
+        list(zip(ids, payloads, strict=True)),
     )  # fmt: skip
-    if inserted != len(jobs):
+    if inserted != len(ids):
         return None
     session.insert_alike(
         ENQUEUE["insert_alike_ready"],
-        (first.queue, -first.priority, run_at, first.expires_at, first.delivery),
+        (shared.queue, -shared.priority, run_at, shared.expires_at, shared.delivery),
         list(zip(ids, strict=True)),
     )
     state = runnable_state(run_at, now)

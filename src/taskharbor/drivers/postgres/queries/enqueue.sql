@@ -5,7 +5,7 @@ WITH clock AS MATERIALIZED (
     SELECT coalesce($12::timestamptz, clock_timestamp()) AS now
 ), given AS MATERIALIZED (
     SELECT g.*, coalesce(clock.now + g.delay * interval '1 microsecond', g.run_at, clock.now) AS place, clock.now
-    FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
+    FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
                 $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::text[])
         AS g (id, queue, task, payload, priority, run_at, delay, expires_at, idempotency_key, delivery, options)
     CROSS JOIN clock
@@ -37,19 +37,19 @@ SELECT enqueued_at FROM stored
 
 -- name: enqueue_alike
 -- The same for many jobs that differ in their ids and payloads only: packing an array costs the client, and
--- unpacking it the server, half of all that storing a job takes.
+-- unpacking it the server, half of all that storing a job takes. Nothing is joined, and nothing is kept aside: both
+-- arrays become rows as they are inserted.
 WITH shared AS MATERIALIZED (
     SELECT clock.now, coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now) AS place
     FROM (SELECT coalesce($11::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
-), given AS MATERIALIZED (
-    SELECT g.id, g.payload, shared.place, shared.now
-    FROM shared CROSS JOIN unnest($1::text[]::uuid[], $4::text[]) AS g (id, payload)
 ), stored AS (
     INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options)
-    SELECT id, $2::text, $3::text, payload, $5::smallint, place, now, $8::timestamptz, $9::text, $10::text FROM given
+    SELECT unnest($1::uuid[]), $2::text, $3::text, unnest($4::text[]), $5::smallint, (SELECT place FROM shared),
+           (SELECT now FROM shared), $8::timestamptz, $9::text, $10::text
 ), placed AS (
     INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
-    SELECT false, $2::text, -$5::smallint, place, id, 0, 0, 1, $8::timestamptz, $9::text FROM given
+    SELECT false, $2::text, -$5::smallint, (SELECT place FROM shared), unnest($1::uuid[]), 0, 0, 1, $8::timestamptz,
+           $9::text
 )
 SELECT now FROM shared
 
