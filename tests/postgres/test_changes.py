@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import asyncpg
+import psycopg
 import pytest
 
 from taskharbor.drivers.base import Cancel, CancelRequests, ClaimRequest, Requeue
@@ -83,6 +84,106 @@ async def test_many_enqueues_send_few_notifications(dsn: str) -> None:
     assert 1 <= len(heard) < 200
     await connection.close()
     await driver.close()
+
+
+# -- a quiet producer ------------------------------------------------------------------------------
+
+
+class Ear:
+    """Listens without the loop: what the loop's tasks have not sent yet cannot be heard."""
+
+    def __init__(self, driver: PostgresDriver) -> None:
+        self._connection = psycopg.connect(driver.dsn, autocommit=True)
+        self._connection.execute(f"LISTEN {channel_of(driver.schema)}")
+
+    def count(self) -> int:
+        """How many notifications have come since it was last asked."""
+        heard: list[psycopg.Notify] = []
+        self._connection.add_notify_handler(heard.append)
+        self._connection.execute("SELECT 1")
+        self._connection.remove_notify_handler(heard.append)
+        return len(heard)
+
+    async def until_heard(self) -> None:
+        """The loop goes on while a thread waits."""
+        assert await asyncio.to_thread(lambda: list(self._connection.notifies(timeout=10, stop_after=1)))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+async def _answer_announcement_with(driver: PostgresDriver, statement: str) -> None:
+    """Replace what says whether a commit may announce itself."""
+    connection = await asyncpg.connect(driver.dsn)
+    await connection.execute(
+        f"CREATE OR REPLACE FUNCTION {driver.schema}.announcement() RETURNS text LANGUAGE plpgsql "
+        f"AS $$ BEGIN {statement}; END $$"
+    )
+    await connection.close()
+
+
+async def test_the_commit_of_a_quiet_producer_announces_its_job(dsn: str) -> None:
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    ear = Ear(driver)
+    await driver.enqueue([job(1)])
+    assert ear.count() == 1
+    await driver.close()
+    assert ear.count() == 0  # once is enough
+    ear.close()
+
+
+async def test_a_producer_that_is_not_quiet_announces_after_its_commits(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "QUIET_SECONDS", 3600)
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    ear = Ear(driver)
+    await driver.enqueue([job(1)])
+    ear.count()
+    await driver.enqueue([job(2)])
+    assert ear.count() == 0
+    await ear.until_heard()
+    await driver.close()
+    ear.close()
+
+
+async def test_a_commit_that_may_not_announce_itself_is_announced_after_it(dsn: str) -> None:
+    """Others have announced so much that this commit would wait for them."""
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    await _answer_announcement_with(driver, "RETURN NULL")
+    ear = Ear(driver)
+    await driver.enqueue([job(1)])
+    assert ear.count() == 0
+    await ear.until_heard()
+    await driver.close()
+    ear.close()
+
+
+@pytest.mark.parametrize("refusal", ["insufficient_privilege", "program_limit_exceeded"])
+async def test_a_job_that_cannot_be_announced_is_stored(dsn: str, refusal: str) -> None:
+    """Its producer lacks the right, or the server has no room for a notification."""
+    driver = PostgresDriver(dsn)
+    await driver.migrate()
+    await _answer_announcement_with(driver, f"RAISE {refusal}")
+    [answer] = await driver.enqueue([job(1)])
+    assert not answer.existed
+    assert (await driver.get([job(1).id]))[0] is not None
+    await driver.close()
+
+
+async def test_a_job_that_exists_is_answered_by_a_quiet_producer_as_by_any(dsn: str) -> None:
+    for _ in range(2):
+        driver = PostgresDriver(dsn)  # one that has announced nothing yet
+        await driver.migrate()
+        [answer] = await driver.enqueue([job(1)])
+        await driver.close()
+    assert answer.existed
+
+
+# -- listening -------------------------------------------------------------------------------------
 
 
 async def test_lost_listener_is_rebuilt_and_says_so(dsn: str) -> None:

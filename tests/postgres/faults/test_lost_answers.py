@@ -84,7 +84,9 @@ async def test_enqueue_repeated_with_its_id_is_the_same_job(proxy: Proxy, driver
 
 
 async def test_enqueue_repeated_with_its_key_is_the_same_job(proxy: Proxy, driver: PostgresDriver, cut: bool):
-    await lost(proxy, STATEMENTS["enqueue_one"], cut, lambda: driver.enqueue([job(1, idempotency_key="k")]))
+    await lost(
+        proxy, STATEMENTS["enqueue_announced"], cut, lambda: driver.enqueue([job(1, idempotency_key="k")])
+    )
     [again] = await driver.enqueue([job(2, idempotency_key="k")])
     assert (again.id, again.existed) == (job(1).id, True)
     assert (await driver.counts())[State.READY] == 1
@@ -198,7 +200,7 @@ def test_answers_lost_again_and_again_lose_and_double_nothing(crew: Crew):
         workers = [crew.start("work", url=through.dsn, concurrency=10, lease_seconds=5.0) for _ in range(2)]
         producer = crew.start("insist", url=through.dsn, high=0.02, pause=0.0)
         for round_ in range(10):
-            for name in ("enqueue_one", "claim", "settle_and_release"):
+            for name in ("enqueue_announced", "claim", "settle_and_release"):
                 done = through.proxy.swallowed + 1
                 through.do(partial(through.proxy.swallow_answer, STATEMENTS[name]))
                 wait_until(lambda d=done: through.proxy.swallowed >= d, what=f"{name} {round_}")  # type: ignore[misc]

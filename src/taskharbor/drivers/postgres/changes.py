@@ -3,8 +3,9 @@
 A notification in every transaction would make every commit wait for a lock that the whole server shares. So
 no transaction of ours notifies: after a commit a task of the loop does, at most every few milliseconds
 for all that happened meanwhile. A notification may be lost with its sender; a waiter looks by itself from
-time to time. Inside a caller's transaction, whose commit we cannot see, the schema's own functions notify, up to
-a bounded rate.
+time to time. Two commits do notify, both up to a rate that the schema bounds for the whole server: that of a single job
+by a producer that has been quiet, which saves a worker the wait for a second round trip, and that of a caller's
+transaction, which we cannot see.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ logger = logging.getLogger("taskharbor.postgres")
 
 URGENT_SECONDS = 0.005  # new work is announced at most so often …
 USUAL_SECONDS = 0.05  # … and everything else so often
+QUIET_SECONDS = 0.02  # who has announced nothing for so long may do it by the commit of a job
 TICK_SECONDS = 0.001
 NET_SECONDS = 5.0  # who listens looks by itself at least so often, in case a notification was lost
 POLL_SECONDS = 2.0  # who does not listen, so often
@@ -57,13 +59,13 @@ class Changes:
         self._connections = connections
         self._listen = listen
         self._clock = clock
-        self._channel = channel_of(connections.schema)
+        self.channel = channel_of(connections.schema)
         self._reset()
         atexit.register(_tell_the_rest, weakref.ref(self))
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._name = f"{self._pid}-{os.urandom(6).hex()}"  # so that no process listens to itself
+        self.name = f"{self._pid}-{os.urandom(6).hex()}"  # so that no process listens to itself
         self._lock = threading.Lock()
         self._count = 0
         self._cancel_count = 0
@@ -94,13 +96,16 @@ class Changes:
             self._of_loop(asyncio.get_running_loop()).listen()
         return self._cancel_count
 
-    def post(self, *, cancels: bool = False) -> None:
-        """The store has changed: wake every waiter of this process, whatever its loop."""
+    def post(self, *, cancels: bool = False, here: asyncio.AbstractEventLoop | None = None) -> None:
+        """The store has changed: wake every waiter of this process, whatever its loop. `here` is the running one."""
         with self._lock:
             self._count += 1
             self._cancel_count += cancels
             sleepers, self._sleepers = self._sleepers, set()
         for sleeper in sleepers:
+            if sleeper.get_loop() is here:
+                _wake(sleeper)  # with no detour by the pipe that wakes a loop from outside
+                continue
             try:
                 sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
             except RuntimeError:  # its loop has been closed: no caller waits there any more
@@ -132,14 +137,24 @@ class Changes:
     def tell(self, *, urgent: bool, cancels: bool = False) -> None:
         """Something was committed: this process knows at once, the others in a moment."""
         self._check_fork()
-        self.post(cancels=cancels)
+        loop = asyncio.get_running_loop()
+        self.post(cancels=cancels, here=loop)
         every_seconds = URGENT_SECONDS if urgent else USUAL_SECONDS
-        self._of_loop(asyncio.get_running_loop()).announce(every_seconds, cancels=cancels)
+        self._of_loop(loop).announce(every_seconds, loop.time(), cancels=cancels)
+
+    def sender_if_quiet(self) -> str | None:
+        """The name to announce with, if the caller's next commit may announce itself; None if it is to call `tell`.
+
+        A caller that gets a name and does not announce calls `tell` all the same.
+        """
+        self._check_fork()
+        loop = asyncio.get_running_loop()
+        return self.name if self._of_loop(loop).is_quiet(loop.time()) else None
 
     def _of_loop(self, loop: asyncio.AbstractEventLoop) -> _OfLoop:
         mine = self._loops.get(loop)
         if mine is None:
-            mine = _OfLoop(self, self._connections, self._channel, self._name)
+            mine = _OfLoop(self, self._connections, loop)
             with self._lock:
                 self._loops[loop] = mine
         return mine
@@ -175,11 +190,12 @@ class Changes:
 class _OfLoop:
     """The listener and the announcer of one loop."""
 
-    def __init__(self, changes: Changes, connections: Connections, channel: str, name: str) -> None:
+    def __init__(self, changes: Changes, connections: Connections, loop: asyncio.AbstractEventLoop) -> None:
         self._changes = changes
         self._connections = connections
-        self._channel = channel
-        self._name = name
+        self._loop = weakref.ref(loop)  # the loop's entry in a table that holds it weakly
+        self._channel = changes.channel
+        self._name = changes.name
         self._listener: OwnTask[None] | None = None
         self._listening = False
         self._announcer: OwnTask[None] | None = None
@@ -190,11 +206,17 @@ class _OfLoop:
 
     # -- telling --
 
-    def announce(self, every_seconds: float, *, cancels: bool) -> None:
+    def is_quiet(self, now: float) -> bool:
+        """Whether nothing was announced for a while; from here on, something is."""
+        if self._announce_at is not None or now < self._announced_at + QUIET_SECONDS:
+            return False
+        self._announced_at = now
+        return True
+
+    def announce(self, every_seconds: float, now: float, *, cancels: bool) -> None:
         """Notify the others, not sooner after the last time than `every_seconds`."""
         self._announce_cancels |= cancels
-        loop = asyncio.get_running_loop()
-        due = max(loop.time(), self._announced_at + every_seconds)
+        due = max(now, self._announced_at + every_seconds)
         if self._announce_at is not None and self._announce_at <= due:
             return
         self._announce_at = due
@@ -268,7 +290,7 @@ class _OfLoop:
     def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         kind, _, sender = str(payload).rpartition(" ")
         if sender != self._name:
-            self._changes.post(cancels=kind == CANCEL)
+            self._changes.post(cancels=kind == CANCEL, here=self._loop())
         if sender == MORE:
             self._look_again()
 

@@ -218,7 +218,6 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
                 answers = await self._store_each(jobs, now)
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
-        self._changes.tell(urgent=True)
         return answers
 
     async def _store_plain(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
@@ -226,17 +225,34 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
             return await self._store_in_turn(jobs, now)
         if len(jobs) > 1 and jobs_size(jobs) > ALONE_BYTES:
             return await self._store_each(jobs, now)
-        stored = await self._run(Lane.REST, lambda s: enqueue.enqueue_plain(s, jobs), now)
-        return await self._store_each(jobs, now) if stored is None else stored
+        announced = False
+        if len(jobs) == 1 and self._listen and (sender := self._changes.sender_if_quiet()) is not None:
+            [job], channel = jobs, self._changes.channel
+            stored, announced = await self._run(
+                Lane.REST, lambda s: enqueue.enqueue_announced(s, job, channel, sender), now
+            )
+        else:
+            stored = await self._run(Lane.REST, lambda s: enqueue.enqueue_plain(s, jobs), now)
+        if stored is None:
+            return await self._store_each(jobs, now)
+        if announced:
+            self._changes.post()
+        else:
+            self._changes.tell(urgent=True)
+        return stored
 
     async def _store_in_turn(self, jobs: AlikeJobs, now: int | None) -> list[Enqueued]:
         try:
-            return await self._transact(Lane.REST, lambda s: enqueue.enqueue_in_turn(s, jobs), now)
+            stored = await self._transact(Lane.REST, lambda s: enqueue.enqueue_in_turn(s, jobs), now)
         except enqueue.NotNew:
             return await self._store_each(jobs, now)
+        self._changes.tell(urgent=True)
+        return stored
 
     async def _store_each(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
-        return await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)
+        stored = await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)
+        self._changes.tell(urgent=True)
+        return stored
 
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None

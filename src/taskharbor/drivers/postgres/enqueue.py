@@ -101,12 +101,31 @@ class _Turn:
         return min(self._next + BATCH_MAX, len(self._jobs))
 
 
+async def enqueue_announced(
+    session: Session, job: NewJob, channel: str, sender: str
+) -> tuple[list[Enqueued] | None, bool]:
+    """One plain job, announced by its own commit: the answer as of `enqueue_plain`, and whether it was announced."""
+    try:
+        stored = await session.row("enqueue_announced", *_arguments(session, job), channel, sender)
+    except asyncpg.UniqueViolationError:
+        return None, False
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.ProgramLimitExceededError):
+        # The right to announce is missing, or the server has no room for more notifications: the job comes first.
+        return await enqueue_plain(session, [job]), False
+    assert stored is not None, "an insert that succeeds returns its row"
+    return [fresh_answer(job, stored["enqueued_at"])], stored["announced"]
+
+
 async def _insert_one(session: Session, job: NewJob) -> int:
-    now: int = await session.value(
-        "enqueue_one", job.id, job.queue, job.task, job.payload, job.priority, job.run_at, job.delay,
+    now: int = await session.value("enqueue_one", *_arguments(session, job))
+    return now
+
+
+def _arguments(session: Session, job: NewJob) -> tuple[object, ...]:
+    return (
+        job.id, job.queue, job.task, job.payload, job.priority, job.run_at, job.delay,
         job.expires_at, job.idempotency_key, job.delivery, encode_options(job.options), session.given_now,
     )  # fmt: skip
-    return now
 
 
 _shared = attrgetter(

@@ -24,7 +24,7 @@ SELECT now FROM clock
 WITH stored AS (
     INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
                                idempotency_key, delivery, options)
-    SELECT $1::text::uuid, $2, $3, $4, $5::smallint,
+    SELECT $1::uuid, $2, $3, $4, $5::smallint,
            coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now), clock.now,
            $8::timestamptz, $9, $10, $11
     FROM (SELECT coalesce($12::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
@@ -34,6 +34,26 @@ WITH stored AS (
     SELECT false, queue, -priority, run_at, id, 0, 0, 1, expires_at, delivery FROM stored
 )
 SELECT enqueued_at FROM stored
+
+-- name: enqueue_announced
+-- The same, and its commit announces the job: workers hear of it with no second round trip. For a producer that has been
+-- quiet: a commit that notifies waits for a lock of the whole server, so announcement() says whether it may.
+WITH stored AS (
+    INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
+                               idempotency_key, delivery, options)
+    SELECT $1::uuid, $2, $3, $4, $5::smallint,
+           coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now), clock.now,
+           $8::timestamptz, $9, $10, $11
+    FROM (SELECT coalesce($12::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
+    RETURNING id, queue, priority, run_at, enqueued_at, expires_at, delivery
+), placed AS (
+    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
+    SELECT false, queue, -priority, run_at, id, 0, 0, 1, expires_at, delivery FROM stored
+), announced AS MATERIALIZED (
+    SELECT pg_notify($13, CASE WHEN a.payload = '' THEN $14 ELSE a.payload END)
+    FROM {schema}.announcement() AS a (payload) WHERE a.payload IS NOT NULL
+)
+SELECT enqueued_at, (SELECT count(*) > 0 FROM announced) AS announced FROM stored
 
 -- name: enqueue_alike
 -- The same for many jobs that differ in their ids and payloads only: packing an array costs the client, and
