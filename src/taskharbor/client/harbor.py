@@ -241,7 +241,7 @@ class Harbor:
     enqueue = sync_method(aenqueue)
 
     async def aenqueue_many(self, signatures: Iterable[Signature[Any]]) -> list[Job[Any]]:
-        """Store a job for each signature, of any tasks: one round trip, all or nothing."""
+        """Store a job for each signature, of any tasks: one commit, all or nothing."""
         return await self._store(
             [_checked_signature(each, index).new_job(index) for index, each in enumerate(signatures)]
         )

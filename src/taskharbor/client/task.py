@@ -95,7 +95,7 @@ class Enqueueable(Generic[P, R]):
     enqueue = sync_method(aenqueue)
 
     async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
-        """Store a job for each mapping of arguments: one round trip, all or nothing."""
+        """Store a job for each mapping of arguments: one commit, all or nothing."""
         given = payloads if isinstance(payloads, list | tuple) else list(payloads)
         if len(given) > 1:
             _refuse_one_name_for_many(self._options)

@@ -32,7 +32,7 @@ logger = logging.getLogger("taskharbor.postgres")
 
 URGENT_SECONDS = 0.005  # new work is announced at most so often …
 USUAL_SECONDS = 0.05  # … and everything else so often
-QUIET_SECONDS = 0.02  # who has announced nothing for so long may do it by the commit of a job
+QUIET_SECONDS = 0.02  # a producer that announced nothing for this time may do it by the commit of a job
 TICK_SECONDS = 0.001
 NET_SECONDS = 5.0  # who listens looks by itself at least so often, in case a notification was lost
 POLL_SECONDS = 2.0  # who does not listen, so often
@@ -145,7 +145,7 @@ class Changes:
     def sender_if_quiet(self) -> str | None:
         """The name to announce with, if the caller's next commit may announce itself; None if it is to call `tell`.
 
-        A caller that gets a name and does not announce calls `tell` all the same.
+        A caller that gets a name and does not announce still calls `tell`.
         """
         self._check_fork()
         loop = asyncio.get_running_loop()

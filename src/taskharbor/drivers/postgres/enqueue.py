@@ -80,10 +80,10 @@ class _Turn:
         self._error: Exception | None = None
 
     def prepare(self) -> None:
-        """Make the next batch already. What is wrong with it is for whoever asks for it."""
+        """Make the next batch already. `next` raises what is wrong with it."""
         try:
             self._jobs.made_until(self._stop())
-        except Exception as error:  # noqa: BLE001 - the caller's arguments, and the caller is told
+        except Exception as error:  # noqa: BLE001 - of the arguments, or of a model; `next` raises it
             self._error = error
 
     def next(self) -> tuple[list[str], list[str]] | None:
