@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskharbor import Context, Harbor, State, Worker
 from taskharbor.clock import ManualClock
@@ -76,3 +77,32 @@ async def test_one_failure_does_not_send_the_successes_the_long_way(clock: Manua
     assert not isinstance(others, PlainSuccesses)
     counts: Any = await harbor.jobs.acounts()
     assert (counts[State.SUCCEEDED], counts[State.DEAD]) == (7, 1)
+
+
+@pytest.mark.parametrize("results", [None, ["1", None, "3"]])
+def test_columns_of_plain_transitions_expand_to_the_same_transitions(results):
+    transitions = list(columns(results))
+    made = PlainSuccesses.of(transitions)
+    assert made is not None
+    assert list(made) == transitions
+    assert made.results == results
+
+
+def test_no_columns_are_made_of_a_batch_with_one_other_ending():
+    plain = list(columns())
+    assert PlainSuccesses.of([*plain, replace(plain[0], error="boom")]) is None
+
+
+@pytest.mark.parametrize("results", [None, ["1", None, "3"]])
+def test_columns_are_sorted_by_lease_in_their_order(results):
+    batch = columns(results)
+    by_token = batch.by_token()
+    assert [(token, list(some)) for token, some in by_token.items()] == [
+        ("t", list(batch)[:2]),
+        ("u", list(batch)[2:]),
+    ]
+
+
+def test_batch_of_one_lease_is_not_copied():
+    batch = columns()[:2]
+    assert batch.by_token() == {"t": batch}

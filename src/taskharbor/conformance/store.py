@@ -24,6 +24,7 @@ from taskharbor.drivers.base import (
     Heartbeat,
     Operation,
     OperationVerdict,
+    PlainSuccesses,
     ProgressNote,
     SettleAnswer,
     SettleResult,
@@ -242,7 +243,9 @@ class Store:
         return Transition(**{**proof, "status": status, "to": to, "attempts": held.job.attempts, **fields})
 
     def settle_all(self, *transitions: Transition) -> list[SettleResult]:
-        return self.run(self.driver.settle(transitions, now=self.now))
+        """Settle a batch; plain successes as columns, which is how a worker hands them over."""
+        batch = PlainSuccesses.of(transitions) or transitions
+        return self.run(self.driver.settle(batch, now=self.now))
 
     def settle(self, held: Held, status: AttemptStatus, to: State, **fields: Any) -> SettleResult:
         [settled] = self.settle_all(self.transition(held, status, to, **fields))

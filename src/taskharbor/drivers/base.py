@@ -81,6 +81,7 @@ from taskharbor.drivers.contract.sizes import (
     job_size,
     jobs_size,
     pieces,
+    settle_pieces,
     text_size,
     transition_size,
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import overload
+from typing import TypeVar, overload
 
 from msgspec import Struct
 
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.records import AttemptStatus, NewJob, Progress, Reason, State
+
+T = TypeVar("T")
 
 
 class Occurrence(Struct, frozen=True):
@@ -114,6 +116,46 @@ class PlainSuccesses(Sequence[Transition]):
         self.started_ats = started_ats
         self.results = results  # None if no job has one
         self._transitions: list[Transition] | None = None
+
+    @classmethod
+    def of(cls, transitions: Sequence[Transition]) -> PlainSuccesses | None:
+        """Return the batch as columns; None if any of it is not plain."""
+        if isinstance(transitions, PlainSuccesses):
+            return transitions
+        if not are_plain(transitions):
+            return None
+        results = [t.result for t in transitions]
+        return cls(
+            [t.token for t in transitions],
+            [t.job_id for t in transitions],
+            [t.number for t in transitions],
+            [t.attempts for t in transitions],
+            [t.started_at for t in transitions],
+            None if results.count(None) == len(results) else results,
+        )
+
+    def by_token(self) -> dict[str, PlainSuccesses]:
+        """Sort the batch by lease; a batch of one lease, as most are, is not copied."""
+        tokens = self.tokens
+        if len(set(tokens)) == 1:
+            return {tokens[0]: self}
+        places: dict[str, list[int]] = {}
+        for place, token in enumerate(tokens):
+            places.setdefault(token, []).append(place)
+        return {token: self._at(those) for token, those in places.items()}
+
+    def _at(self, places: list[int]) -> PlainSuccesses:
+        def some(column: list[T]) -> list[T]:
+            return [column[place] for place in places]
+
+        return PlainSuccesses(
+            some(self.tokens),
+            some(self.ids),
+            some(self.numbers),
+            some(self.attempts),
+            some(self.started_ats),
+            None if self.results is None else some(self.results),
+        )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from taskharbor.drivers.contract.enqueueing import AlikeJobs
 from taskharbor.drivers.contract.leasing import Claimed
-from taskharbor.drivers.contract.settling import Transition
+from taskharbor.drivers.contract.settling import PlainSuccesses, Transition
 from taskharbor.records import NewJob
 
 T = TypeVar("T")
@@ -68,3 +68,14 @@ def pieces(
         size += more
     if start < len(batch):
         yield batch[start:]
+
+
+def settle_pieces(transitions: Sequence[Transition], limit: int) -> Iterator[Sequence[Transition]]:
+    """Cut a settle into pieces of at most `limit` bytes; most need no cut, and then no look at each transition."""
+    if isinstance(transitions, PlainSuccesses) and (
+        transitions.results is None or sum(map(text_size, transitions.results)) <= limit
+    ):
+        if transitions:
+            yield transitions
+        return
+    yield from pieces(transitions, transition_size, limit)

@@ -38,8 +38,7 @@ from taskharbor.drivers.base import (
     WorkflowPage,
     are_plain,
     jobs_size,
-    pieces,
-    transition_size,
+    settle_pieces,
 )
 from taskharbor.drivers.callers import PostgresCaller, caller_of
 from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
@@ -303,7 +302,7 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
         self, transitions: Sequence[Transition], *, now: int | None = None
     ) -> list[SettleResult]:
         answers: list[SettleResult] = []
-        for batch in pieces(transitions, transition_size, ALONE_BYTES):
+        for batch in settle_pieces(transitions, ALONE_BYTES):
             answers += await self._settle(batch, now)
             self._changes.tell(urgent=False)
             await self._fold_now_and_then()
@@ -324,7 +323,7 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
                 return answers
         # Several transactions rather than one: no lease is locked while the whole of the batch is on its way.
         answers = []
-        for some in pieces(transitions, transition_size, TRANSACTION_BYTES):
+        for some in settle_pieces(transitions, TRANSACTION_BYTES):
             answers += await self._settle_beside_producers(some, now)
         return answers
 

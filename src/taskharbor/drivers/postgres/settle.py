@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 import asyncpg
 from msgspec import Struct
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from taskharbor.drivers.base import (
     Claim,
     Note,
+    PlainSuccesses,
     ProgressNote,
     SettleAnswer,
     SettleResult,
@@ -39,13 +41,25 @@ KEY_WAIT_ALONE = "10ms"  # … once the batch has waited, for each that has such
 class _Lease:
     """What a claim was answered: where each job is in its lease, and what the lease says of it."""
 
-    __slots__ = ("attempts", "numbers", "positions", "queues")
+    __slots__ = ("_attempts", "_numbers", "_queues", "positions")
 
     def __init__(self, claim: Claim) -> None:
         self.positions = {job.id: index for index, job in enumerate(claim.jobs)}
-        self.numbers = [job.number for job in claim.jobs]
-        self.attempts = [job.attempts for job in claim.jobs]  # failures at the start
-        self.queues = [job.queue for job in claim.jobs]
+        self._numbers = [job.number for job in claim.jobs]
+        self._attempts = [job.attempts for job in claim.jobs]  # failures at the start
+        self._queues = [job.queue for job in claim.jobs]
+
+    def proves(self, successes: PlainSuccesses, places: Sequence[int]) -> bool:
+        """Whether each is of an attempt of this lease that has not been settled."""
+        return (
+            min(places) >= 0
+            and [self._numbers[place] for place in places] == successes.numbers
+            and [self._attempts[place] for place in places] == successes.attempts
+        )
+
+    def queues_of(self, places: Sequence[int]) -> Mapping[str, int]:
+        """Return how many of these jobs each queue has."""
+        return Counter([self._queues[place] for place in places])
 
 
 class Covered:
@@ -68,9 +82,15 @@ class Covered:
     def find(self, token: str) -> _Lease | None:
         return self._leases.get(token)
 
-    def forget(self, token: str) -> None:
-        """Forget a lease of which nothing is left."""
-        self._leases.pop(token, None)
+    def take(self, token: str, ids: Sequence[str]) -> list[int]:
+        """Forget these attempts of a lease, and a lease of which nothing is left; say where each was, -1 if nowhere."""
+        lease = self._leases.get(token)
+        if lease is None:
+            return [-1] * len(ids)
+        places = list(map(lease.positions.pop, ids, repeat(-1)))
+        if not lease.positions:
+            self._leases.pop(token, None)
+        return places
 
 
 class Successes(Struct):
@@ -93,55 +113,42 @@ class Successes(Struct):
 
 def plain_successes(covered: Covered, transitions: Sequence[Transition]) -> Successes | None:
     """The batch, if it is nothing but first settles of plain successes that were claimed here."""
-    by_token: dict[str, list[Transition]] = {}
-    for t in transitions:
-        try:
-            by_token[t.token].append(t)
-        except KeyError:
-            by_token[t.token] = [t]
-    indexes: list[list[int]] = []
-    queues: Counter[str] = Counter()
-    plain = True
-    for token, members in by_token.items():  # to the last: all of them are forgotten
-        lease = covered.find(token)
-        if lease is None:
-            plain = False
-            continue
-        indexes.append([lease.positions.pop(t.job_id, -1) for t in members])
-        if not lease.positions:
-            covered.forget(token)
-        plain = plain and _are_plain(lease, members, indexes[-1])
-        if plain:
-            queues.update([lease.queues[index] for index in indexes[-1]])
-    if not plain:
+    batch = PlainSuccesses.of(transitions)
+    if batch is None:
+        for t in transitions:
+            covered.take(t.token, [t.job_id])
         return None
-    s = Successes(list(by_token), list(map(len, indexes)))
+    s = Successes()
+    queues: Counter[str] = Counter()
+    indexes: list[list[int]] = []
+    is_plain = True
+    for token, members in batch.by_token().items():  # to the last: all of them are forgotten
+        lease = covered.find(token)
+        places = covered.take(token, members.ids)
+        is_plain = is_plain and lease is not None and lease.proves(members, places)
+        if not is_plain or lease is None:
+            continue
+        indexes.append(places)
+        queues.update(lease.queues_of(places))
+        first, last = min(members.ids), max(members.ids)
+        s.tokens.append(token)
+        s.counts.append(len(places))
+        s.firsts.append(places[members.ids.index(first)] + 1)
+        s.first_ids.append(first)
+        s.lasts.append(places[members.ids.index(last)] + 1)
+        s.last_ids.append(last)
+        s.apart.append(are_apart(first, last, len(places)))
+        s.started += members.started_ats
+        if batch.results is not None:
+            s.results = (s.results or []) + (members.results or [])
+    if not is_plain:
+        return None
     if all(each == list(range(each[0], each[0] + len(each))) for each in indexes):
         s.runs = [each[0] + 1 for each in indexes]
     else:
         s.positions = [index + 1 for each in indexes for index in each]
-    for members, each in zip(by_token.values(), indexes, strict=True):
-        ids = [t.job_id for t in members]
-        first, last = min(ids), max(ids)
-        s.firsts.append(each[ids.index(first)] + 1)
-        s.first_ids.append(first)
-        s.lasts.append(each[ids.index(last)] + 1)
-        s.last_ids.append(last)
-        s.apart.append(are_apart(first, last, len(ids)))
-        s.started += [t.started_at for t in members]
-    if any(t.result is not None for t in transitions):
-        s.results = [t.result for members in by_token.values() for t in members]
     s.queues, s.queue_counts = list(queues), list(queues.values())
     return s
-
-
-def _are_plain(lease: _Lease, members: Sequence[Transition], indexes: Sequence[int]) -> bool:
-    """Whether each is a plain success of an attempt of this lease that has not been settled."""
-    numbers, attempts = lease.numbers, lease.attempts
-    for t, index in zip(members, indexes, strict=True):
-        if index < 0 or t.number != numbers[index] or t.attempts != attempts[index] or not t.is_plain:
-            return False
-    return True
 
 
 def are_apart(first_id: str, last_id: str, count: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition
-from taskharbor.drivers.contract.settling import are_plain
+from taskharbor.drivers.contract.settling import PlainSuccesses
 from taskharbor.drivers.sqlite import leases, workflows
 from taskharbor.drivers.sqlite.enqueue import enqueue, store_dead
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
@@ -36,9 +36,8 @@ def _settle_successes(session: Session, transitions: Sequence[Transition]) -> li
     None, with nothing done, if anything about it is not plain: then each is looked at by itself. A request to cancel
     is not looked at: a success wins, as `rules.settling.cancel_wins` says.
     """
-    if not are_plain(transitions):
-        return None
-    successes = _successes(session, transitions)
+    batch = PlainSuccesses.of(transitions)
+    successes = None if batch is None else _successes(session, batch)
     if successes is None or session.one(SETTLE["has_dependants"])[0]:
         return None
     session.execute("SAVEPOINT successes")
@@ -82,32 +81,23 @@ class _Successes(Struct):
         )
 
 
-def _successes(session: Session, transitions: Sequence[Transition]) -> list[_Successes] | None:
+def _successes(session: Session, batch: PlainSuccesses) -> list[_Successes] | None:
     """Sort them by lease; None if a lease does not prove all of its own."""
-    by_token: defaultdict[str, list[Transition]] = defaultdict(list)
-    for t in transitions:
-        by_token[t.token].append(t)
     found = []
-    for token, ended in by_token.items():
+    for token, ended in batch.by_token().items():
         lease = leases.find(session, token)
         if lease is None or lease.is_expired():
             return None
-        ids, numbers = [t.job_id for t in ended], [t.number for t in ended]
-        proof = lease.columns.proof(ids, numbers)
+        proof = lease.columns.proof(ended.ids, ended.numbers)
         if proof is None:
             return None
+        results = ended.results or [None] * len(ended)
         found.append(
             _Successes(
-                lease,
-                ids,
-                numbers,
-                [t.started_at for t in ended],
-                proof.attempts,
-                [t.attempts for t in ended],
-                [t.result for t in ended],
+                lease, ended.ids, ended.numbers, ended.started_ats, proof.attempts, ended.attempts, results,
                 proof.queues,
             )
-        )
+        )  # fmt: skip
     return found
 
 
