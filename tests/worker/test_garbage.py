@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskharbor import Context, Harbor
-from taskharbor.worker.garbage import YOUNG_OBJECTS, collecting_less_often
+from taskharbor.worker.garbage import DEFAULT_THRESHOLDS, YOUNG_OBJECTS, collecting_less_often
 from taskharbor.worker.pipeline.execution import Execution
 
 
@@ -67,6 +67,16 @@ async def test_a_worker_inside_an_application_leaves_the_collector_alone(
     assert settings == [before]
 
 
+@pytest.fixture
+def default_thresholds() -> Iterator[None]:
+    """Python's own thresholds, whatever a library has set in this process."""
+    before = gc.get_threshold()
+    gc.set_threshold(*DEFAULT_THRESHOLDS)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("default_thresholds")
 def test_a_worker_process_collects_less_often_while_it_works() -> None:
     before = gc.get_threshold()
     with collecting_less_often():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 # that a worker claims, which are all in use.
 YOUNG_OBJECTS = 50_000
 
-_default_thresholds = gc.get_threshold()  # as Python starts: no application has been imported yet
+DEFAULT_THRESHOLDS = gc.get_threshold()  # as Python starts: no application has been imported yet
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def collecting_less_often(wanted: bool = True) -> Iterator[None]:
     Only for processes of `taskharbor worker`: where a `Worker` runs inside an application, the process is not ours.
     """
     thresholds = gc.get_threshold()
-    if not wanted or not gc.isenabled() or thresholds != _default_thresholds:
+    if not wanted or not gc.isenabled() or thresholds != DEFAULT_THRESHOLDS:
         yield
         return
     gc.collect()
