@@ -1,7 +1,7 @@
 """Successes that share a row: what a settle writes, what readers see of it, and who may collide with it.
 
-The rules that every store follows hold here too: the contract and the state machine run with successes that share from
-the very first one on.
+The rules that every store follows hold here too: the state machine runs with successes that share from the very first
+one on. The long form (`make faults`) runs the whole contract in this way: see faults/test_sharing.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ def another_sharing(first: PostgresDriver, clock: Clock | None = None) -> Postgr
     return driver
 
 
-TestSharing = conformance.suite(sharing, another=another_sharing)
 TestSharingMachine = pytest.mark.timeout(900)(conformance.state_machine(sharing))
 
 
