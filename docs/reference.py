@@ -29,6 +29,7 @@ from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
 from taskharbor.client.schedule import Schedule
 from taskharbor.client.schedules import Schedules
+from taskharbor.client.stats import Demand, Point, QueueDemand, Stats, Times
 from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver, Leasing
@@ -56,6 +57,7 @@ HIDDEN = {
     },
     taskharbor.Signature: {"new_job"},
     Schedule: {"of"},
+    Times: {"of"},
     schedule.Schedule: {"next_micros", "latest_micros"},
     clock.ManualClock: {"DEFAULT_START"},
 }  # fmt: skip
@@ -89,6 +91,7 @@ SECTIONS: dict[str, list[Any]] = {
         Jobs, DeadLetters, Queues, Workflows,
         JobPage, Queue, taskharbor.JobFilter,
     ],
+    "Rates": [Stats, Point, Times, Demand, QueueDemand],
     "Schedules": [Schedules, Schedule, schedule.parse, schedule.every, schedule.Schedule],
     "Workers": [Worker],
     "Inside a handler": [
@@ -124,6 +127,7 @@ ENTRANCES: dict[type, str] = {
     Jobs: "harbor.jobs",
     DeadLetters: "harbor.dlq",
     Queues: "harbor.queues",
+    Stats: "harbor.stats",
     Schedules: "harbor.schedules",
     Workflows: "harbor.workflows",
 }

@@ -9,6 +9,10 @@ import pytest
 
 from taskharbor import State
 from taskharbor.drivers.base import ClaimRequest, Extension
+from taskharbor.drivers.capabilities import Rollups
+from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
+from taskharbor.rules.rollups import begin_of
+from taskharbor.sync import run_inline
 
 
 @pytest.fixture
@@ -117,6 +121,29 @@ async def test_stats_tell_what_workers_run_and_for_how_long(run, harbor):
 
 async def in_thread(run, *words):
     return (await asyncio.to_thread(run, *words)).document
+
+
+def test_stats_show_a_series_of_what_workers_counted(run, harbor):
+    """Only the minutes in which anything was, in a table; each of them as JSON; and that they are not exact."""
+    at = begin_of(run_inline(harbor.driver.now()), Period.MINUTE)
+    row = Rollup(at, "mail", "send", Figures(enqueued=7, started=5, duration=(1, *[0] * 9, 5)))
+    run_inline(Rollups.of(harbor.driver).append_rollups([row]))
+    shown = run("stats", "--series")
+    header, *rows = shown.out.splitlines()
+    assert header.split()[:4] == ["BEGIN", "ENQUEUED", "STARTED", "SUCCEEDED"]
+    assert [row.split()[1:3] for row in rows] == [["7", "5"]]
+    assert rows[0].split()[-2:] == ["0.75", "0.975"]
+    assert "not exact counts" in shown.err
+    document = run(
+        "stats", "--series", "--step", "hour", "--since", "2h", "--queue", "mail", "--json"
+    ).document
+    assert [point["started"] for point in document["items"]][-1] == 5
+    assert (len(document["items"]), document["step"], document["queue"]) == (3, "hour", "mail")
+    assert run("stats", "--series", "--task", "other").out.split() == header.split()
+
+
+def test_options_of_a_series_need_it(run, harbor):
+    assert "--series" in run("stats", "--queue", "mail", code=2).err
 
 
 def test_stats_in_a_pipe(run, harbor):

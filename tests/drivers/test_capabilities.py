@@ -146,6 +146,8 @@ CALLS: dict[str, tuple[str, Callable[[Harbor], Any]]] = {
     "jobs.steps": ("durable steps", lambda h: h.jobs.steps(NO_JOB)),
     "prune": ("upkeep", lambda h: h.prune()),
     "transaction": ("callers' transactions", lambda h: h.transaction(object()).__enter__()),
+    "stats.series": ("roll-ups", lambda h: h.stats.series()),
+    "stats.slots_wanted": ("roll-ups", lambda h: h.stats.slots_wanted()),
     "tokens": ("records", lambda h: asyncio.run(create_token(h.driver, "n", "read"))),
 }
 

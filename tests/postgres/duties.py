@@ -29,6 +29,7 @@ from taskharbor.drivers.base import (
     member_id,
 )
 from taskharbor.drivers.contract.records import RecordKind
+from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.records import (
@@ -172,6 +173,9 @@ async def work(driver: PostgresDriver) -> None:
     await driver.put_records(RecordKind.WORKERS, {queue: "{}"}, HOUR, now=now)
     assert queue in [record.key for record in await driver.records(RecordKind.WORKERS, now=now)]
     await driver.drop_records(RecordKind.WORKERS, [queue])
+    await driver.append_rollups([Rollup(now - HOUR, queue, "task", Figures(started=1))])
+    assert await driver.fold_rollups(10_000, now=now)
+    assert await driver.rollups(now - HOUR, now, Period.MINUTE, queue=queue)
     await driver._fold_tallies()
     await succeed_together(driver, f"together {queue}", now)
     old = dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR)
@@ -248,6 +252,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     await driver.queues(now=now)
     await driver.leases(now=now)
     await driver.records(RecordKind.WORKERS, now=now)
+    await driver.rollups(now - HOUR, now, Period.MINUTE)
     assert await driver.steps(dead) == {"s": StepRecord("1", 1)}
     assert len(await driver.history(dead)) == 1
     assert await do(Cancel(), running) is OperationVerdict.REQUESTED

@@ -31,7 +31,7 @@ def described(document: Any, kind: type[Any]) -> None:
     assert {f.encode_name for f in fields} - optional <= set(document) <= {f.encode_name for f in fields}
     msgspec.convert(document, kind)
     for field in fields:
-        assert re.fullmatch(r"[a-z]+([A-Z][a-z]+)*", field.encode_name)
+        assert re.fullmatch(r"[a-z]+([A-Z][a-z]+)*|p\d+", field.encode_name)
         for inner, value in _inside(field.type, document.get(field.encode_name)):
             described(value, inner)
 
@@ -70,6 +70,8 @@ async def test_every_document_that_is_shown_is_described(harbor: Harbor, client:
         "/workflows": documents.WorkflowPage,
         f"/workflows/{workflow.id}": documents.WorkflowDocument,
         "/stats": documents.Stats,
+        "/stats/series": documents.Series,
+        "/autoscale": documents.Autoscale,
     }.items():
         document = (await client.get(f"{API}{path}")).json()
         assert document.get("items") != [], path

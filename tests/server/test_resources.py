@@ -10,6 +10,9 @@ import pytest
 
 from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
+from taskharbor.drivers.capabilities import Rollups
+from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
+from taskharbor.rules.rollups import begin_of
 
 API = "/api/v1"
 
@@ -167,6 +170,50 @@ async def test_schedules_are_made_changed_paused_run_and_deleted(client: httpx.A
     assert (await client.get(f"{API}/jobs/{made.json()['id']}/history")).json()["items"] == []
     assert (await client.delete(tick)).status_code == 204
     assert (await client.get(tick)).status_code == 404
+
+
+async def counted(harbor: Harbor, **figures: Any) -> None:
+    """Let a worker have counted this in the present minute, in the queue mail."""
+    at = begin_of(await harbor.driver.now(), Period.MINUTE)
+    await Rollups.of(harbor.driver).append_rollups([Rollup(at, "mail", "send", Figures(**figures))])
+
+
+async def test_a_series_has_points_and_says_that_they_are_not_exact(
+    harbor: Harbor, client: httpx.AsyncClient
+):
+    await counted(harbor, started=3, duration=(1_500_000, *[0] * 9, 3))
+    series = (await client.get(f"{API}/stats/series?queue=mail&task=send&step=hour")).json()
+    assert (series["step"], series["queue"], series["task"]) == ("hour", "mail", "send")
+    assert "not exact counts" in series["note"]
+    *others, point = series["items"]
+    assert (len(others), point["started"], point["seconds"]) == (24, 3, 3_600)
+    assert point["duration"] == pytest.approx(
+        {"count": 3, "mean": 0.5, "p50": 0.75, "p95": 0.975, "p99": 0.995}
+    )
+    assert (await client.get(f"{API}/stats/series?queue=vip")).json()["items"][-1]["started"] == 0
+
+
+@pytest.mark.parametrize(
+    "query", ["since=yesterday", "since=2026-01-31T12:00:00", "since=9000-01-01T00:00:00Z"]
+)
+async def test_a_series_of_nonsense_is_refused(client: httpx.AsyncClient, query: str):
+    assert (await client.get(f"{API}/stats/series?{query}")).status_code == 422
+    assert (await client.get(f"{API}/stats/series?step=day")).status_code == 400
+
+
+async def test_autoscale_says_how_many_slots_a_queue_needs(harbor: Harbor, client: httpx.AsyncClient):
+    await counted(harbor, started=1, duration=(15_000_000, *[0] * 13, 1))
+    for _ in range(10):
+        await created(client, queue="mail")
+    demand = (await client.get(f"{API}/autoscale?queue=mail&age=30")).json()
+    assert (demand["slots"], demand["age"]) == (5, 30)  # ten jobs of 15 s, begun within 30 s
+    assert [(queue["queue"], queue["ready"], queue["meanSeconds"]) for queue in demand["queues"]] == [
+        ("mail", 10, 15)
+    ]
+    assert "not exact counts" in demand["note"]
+    assert (await client.get(f"{API}/autoscale")).json()["slots"] == 5
+    assert (await client.get(f"{API}/autoscale?queue=vip")).json()["slots"] == 0
+    assert (await client.get(f"{API}/autoscale?age=0")).status_code == 400
 
 
 async def test_stats_count_what_there_is(client: httpx.AsyncClient):

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import AttemptStatus, QueueRecord, Reason, State
+from taskharbor.rules.autoscale import Load
 from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.catalogue import Source
 from taskharbor.telemetry.metrics.exposition import Renderer
@@ -25,6 +26,7 @@ READING = StoreReading(
     dict.fromkeys(State, 0) | {State.DEAD: 4, State.WAITING: 2},
     [QueueRecord("default", True, 3, 2, 1, NOW - 90 * SECOND)],
     [],
+    {"default": Load(running=1)},
 )
 
 

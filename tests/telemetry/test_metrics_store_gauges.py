@@ -8,10 +8,14 @@ import threading
 import pytest
 
 from taskharbor import Harbor
+from taskharbor.drivers.capabilities import Rollups
 from taskharbor.drivers.contract.reading import WorkerRecord
+from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import StoreError
 from taskharbor.records import QueueRecord, State
+from taskharbor.rules.autoscale import Load
+from taskharbor.rules.rollups import begin_of
 from taskharbor.telemetry.metrics.cells import PAIRS
 from taskharbor.telemetry.metrics.store_gauges import (
     Gauges,
@@ -58,6 +62,22 @@ def test_the_age_of_the_oldest_ready_job_is_by_the_stores_clock():
     queues = [QueueRecord("old", False, 1, 0, 0, 5_000_000), QueueRecord("new", False, 1, 0, 0, 99_000_000)]
     found = gauges_of(StoreReading(35_000_000, NOTHING, queues, []))
     assert found["queue_oldest_ready_seconds"] == {("old",): 30.0, ("new",): 0.0}
+
+
+def test_slots_wanted_follow_from_the_load_of_each_queue():
+    loads = {"busy": Load(arrivals_per_second=10, mean_seconds=0.5), "quiet": Load()}
+    found = gauges_of(StoreReading(0, NOTHING, [], [], loads))
+    assert found["autoscale_slots"] == {("busy",): 5.0, ("quiet",): 0.0}
+
+
+async def test_slots_wanted_are_read_from_the_roll_ups():
+    async with Harbor("memory://") as harbor:
+        at = begin_of(await harbor.driver.now(), Period.MINUTE)
+        figures = Figures(enqueued=6_000, duration=(6_000_000, 6_000))
+        await Rollups.of(harbor.driver).append_rollups([Rollup(at, "mail", "send", figures)])
+        found = await gauges(harbor)
+    assert found["autoscale_slots"].keys() == {("mail",)}
+    assert found["autoscale_slots"]["mail",] == 1
 
 
 def test_queues_beyond_the_limit_are_shown_as_one():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from taskharbor.cli.parameters import duration
 from taskharbor.cli.queues import tell_queues
-from taskharbor.cli.screen import span
+from taskharbor.cli.screen import instant, span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -16,18 +18,50 @@ if TYPE_CHECKING:
 
 
 @click.command
+@click.option("--series", is_flag=True, help="Show what workers counted in each minute or hour instead.")
+@click.option(
+    "--step",
+    type=click.Choice(["minute", "hour"]),
+    default="minute",
+    show_default=True,
+    help="With --series.",
+)
+@click.option(
+    "--since",
+    type=duration,
+    metavar="DURATION",
+    help="How far back, with --series.  [default: 1h for minutes, 1d for hours]",
+)
+@click.option("--queue", metavar="NAME", help="Only this queue, with --series.")
+@click.option("--task", metavar="NAME", help="Only this task, with --series.")
 @with_session
-def stats(session: Session) -> None:
+def stats(
+    session: Session,
+    series: bool,
+    step: Literal["minute", "hour"],
+    since: float | None,
+    queue: str | None,
+    task: str | None,
+) -> None:
     """Show counts, queues and what the workers do.
 
     A worker that has just started or died may take a minute to appear or disappear. A worker's jobs are
     listed once they have run for longer than a heartbeat. A job that runs on after its timeout, or after
     a request to cancel it, is marked.
 
+    With --series: the minutes of the last hour in which workers counted anything. Those are not exact counts:
+    workers write them every ten seconds, and one that is killed loses its last ones.
+
     \b
     Example:
       taskharbor stats --url sqlite:///harbor.db
+      taskharbor stats --series --step hour --since 7d --queue mail
     """
+    if series:
+        show_series(session, step, since, queue, task)
+        return
+    if since is not None or queue is not None or task is not None:
+        raise click.UsageError("--since, --queue and --task are for --series: add it")
     from taskharbor.views.workers import stats_of
 
     found = session.run(stats_of)
@@ -55,6 +89,54 @@ def stats(session: Session) -> None:
         empty="no worker is running",
         optional=("EXPIRED", "LEASE"),
     )
+
+
+def show_series(
+    session: Session,
+    step: Literal["minute", "hour"],
+    since: float | None,
+    queue: str | None,
+    task: str | None,
+) -> None:
+    from taskharbor.drivers.contract.rollups import Period
+    from taskharbor.views.documents import ROLLUPS_NOTE, PointDocument, Series
+
+    ago = None if since is None else timedelta(seconds=since)
+    points = session.run(lambda harbor: harbor.stats.aseries(queue, task, since=ago, step=step))
+    screen = session.screen
+    if screen.as_json:
+        screen.document(Series([PointDocument.of(point) for point in points], Period(step), queue, task))
+        return
+    screen.table(
+        SERIES_COLUMNS,
+        [
+            (
+                instant(point.at),
+                *(getattr(point, name) for name in COUNTS),
+                *(
+                    _seconds(each)
+                    for times in (point.wait, point.duration)
+                    for each in (times.p50, times.p95)
+                ),
+            )
+            for point in points
+            if any(getattr(point, name) for name in COUNTS)
+        ],
+        empty="workers have counted nothing in this time",
+        optional=("LOST", "CANCELLED", "RETRIED", "WAIT P50", "RAN P50"),
+    )
+    screen.note(ROLLUPS_NOTE)
+
+
+COUNTS = ("enqueued", "started", "succeeded", "failed", "retried", "dead", "lost", "cancelled")
+SERIES_COLUMNS = (
+    "BEGIN", *(name.upper() for name in COUNTS), "WAIT P50", "WAIT P95", "RAN P50", "RAN P95",
+)  # fmt: skip
+
+
+def _seconds(value: float | None) -> float | None:
+    """Three digits are more than buckets can tell."""
+    return None if value is None else float(f"{value:.3g}")
 
 
 def doing(running: Iterable[RunningDocument]) -> str:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from taskharbor.client.schedules import Schedules
+    from taskharbor.client.stats import Stats
     from taskharbor.http.addresses import AllowList
     from taskharbor.schedule import Schedule as Recurring
     from taskharbor.server.auth import Authorize
@@ -134,6 +135,13 @@ class Harbor:
         from taskharbor.client.schedules import Schedules  # most programs have none
 
         return Schedules(self)
+
+    @cached_property
+    def stats(self) -> Stats:
+        """What workers have counted: `harbor.stats.series(queue=…)` and so on."""
+        from taskharbor.client.stats import Stats  # most programs do not ask
+
+        return Stats(self)
 
     # -- declaring --
 

@@ -16,6 +16,7 @@ from taskharbor.drivers.contract.enqueueing import WorkflowEnqueued
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.drivers.contract.reading import WorkflowPage
 from taskharbor.drivers.contract.records import Record, RecordKind
+from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.contract.settling import Note
 from taskharbor.errors import MissingCapability
 from taskharbor.records import MemberResult, NewJob, NewWorkflow, State, StepRecord, WorkflowRecord
@@ -162,6 +163,37 @@ class Records(Capability):
         """Delete the records with these keys; return how many there were."""
 
 
+class Rollups(Capability):
+    """What workers have counted, by minute for a day and by hour for 30 days. No job depends on it.
+
+    The rules of folding are in `taskharbor.rules.rollups`.
+    """
+
+    CAPABILITY = "roll-ups"
+    INSTEAD = "it keeps no rates; take them from the workers' metrics, or use a store that has roll-ups"
+
+    @abstractmethod
+    async def append_rollups(self, rows: Sequence[Rollup]) -> None:
+        """Keep these rows of single minutes beside all others: rows of one minute, queue and task add up."""
+
+    @abstractmethod
+    async def fold_rollups(self, limit: int, *, now: int | None = None) -> int:
+        """Fold at most `limit` rows, the oldest first: appended ones into minutes, old minutes into hours.
+
+        A row whose minute is no longer kept goes to its hour. Hours that are too old are deleted. Gives how many rows
+        were folded or deleted; 0 also while another caller folds.
+        """
+
+    @abstractmethod
+    async def rollups(
+        self, begin: int, end: int, period: Period, *, queue: str | None = None, task: str | None = None
+    ) -> list[Rollup]:
+        """Return the sums of the periods that begin from `begin` on and before `end`, by period, queue and task.
+
+        Both are begins of periods. Minutes that were folded into hours are only in those.
+        """
+
+
 class Transactions(Capability):
     """Enqueueing inside a caller's own database transaction."""
 
@@ -181,4 +213,4 @@ class Transactions(Capability):
         """While this is active, enqueues of this context run on the caller's connection."""
 
 
-CAPABILITIES: tuple[type[Capability], ...] = (Workflows, Steps, Upkeep, Records, Transactions)
+CAPABILITIES: tuple[type[Capability], ...] = (Workflows, Steps, Upkeep, Records, Rollups, Transactions)

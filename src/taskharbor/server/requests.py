@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -187,6 +187,33 @@ class ApplicationQuery(Input):
     """Whose schedules; those of the server's own application if it is left out."""
 
     application: Name | None = None
+
+
+class SeriesQuery(Input):
+    """Which periods, of which jobs."""
+
+    queue: Name | None = None
+    task: Name | None = None
+    since: (
+        Annotated[
+            str,
+            Meta(
+                description="An instant. By default an hour ago for minutes, a day ago for hours.",
+                examples=["2026-01-31T12:00:00Z"],
+            ),
+        ]
+        | None
+    ) = None
+    step: Literal["minute", "hour"] = "minute"
+
+
+class AutoscaleQuery(Input):
+    """For which queue, and how long its jobs may wait."""
+
+    queue: Annotated[Name, Meta(description="Every queue, if it is left out.")] | None = None
+    age: Annotated[
+        float, Meta(ge=1, le=86_400, description="Seconds that the oldest ready job should stay below.")
+    ] = 30.0
 
 
 class EventsQuery(Input):

@@ -18,6 +18,7 @@ from taskharbor.conformance.chapters.pruning import Pruning
 from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
 from taskharbor.conformance.chapters.records import Records
+from taskharbor.conformance.chapters.rollups import Rollups
 from taskharbor.conformance.chapters.states import States
 from taskharbor.conformance.chapters.steps import Children, Steps
 from taskharbor.conformance.chapters.workflows import Workflows
@@ -45,6 +46,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Rearming,
     Pruning,
     Records,
+    Rollups,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

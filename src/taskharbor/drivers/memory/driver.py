@@ -28,9 +28,10 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records, Steps, Upkeep, Workflows
+from taskharbor.drivers.capabilities import Records, Rollups, Steps, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
-from taskharbor.drivers.memory import enqueue, leases, operate, reads, settle
+from taskharbor.drivers.contract.rollups import Period, Rollup
+from taskharbor.drivers.memory import enqueue, leases, operate, reads, rollups, settle
 from taskharbor.drivers.memory.changes import Changes
 from taskharbor.drivers.memory.store import Store
 from taskharbor.records import (
@@ -48,7 +49,7 @@ from taskharbor.records import (
 from taskharbor.sync import in_sync_call
 
 
-class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
+class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
     """A store in this process's memory, and the reference of what a store does.
 
     It may be used from any number of threads and event loops. Every instance is a store of its own; it
@@ -168,6 +169,22 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records):
         with self._changes.lock:
             kept = self._store.records[kind]
             return sum(kept.pop(key, None) is not None for key in keys)
+
+    # -- roll-ups --
+
+    async def append_rollups(self, rows: Sequence[Rollup]) -> None:
+        with self._changes.lock:
+            self._store.appended_rollups += rows
+
+    async def fold_rollups(self, limit: int, *, now: int | None = None) -> int:
+        with self._changes.lock:
+            return rollups.fold(self._store, limit, self._time(now))
+
+    async def rollups(
+        self, begin: int, end: int, period: Period, *, queue: str | None = None, task: str | None = None
+    ) -> list[Rollup]:
+        with self._changes.lock:
+            return rollups.read(self._store, begin, end, period, queue, task)
 
     # -- operators --
 

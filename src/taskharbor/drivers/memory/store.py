@@ -15,10 +15,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from taskharbor.drivers.contract.records import Record, RecordKind
+from taskharbor.drivers.contract.rollups import Figures, Rollup
 from taskharbor.drivers.memory.order import Order
 from taskharbor.records import AttemptRecord, Progress, Reason, State, StepRecord
 from taskharbor.rules.lifecycle import LEGAL, TERMINAL
 from taskharbor.rules.operating import Change, new_run
+from taskharbor.rules.rollups import Key
 from taskharbor.rules.settling import finished
 from taskharbor.rules.standing import Standing, StoredJob, claimed
 
@@ -138,6 +140,8 @@ class Store:
         self.cancel_requests = 0  # how many there have been
         self.paused: set[str] = set()
         self.records: dict[RecordKind, dict[str, Record]] = {kind: {} for kind in RecordKind}  # by key
+        self.appended_rollups: list[Rollup] = []
+        self.folded_rollups: dict[Key, Figures] = {}
         self.ordinary = Places()
         self.suspects = Places()
         self.endings: dict[State, Order[Placed]] = {state: Order() for state in TERMINAL}

@@ -41,8 +41,9 @@ from taskharbor.drivers.base import (
     settle_pieces,
 )
 from taskharbor.drivers.callers import PostgresCaller, caller_of
-from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
+from taskharbor.drivers.capabilities import Records, Rollups, Steps, Transactions, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
+from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.postgres import (
     enqueue,
     health,
@@ -50,6 +51,7 @@ from taskharbor.drivers.postgres import (
     operate,
     reads,
     roles,
+    rollups,
     schema,
     settle,
     sql,
@@ -94,7 +96,7 @@ OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
 
-class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
+class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transactions):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
     The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
@@ -443,6 +445,19 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
     async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
         dropped: int = await self._run(Lane.REST, lambda s: s.value(f"drop_{kind}", list(keys)))
         return dropped
+
+    # -- roll-ups --
+
+    async def append_rollups(self, rows: Sequence[Rollup]) -> None:
+        await self._run(Lane.REST, lambda s: rollups.append(s, rows))
+
+    async def fold_rollups(self, limit: int, *, now: int | None = None) -> int:
+        return await self._transact(Lane.REST, lambda s: rollups.fold(s, limit), now)
+
+    async def rollups(
+        self, begin: int, end: int, period: Period, *, queue: str | None = None, task: str | None = None
+    ) -> list[Rollup]:
+        return await self._run(Lane.REST, lambda s: rollups.read(s, begin, end, period, queue, task))
 
     # -- operators --
 

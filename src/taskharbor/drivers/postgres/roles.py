@@ -57,6 +57,8 @@ _TABLES: dict[str, dict[Role, str]] = {
     "tokens": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "SIUD"},
     "announcements": dict.fromkeys(Role, ""),  # a sequence that only a function of the owner touches
     "workers": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
+    "rollups_appended": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "S"},
+    "rollups_folded": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
 }
 _RIGHTS = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE"}
 

@@ -30,8 +30,9 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records, Steps, Transactions, Upkeep, Workflows
+from taskharbor.drivers.capabilities import Records, Rollups, Steps, Transactions, Upkeep, Workflows
 from taskharbor.drivers.contract.records import Record, RecordKind
+from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.sqlite import (
     changes,
     enqueue,
@@ -40,6 +41,7 @@ from taskharbor.drivers.sqlite import (
     places,
     reads,
     records,
+    rollups,
     schema,
     settle,
     workflows,
@@ -62,7 +64,7 @@ from taskharbor.records import (
 )
 
 
-class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
+class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transactions):
     """Jobs in one SQLite file, for any number of processes on one machine.
 
     `synchronous` is SQLite's own setting: FULL (the default) makes every accepted job survive a power
@@ -192,6 +194,19 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Transactions):
 
     async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
         return await self._engine.write(lambda s: records.drop(s, kind, keys))
+
+    # -- roll-ups --
+
+    async def append_rollups(self, rows: Sequence[Rollup]) -> None:
+        await self._engine.write(lambda s: rollups.append(s, rows))
+
+    async def fold_rollups(self, limit: int, *, now: int | None = None) -> int:
+        return await self._engine.write(lambda s: rollups.fold(s, limit), now)
+
+    async def rollups(
+        self, begin: int, end: int, period: Period, *, queue: str | None = None, task: str | None = None
+    ) -> list[Rollup]:
+        return await self._engine.read(lambda s: rollups.read(s, begin, end, period, queue, task))
 
     # -- operators --
 

@@ -114,6 +114,11 @@ OLDEST_READY = _gauge(
 QUEUE_PAUSED = _gauge("queue_paused", "1 while the queue is paused, else 0.", "queue")
 QUEUE_WORKERS = _gauge("queue_workers", "Workers that serve the queue.", "queue")
 QUEUE_SLOTS = _gauge("queue_slots", "Slots of the workers that serve the queue.", "queue")
+AUTOSCALE_SLOTS = _gauge(
+    "autoscale_slots",
+    "Slots that keep the queue's oldest ready job younger than 30 s, from the roll-ups; not exact.",
+    "queue",
+)
 WAITING_JOBS = _gauge("waiting_jobs", "Jobs of all queues that wait for other jobs.")
 DEAD_JOBS = _gauge("dead_jobs", "Jobs of all queues in the dead-letter queue.")
 WORKERS = _gauge("workers", "Workers that are running.")
@@ -125,8 +130,8 @@ STORE_UP = _gauge(
 METRICS: tuple[Metric, ...] = (
     ENQUEUED, STARTED, SUCCEEDED, FAILED, RETRIED, EXHAUSTED, DEAD, LOST, CANCELLED, WAIT, DURATION, RETRY_LATENCY,
     CLAIM_DURATION, SETTLE_DURATION, CLAIM_BATCH, SETTLE_BATCH, EXTENSIONS_REFUSED, SETTLES_REFUSED, LOOP_LAG,
-    QUEUE_JOBS, OLDEST_READY, QUEUE_PAUSED, QUEUE_WORKERS, QUEUE_SLOTS, WAITING_JOBS, DEAD_JOBS, WORKERS, SLOTS,
-    STORE_UP,
+    QUEUE_JOBS, OLDEST_READY, QUEUE_PAUSED, QUEUE_WORKERS, QUEUE_SLOTS, AUTOSCALE_SLOTS, WAITING_JOBS, DEAD_JOBS,
+    WORKERS, SLOTS, STORE_UP,
 )  # fmt: skip
 
 

@@ -6,15 +6,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from taskharbor.clock import MICROS_PER_SECOND
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import Records, Rollups
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.records import State
+from taskharbor.rules.autoscale import Load, slots_wanted
+from taskharbor.telemetry.autoscale import loads_of
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.cells import OTHER_NAME, PAIRS, label
@@ -27,6 +29,7 @@ logger = logging.getLogger("taskharbor.metrics")
 
 CACHE_SECONDS = 1.0
 READ_SECONDS = 5.0  # that a scrape waits for the store
+AGE_SECONDS = 30.0  # that the slots wanted keep the oldest ready job below
 
 # The value of a gauge, by the values of its labels.
 Gauges = dict[str, dict[tuple[str, ...], float]]
@@ -39,12 +42,15 @@ class StoreReading(Struct, frozen=True):
     counts: dict[State, int]
     queues: Sequence[QueueRecord]
     workers: Sequence[WorkerRecord]
+    loads: Mapping[str, Load] = {}  # by queue; none without roll-ups
 
 
 async def read_store(driver: Driver) -> StoreReading:
     """Read everything that the gauges show."""
     workers = await WORKERS.all(driver) if Records.offered_by(driver) else []
-    return StoreReading(await driver.now(), await driver.counts(), await driver.queues(), workers)
+    now, queues = await driver.now(), await driver.queues()
+    loads = await loads_of(driver, queues, now) if Rollups.offered_by(driver) else {}
+    return StoreReading(now, await driver.counts(), queues, workers, loads)
 
 
 def gauges_of(reading: StoreReading | None) -> Gauges:
@@ -67,6 +73,10 @@ def gauges_of(reading: StoreReading | None) -> Gauges:
         for metric, value in zip(by_queue, values, strict=True):
             of_metric = gauges[metric.name]  # of several queues with one label, the largest value counts
             of_metric[(name,)] = max(of_metric.get((name,), 0.0), float(value))
+    wanted = gauges[catalogue.AUTOSCALE_SLOTS.name] = {}
+    for index, (queue_name, load) in enumerate(sorted(reading.loads.items())):
+        name = label(queue_name) if index < PAIRS else OTHER_NAME
+        wanted[(name,)] = wanted.get((name,), 0.0) + slots_wanted(load, AGE_SECONDS)
     gauges[catalogue.WAITING_JOBS.name] = {(): reading.counts[State.WAITING]}
     gauges[catalogue.DEAD_JOBS.name] = {(): reading.counts[State.DEAD]}
     gauges[catalogue.WORKERS.name] = {(): len(reading.workers)}

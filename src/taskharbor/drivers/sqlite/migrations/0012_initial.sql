@@ -249,3 +249,21 @@ CREATE TABLE taskharbor_records (
     expires_at INTEGER,                -- the record counts until then; NULL: until it is deleted
     PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
+
+-- Roll-ups: what workers counted, as JSON. Each flush of a worker appends rows and changes none; a worker's upkeep folds
+-- them, by minute for a day and by hour for 30 days. Readers add up both tables.
+CREATE TABLE taskharbor_rollups_appended (
+    at      INTEGER NOT NULL,          -- the begin of the minute
+    queue   TEXT NOT NULL,
+    task    TEXT NOT NULL,
+    figures TEXT NOT NULL
+);
+CREATE INDEX taskharbor_rollups_appended_at ON taskharbor_rollups_appended (at);
+CREATE TABLE taskharbor_rollups_folded (
+    period  TEXT NOT NULL,             -- minute or hour
+    at      INTEGER NOT NULL,          -- its begin
+    queue   TEXT NOT NULL,
+    task    TEXT NOT NULL,
+    figures TEXT NOT NULL,
+    PRIMARY KEY (period, at, queue, task)
+) WITHOUT ROWID;

@@ -280,3 +280,22 @@ ALTER TABLE {schema}.tallies SET (
 ALTER TABLE {schema}.dependencies SET (  -- every success of a member updates a row
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
+
+-- Roll-ups: what workers counted, as JSON. Each flush of a worker appends rows and changes none; a worker's upkeep folds
+-- them, by minute for a day and by hour for 30 days. Readers add up both tables.
+CREATE TABLE {schema}.rollups_appended (
+    at      timestamptz NOT NULL,        -- the begin of the minute
+    queue   text COLLATE "C" NOT NULL,
+    task    text COLLATE "C" NOT NULL,
+    figures text NOT NULL
+);
+CREATE INDEX rollups_appended_at ON {schema}.rollups_appended (at);
+CREATE TABLE {schema}.rollups_folded (
+    period  text COLLATE "C" NOT NULL,   -- minute or hour
+    at      timestamptz NOT NULL,        -- its begin
+    queue   text COLLATE "C" NOT NULL,
+    task    text COLLATE "C" NOT NULL,
+    figures text NOT NULL,
+    PRIMARY KEY (period, at, queue, task)
+);
+ALTER TABLE {schema}.rollups_appended SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
