@@ -99,7 +99,9 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.StopRequested,
     ],
     "HTTP jobs": [http_payload],
-    "Retry policies": [taskharbor.RetryPolicy, taskharbor.Failure, taskharbor.Decision],
+    "Retry policies": [
+        taskharbor.RetryPolicy, taskharbor.Failure, taskharbor.Decision, taskharbor.RetryMetrics,
+    ],
     "Events": [taskharbor.Event],
     "Words": [taskharbor.State, taskharbor.AttemptStatus, taskharbor.Delivery, taskharbor.Reason],
     "Errors": [

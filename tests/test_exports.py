@@ -41,6 +41,7 @@ PUBLIC = [
     "ReasonName",
     "RemoteError",
     "RetryAfter",
+    "RetryMetrics",
     "RetryPolicy",
     "SchemaError",
     "Signature",

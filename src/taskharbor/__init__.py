@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from taskharbor import presets
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.harbor import Harbor
+from taskharbor.client.retry_metrics import RetryMetrics
 from taskharbor.client.task import Signature, Task
 from taskharbor.context import Context, current_context
 from taskharbor.errors import (
@@ -91,6 +92,7 @@ __all__ = [
     "ReasonName",
     "RemoteError",
     "RetryAfter",
+    "RetryMetrics",
     "RetryPolicy",
     "SchemaError",
     "Signature",

@@ -51,6 +51,9 @@ class AttemptStatus(StrEnum):
 AttemptStatusName = Literal["succeeded", "failed", "timed_out", "lost", "cancelled", "released", "slept"]
 
 
+FAILURES = frozenset({AttemptStatus.FAILED, AttemptStatus.TIMED_OUT})
+
+
 class Delivery(StrEnum):
     """How often a job's handler may begin in one run."""
 
@@ -272,6 +275,9 @@ class AttemptRecord(Struct, frozen=True, gc=False):
     traceback: str | None = None
     detail: str | None = None  # how it was lost, or why it was put back
     worker_survived: bool = False  # lost, but its worker is alive
+    retry_delay: int | None = (
+        None  # microseconds granted before the retry, if it failed and was to be retried
+    )
 
 
 class StepRecord(Struct, frozen=True, gc=False):

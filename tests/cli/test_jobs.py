@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 
 import msgspec
@@ -13,7 +14,17 @@ from taskharbor.views.documents import JobDocument
 JOB_KEYS = {
     *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),
     *("retry", "correlationId", "tags", "delivery", "idempotencyKey", "dependsOn", "enqueuedAt", "runAt"),
-    *("expiresAt", "finishedAt", "reason", "error", "result", "progress", "worker", "leaseExpiresAt"),
+    *(
+        "expiresAt",
+        "finishedAt",
+        "failedAt",
+        "reason",
+        "error",
+        "result",
+        "progress",
+        "worker",
+        "leaseExpiresAt",
+    ),
     *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow"),
 }
 
@@ -161,6 +172,11 @@ def test_inspect_shows_the_job_and_its_history(run, harbor, drain):
     assert "max attempts  2" in plain
     assert "timeout       3.0s" in plain
     assert "error         RuntimeError: no\\nluck" in plain
+    assert (
+        "retries       Task: fail | FAILED | Total Attempts: 2 | Last Error: RuntimeError: no luck" in plain
+    )
+    ended = dict(re.findall(r"^(finished at|failed at) +(.+)$", plain, re.MULTILINE))
+    assert ended["failed at"] == ended["finished at"]
     assert plain.count(" failed ") == 2
     assert "Traceback" not in plain
     told = run("inspect", job.id, "--traceback").out
@@ -171,7 +187,14 @@ def test_inspect_as_json(run, harbor, drain):
     job = harbor.enqueue("fail", {}, max_attempts=2)
     drain_until_dead(harbor, drain, job.id)
     document = run("inspect", job.id, "--json").document
-    assert document.keys() == JOB_KEYS | {"history", "steps"}
+    assert document.keys() == JOB_KEYS | {"history", "steps", "retryMetrics"}
+    assert document["failedAt"] == document["finishedAt"] == document["history"][0]["finishedAt"]
+    metrics, [last, first] = document["retryMetrics"], document["history"]
+    assert (metrics["totalAttempts"], metrics["successfulAt"]) == (2, None)
+    assert metrics["lastError"] == last["error"]
+    assert metrics["backoffSeconds"] == first["retryDelay"] > 0
+    assert last["retryDelay"] is None
+    assert metrics["summary"].startswith("Task: fail | FAILED | Total Attempts: 2 | Last Error: ")
     assert (document["state"], document["reason"], document["attempts"]) == ("dead", "exhausted", 2)
     assert [attempt["number"] for attempt in document["history"]] == [2, 1]
     assert [attempt["retryCount"] for attempt in document["history"]] == [1, 0]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from taskharbor import Harbor, Worker
+from taskharbor import Harbor, RetryPolicy, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
@@ -102,7 +102,7 @@ async def test_history_tells_of_each_attempt_newest_first(
 ):
     attempts: list[int] = []
 
-    @harbor.task(name="flaky", max_attempts=3)
+    @harbor.task(name="flaky", max_attempts=3, retry=RetryPolicy(initial=1, jitter=None))
     def flaky() -> None:
         attempts.append(1)
         clock.advance(2)
@@ -114,7 +114,8 @@ async def test_history_tells_of_each_attempt_newest_first(
     await worker.drain()
     clock.advance(60)
     await Worker(harbor).drain()
-    history = (await client.get(f"{API}/jobs/{job['id']}/history?limit=10")).json()["items"]
+    found = (await client.get(f"{API}/jobs/{job['id']}/history?limit=10")).json()
+    history = found["items"]
     assert [(h["status"], h["retryCount"], h["number"]) for h in history] == [
         ("SUCCESS", 1, 2),
         ("FAILED", 0, 1),
@@ -123,8 +124,40 @@ async def test_history_tells_of_each_attempt_newest_first(
     assert [h["executionDuration"] for h in history] == [2.0, 2.0]
     assert history[1]["errorMessage"] == "RuntimeError: not yet"
     assert all(h["executionTime"].endswith("Z") for h in history)
-    latest = (await client.get(f"{API}/jobs/{job['id']}/history?limit=1")).json()["items"]
-    assert [h["number"] for h in latest] == [2]
+    assert [h["retryDelay"] for h in history] == [None, 1.0]
+    assert found["retryMetrics"] == {
+        "task": "flaky",
+        "totalAttempts": 2,
+        "successfulAt": 2,
+        "lastError": "RuntimeError: not yet",
+        "backoffSeconds": 1.0,
+        "summary": "Task: flaky | SUCCESS at attempt 2 | Total Attempts: 2 "
+        "| Last Error: RuntimeError: not yet | Backoff: 1.0s",
+    }
+    latest = (await client.get(f"{API}/jobs/{job['id']}/history?limit=1")).json()
+    assert [h["number"] for h in latest["items"]] == [2]
+    assert latest["retryMetrics"] == found["retryMetrics"]
+
+
+async def test_failed_at_is_shown_until_the_job_succeeds(
+    harbor: Harbor, clock: ManualClock, client: httpx.AsyncClient
+):
+    outcomes = iter([RuntimeError("not yet"), None])
+
+    @harbor.task(name="flaky", max_attempts=3)
+    def flaky() -> None:
+        if error := next(outcomes):
+            raise error
+
+    job = f"{API}/jobs/{(await created(client, task='flaky'))['id']}"
+    assert (await client.get(job)).json()["failedAt"] is None
+    await Worker(harbor).drain()
+    failed = (await client.get(job)).json()
+    [attempt] = (await client.get(f"{job}/history")).json()["items"]
+    assert (failed["state"], failed["failedAt"]) == ("scheduled", attempt["finishedAt"])
+    clock.advance(60)
+    await Worker(harbor).drain()
+    assert (await client.get(job)).json()["failedAt"] is None
 
 
 async def test_dead_jobs_are_listed_requeued_and_discarded(harbor: Harbor, client: httpx.AsyncClient):

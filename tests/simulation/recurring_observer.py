@@ -22,7 +22,7 @@ from taskharbor.drivers.base import (
     Update,
 )
 from taskharbor.records import AttemptStatus, JobFilter, JobRecord, Misfire, Reason, Recurrence, State
-from taskharbor.rules.recurrence import PARKED_AT
+from taskharbor.rules.standing import PARKED_AT
 from tests.simulation.grid import Grid
 from tests.simulation.observer import TERMINAL, Held
 from tests.simulation.story_observer import StoryObserver

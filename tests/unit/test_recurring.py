@@ -26,7 +26,6 @@ from taskharbor.records import (
 )
 from taskharbor.rules.recurrence import (
     LATER,
-    PARKED_AT,
     RUN_NOW,
     Run,
     after_cancelling,
@@ -38,6 +37,7 @@ from taskharbor.rules.recurrence import (
     next_due,
     was_rearmed,
 )
+from taskharbor.rules.standing import PARKED_AT
 from taskharbor.schedule import parse
 
 SECOND = MICROS_PER_SECOND

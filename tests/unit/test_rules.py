@@ -27,8 +27,16 @@ from taskharbor.drivers.base import (
 from taskharbor.records import AttemptStatus, Delivery, JobRecord, NewJob, Options, Reason, State
 from taskharbor.rules.lifecycle import LEGAL, TERMINAL, allows
 from taskharbor.rules.operating import Change, change, needs_force
-from taskharbor.rules.settling import Move, fence, proves_survival, repeated, settle_move, worker_survived
-from taskharbor.rules.standing import Standing, StoredJob, first_run_at, job_record
+from taskharbor.rules.settling import (
+    Move,
+    fence,
+    proves_survival,
+    repeated,
+    retry_delay,
+    settle_move,
+    worker_survived,
+)
+from taskharbor.rules.standing import PARKED_AT, Standing, StoredJob, first_run_at, job_record
 
 NOW = 1_000_000
 RUNNING = Standing(State.RUNNING, 10, 3, 1, 2, begin_by=NOW + 5, delivery=Delivery.AT_LEAST_ONCE)
@@ -87,6 +95,29 @@ def test_refused_write_proves_that_the_worker_is_alive() -> None:
         assert not proves_survival(refusal, "a dead worker, which its supervisor settles for")
     for answer in (SettleAnswer.DONE, SettleAnswer.CHANGED, SettleAnswer.LATER):
         assert not proves_survival(answer)
+
+
+@pytest.mark.parametrize(
+    ("status", "to", "occurrence", "delay"),
+    [
+        (AttemptStatus.FAILED, State.READY, None, 50),
+        (AttemptStatus.TIMED_OUT, State.READY, None, 50),
+        (AttemptStatus.FAILED, State.READY, Occurrence(NOW, 1), 50),
+        (AttemptStatus.FAILED, State.READY, Occurrence(NOW, 1, NOW - 1), 50),
+        (AttemptStatus.FAILED, State.READY, Occurrence(NOW, 1, PARKED_AT), None),
+        (AttemptStatus.FAILED, State.DEAD, Occurrence(NOW, 1), None),
+        (AttemptStatus.FAILED, State.DEAD, None, None),
+        (AttemptStatus.SLEPT, State.READY, None, None),
+        (AttemptStatus.RELEASED, State.READY, None, None),
+        (AttemptStatus.LOST, State.READY, None, None),
+    ],
+)
+def test_delay_is_granted_only_to_a_failure_that_is_retried(
+    status: AttemptStatus, to: State, occurrence: Occurrence | None, delay: int | None
+) -> None:
+    t = ending(status, to, delay=50, occurrence=occurrence)
+    assert retry_delay(t, settle(t)) == delay
+    assert retry_delay(t, settle(t, cancel_requested=True)) is None
 
 
 # -- where a settle takes a job --------------------------------------------------------------------

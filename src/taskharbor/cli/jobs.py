@@ -16,6 +16,7 @@ from taskharbor.cli.session import Session, with_session
 if TYPE_CHECKING:
     from taskharbor.client.handle import Attempt, Job, Step
     from taskharbor.client.harbor import Harbor
+    from taskharbor.client.retry_metrics import RetryMetrics
     from taskharbor.views.documents import JobDocument
 
 STATES = ("waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled")
@@ -117,19 +118,21 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
       taskharbor inspect 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --json | jq .history
     """
 
-    async def work(harbor: Harbor) -> tuple[Job[Any], list[Step], list[Attempt]]:
-        jobs = harbor.jobs
-        return await jobs.aget(job_id), await jobs.asteps(job_id), await jobs.ahistory(job_id, limit)
+    async def work(harbor: Harbor) -> tuple[Job[Any], list[Step], list[Attempt], RetryMetrics]:
+        job, steps = await harbor.jobs.aget(job_id), await harbor.jobs.asteps(job_id)
+        return job, steps, await job.ahistory(limit), await job.aretry_metrics()
 
-    from taskharbor.views.documents import HistoryEntry, InspectedJob
+    from taskharbor.views.documents import HistoryEntry, InspectedJob, RetryMetricsDocument
 
-    found, steps, history = session.run(work)
+    found, steps, history, metrics = session.run(work)
     entries = [HistoryEntry.of(attempt) for attempt in history]
-    document = InspectedJob.of(found, steps=steps, history=entries)
+    document = InspectedJob.of(
+        found, steps=steps, history=entries, retry_metrics=RetryMetricsDocument.of(metrics)
+    )
     if session.screen.as_json:
         session.screen.document(document)
         return
-    session.screen.pairs(_pairs(found, document))
+    session.screen.pairs(_pairs(found, document, metrics))
     if steps:
         session.screen.heading("steps")
         rows = [(step.name, step.number, _compact(step.result)) for step in steps]
@@ -138,7 +141,7 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
     _tell_history(session.screen, history, traceback=traceback)
 
 
-def _pairs(job: Job[Any], document: JobDocument) -> dict[str, Cell]:
+def _pairs(job: Job[Any], document: JobDocument, metrics: RetryMetrics) -> dict[str, Cell]:
     from taskharbor.codec import shorten
 
     unreadable = job.record.unreadable_options
@@ -156,6 +159,7 @@ def _pairs(job: Job[Any], document: JobDocument) -> dict[str, Cell]:
         "unreadable": _compact(document.unreadable or None),
         "max attempts": job.max_attempts,
         "retry": _compact(document.retry),
+        "retries": str(metrics) if metrics.total_attempts else None,
         "timeout": None if job.timeout is None else span(job.timeout),
         "delivery": job.delivery,
         "key": job.idempotency_key,
@@ -167,6 +171,7 @@ def _pairs(job: Job[Any], document: JobDocument) -> dict[str, Cell]:
         "run at": job.run_at,
         "expires at": job.expires_at,
         "finished at": job.finished_at,
+        "failed at": job.failed_at,
         "worker": job.worker,
         "lease until": job.lease_expires_at,
         "lease expired": True if job.lease_expired else None,

@@ -9,13 +9,15 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from taskharbor.client.display import shown_payload
+from taskharbor.client.retry_metrics import RetryMetrics, read_retry_metrics
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.waiting import Pending, until_ended
-from taskharbor.clock import from_micros
+from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.codec import decode_payload
 from taskharbor.drivers.base import Driver, Enqueued
 from taskharbor.errors import JobCancelled, JobFailed, JobNotFound
 from taskharbor.records import (
+    FAILURES,
     RESERVED_TAGS,
     AttemptRecord,
     AttemptStatus,
@@ -182,6 +184,15 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return _datetime(self._record.finished_at)
 
     @property
+    def failed_at(self) -> datetime | None:
+        """When it failed last in the current run, or died; None after any other end of its latest attempt."""
+        record = self._record
+        if record.state is State.DEAD:
+            return _datetime(record.finished_at)
+        has_failed = record.attempts > 0 and record.last_status in FAILURES
+        return _datetime(record.last_finished_at) if has_failed else None
+
+    @property
     def reason(self) -> Reason | None:
         """Why it is dead or cancelled."""
         return self._record.reason
@@ -224,6 +235,12 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return await self._harbor.jobs.ahistory(self.id, limit)
 
     history = sync_method(ahistory)
+
+    async def aretry_metrics(self) -> RetryMetrics:
+        """Return how its current run was retried: attempts, last error and backoff, up to when this job was read."""
+        return await read_retry_metrics(self._driver, self._record)
+
+    retry_metrics = sync_method(aretry_metrics)
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         """Wait for the job to end and return what its handler returned.
@@ -309,6 +326,12 @@ class Attempt:
     def detail(self) -> str | None:
         """How it was lost, or why it was put back."""
         return self._record.detail
+
+    @property
+    def retry_delay(self) -> float | None:
+        """Seconds that were granted before the retry, if it failed and was to be retried."""
+        delay = self._record.retry_delay
+        return None if delay is None else delay / MICROS_PER_SECOND
 
     @property
     def worker_survived(self) -> bool:

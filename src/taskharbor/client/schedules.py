@@ -32,7 +32,8 @@ from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreUnavailable
 from taskharbor.records import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
 from taskharbor.rules.lifecycle import TERMINAL
-from taskharbor.rules.recurrence import PARKED_AT, after_cancelling
+from taskharbor.rules.recurrence import after_cancelling
+from taskharbor.rules.standing import PARKED_AT
 from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:

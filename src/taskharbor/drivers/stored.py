@@ -65,6 +65,9 @@ class Reading:
     def optional_instant(self, name: str, value: Any) -> int | None:
         return None if value is None else self.instant(name, value)
 
+    def optional_span(self, name: str, value: Any) -> int | None:
+        return None if value is None else self.integer(name, value, 0, INSTANT_MAX - INSTANT_MIN)
+
     def one_of(self, name: str, value: Any, known: Mapping[object, E]) -> E | None:
         if value is None:
             return None
@@ -130,6 +133,7 @@ def attempt_of(
     traceback: Any,
     detail: Any,
     worker_survived: Any,
+    retry_delay: Any,
 ) -> AttemptRecord:
     """Read a row of history. One that cannot be read counts for nothing: `released`, and its detail says why."""
     read = Reading()
@@ -145,6 +149,7 @@ def attempt_of(
         traceback=read.optional_text("traceback", traceback),
         detail=read.optional_text("detail", detail),
         worker_survived=bool(worker_survived),
+        retry_delay=read.optional_span("retry_delay", retry_delay),
     )
     unreadable = read.unreadable()
     return attempt if unreadable is None else replace(attempt, detail=f"unreadable: {unreadable}")

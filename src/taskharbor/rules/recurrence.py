@@ -7,13 +7,12 @@ have asked to cancel it, and the version that comes with the occurrence tells wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from taskharbor.clock import MICROS_PER_SECOND, from_micros, to_micros
+from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.base import Claimed, Occurrence, SettleResult, Transition
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import (
@@ -28,10 +27,9 @@ from taskharbor.records import (
     Recurrence,
     State,
 )
+from taskharbor.rules.standing import PARKED_AT
 from taskharbor.schedule import parse
 
-# The place of a paused schedule: no worker claims it there.
-PARKED_AT = to_micros(datetime(9999, 1, 1, tzinfo=UTC))
 # Begins the `detail` of an attempt that failed or fell asleep in an extra run.
 RUN_NOW = "run now"
 LATER = 60 * MICROS_PER_SECOND  # for what cannot be computed here: another worker may be able to

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.drivers.contract.settling import Occurrence, SettleResult, Transition
-from taskharbor.records import AttemptStatus, Delivery, NewJob, Reason, State
-from taskharbor.rules.standing import Standing, runnable_state
+from taskharbor.records import FAILURES, AttemptStatus, Delivery, NewJob, Reason, State
+from taskharbor.rules.standing import PARKED_AT, Standing, runnable_state
 
 # -- the fence -------------------------------------------------------------------------------------
 
@@ -94,6 +94,16 @@ def collected_from(t: Transition, token: str, claimed_as: str) -> str | None:
 def worker_survived(t: Transition, lease_survived: bool) -> bool:
     """Say whether the row of history is marked: a worker may prove that it survived while a collector still decides."""
     return t.worker_survived or (t.status is AttemptStatus.LOST and lease_survived)
+
+
+def retry_delay(t: Transition, move: Move) -> int | None:
+    """Return the delay that a failed attempt was granted before its retry, for its row of history.
+
+    The place of the job does not keep it: an operator may move the job, and a paused schedule parks it.
+    """
+    is_retried = t.status in FAILURES and not move.is_rearmed and not move.to.is_finished
+    is_parked = t.occurrence is not None and t.occurrence.run_at == PARKED_AT
+    return t.delay if is_retried and not is_parked else None
 
 
 # -- the move --------------------------------------------------------------------------------------

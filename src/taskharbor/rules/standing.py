@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from msgspec import Struct
 
+from taskharbor.clock import to_micros
 from taskharbor.records import (
     NO_OPTIONS,
     AttemptStatus,
@@ -17,6 +20,9 @@ from taskharbor.records import (
     encode_options,
 )
 from taskharbor.rules.lifecycle import TERMINAL
+
+# The place of a paused schedule: no worker claims it there.
+PARKED_AT = to_micros(datetime(9999, 1, 1, tzinfo=UTC))
 
 
 class StoredJob(Struct, frozen=True, gc=False):

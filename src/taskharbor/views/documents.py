@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
+from taskharbor.client.retry_metrics import RetryMetrics
 from taskharbor.client.schedule import Schedule
 from taskharbor.client.stats import Point
 from taskharbor.clock import MAX_SECONDS, from_micros
@@ -131,6 +132,10 @@ class JobDocument(Document):
     schedule: Annotated[str, Meta(description="The name of the schedule, for a recurring job.")] | None
     expires_at: Time | None
     finished_at: Time | None
+    failed_at: (
+        Annotated[Time, Meta(description="When it failed last in the current run, or died; else null.")]
+        | None
+    )
     reason: Reason | None
     error: str | None
     result: Any
@@ -213,6 +218,12 @@ class AttemptFields(Document):
     traceback: str | None
     detail: str | None
     worker_survived: bool
+    retry_delay: (
+        Annotated[
+            float, Meta(description="Seconds granted before the retry, if it failed and was to be retried.")
+        ]
+        | None
+    )
 
 
 class AttemptDocument(AttemptFields):
@@ -239,11 +250,27 @@ class AttemptDocument(AttemptFields):
         )
 
 
+class RetryMetricsDocument(Document):
+    """How the current run of a job was retried."""
+
+    task: str
+    total_attempts: Annotated[int, Meta(description="Attempts that failed or succeeded.")]
+    successful_at: Annotated[int, Meta(description="Which of them succeeded, from 1.")] | None
+    last_error: str | None
+    backoff_seconds: Annotated[float, Meta(description="The delays granted before retries, in all.")]
+    summary: Annotated[str, Meta(description="All of it as one line, for a log.")]
+
+    @classmethod
+    def of(cls, source: RetryMetrics, **others: Any) -> Self:
+        return super().of(source, summary=str(source), **others)
+
+
 class History(Document):
-    """A job's attempts, newest first."""
+    """A job's attempts, newest first, and how its current run was retried."""
 
     items: list[AttemptDocument]
     next_cursor: None
+    retry_metrics: RetryMetricsDocument
 
 
 class Requeued(Document):
@@ -544,6 +571,7 @@ class JobWithHistory(JobDocument, kw_only=True):
 class InspectedJob(JobWithHistory, kw_only=True):
     """Everything about a job."""
 
+    retry_metrics: RetryMetricsDocument
     steps: list[Step]
 
 

@@ -6,17 +6,20 @@ import pytest
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import MINUTE, SECOND, Chapter, Store
+from taskharbor.drivers.base import Cancel, OperationVerdict, Requeue, RunNow
 from taskharbor.records import AttemptRecord, AttemptStatus, State
 
 
 class History(Chapter):
     def test_each_attempt_leaves_one_row_with_all_it_knew(self, store: Store) -> None:
-        """Job, number, status, worker, times, error and traceback are in the row as they were settled."""
+        """Job, number, status, worker, times, delay, error and traceback are in the row as they were settled."""
         store.enqueue()
         held = store.claim_one("worker-x/7")
         started_at = store.now + 5
         store.pass_time(SECOND)
-        store.fail(held, started_at=started_at, error="boom", traceback="Traceback …", detail="why")
+        store.fail(
+            held, started_at=started_at, delay=MINUTE, error="boom", traceback="Traceback …", detail="why"
+        )
         assert store.history(held.id) == [
             AttemptRecord(
                 job_id=held.id,
@@ -29,8 +32,42 @@ class History(Chapter):
                 error="boom",
                 traceback="Traceback …",
                 detail="why",
+                retry_delay=MINUTE,
             )
         ]
+
+    def test_delay_granted_stays_where_the_job_does_not(self, store: Store) -> None:
+        """An operator may move the job, or requeue it: the row of the failure keeps the delay as it was granted."""
+        held = store.running()
+        store.fail(held, delay=MINUTE)
+        assert store.do(RunNow(), held.id) is OperationVerdict.DONE
+        held = store.claim_one()
+        store.settle(held, AttemptStatus.TIMED_OUT, State.READY, attempts=2, delay=2 * MINUTE)
+        assert store.do(Cancel(), held.id) is OperationVerdict.DONE
+        assert store.do(Requeue(), held.id) is OperationVerdict.DONE
+        assert [row.retry_delay for row in store.history(held.id)] == [2 * MINUTE, MINUTE]
+
+    def test_only_a_failure_that_is_retried_was_granted_a_delay(self, store: Store) -> None:
+        """A last failure, a sleep, a hand-back, a loss and a success have none, whatever their transitions carried."""
+        held = store.running()
+        store.sleep(held, SECOND)
+        store.pass_time(SECOND)
+        store.hand_back(store.claim_one(), delay=SECOND)
+        store.pass_time(SECOND)
+        store.lose(store.claim_one())
+        store.bury(store.claim_one(), delay=SECOND)
+        done = store.running()
+        store.succeed(done)
+        rows = [*store.history(held.id), *store.history(done.id)]
+        assert [row.retry_delay for row in rows] == [None] * 5
+
+    def test_failure_that_becomes_a_cancellation_was_granted_no_delay(self, store: Store) -> None:
+        """A caller asked to cancel the job: the retry that its worker asked for never comes."""
+        held = store.running()
+        store.do(Cancel(), held.id)
+        store.fail(held, delay=MINUTE)
+        assert store.state(held.id) is State.CANCELLED
+        assert store.last_attempt(held.id).retry_delay is None
 
     def test_row_of_a_success_keeps_as_much_as_that_of_a_failure(self, store: Store) -> None:
         """A success may carry a detail, an error or a traceback as well; its row keeps what it was given."""

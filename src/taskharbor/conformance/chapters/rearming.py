@@ -17,6 +17,7 @@ from taskharbor.drivers.base import (
     Update,
 )
 from taskharbor.records import AttemptStatus, Delivery, Options, Reason, Recurrence, State
+from taskharbor.rules.standing import PARKED_AT
 
 ENDINGS = (
     (AttemptStatus.SUCCEEDED, State.SUCCEEDED, None),
@@ -90,6 +91,15 @@ class Rearming(Chapter):
         settled = store.fail(held, delay=MINUTE, occurrence=Occurrence(store.now + DAY, 1))
         assert (settled.state, settled.run_at) == (State.SCHEDULED, store.now + MINUTE)
         assert (store.job(held.id).attempts, store.job(held.id).due_at) == (1, held.job.due_at)
+        assert store.last_attempt(held.id).retry_delay == MINUTE
+
+    def test_failure_of_a_paused_schedule_was_granted_no_delay(self, store: Store) -> None:
+        """It is parked until someone resumes the schedule: that is nothing that a policy asked for."""
+        held = recurring(store)
+        parked = Occurrence(store.now + DAY, 1, PARKED_AT)
+        store.fail(held, delay=PARKED_AT - store.now, occurrence=parked)
+        assert store.job(held.id).run_at == PARKED_AT
+        assert store.last_attempt(held.id).retry_delay is None
 
     def test_cancelled_occurrence_is_followed_by_the_next(self, store: Store) -> None:
         """Cancel ends the occurrence: a retry after the request becomes the next occurrence instead."""
@@ -99,7 +109,8 @@ class Rearming(Chapter):
         assert (settled.state, settled.run_at) == (State.SCHEDULED, store.now + DAY)
         record = store.job(held.id)
         assert (record.attempts, record.due_at, record.cancel_requested) == (0, store.now + DAY, False)
-        assert store.last_attempt(held.id).status is AttemptStatus.FAILED
+        attempt = store.last_attempt(held.id)
+        assert (attempt.status, attempt.retry_delay) == (AttemptStatus.FAILED, None)
         store.pass_time(DAY)
         again = store.claim_one()
         assert store.extend(again.token).cancel_requested == ()
@@ -362,7 +373,8 @@ class Rearming(Chapter):
     def test_failed_occurrence_leaves_a_dead_copy_with_the_history_of_its_run(self, store: Store) -> None:
         """The schedule goes on; the dead-letter queue has the run that failed, all of it and nothing else."""
         held = recurring(store)
-        store.fail(held, error="first")
+        store.fail(held, error="first", delay=SECOND)
+        store.pass_time(SECOND)
         held = store.claim_one()
         copy = store.new(
             task="copied", queue="other", options=Options(tags=("t",)), delivery=Delivery.AT_LEAST_ONCE
@@ -375,6 +387,7 @@ class Rearming(Chapter):
         assert (dead.task, dead.queue, dead.error) == ("copied", "other", "last")
         rows = store.history(copy.id)
         assert [(row.number, row.error, row.retry_count) for row in rows] == [(3, "last", 1), (2, "first", 0)]
+        assert [row.retry_delay for row in rows] == [None, SECOND]
         assert store.listed_ids(state=State.DEAD) == store.listed_ids(tag="t") == [copy.id]
         assert store.counts()[State.DEAD] == store.counts("other")[State.DEAD] == 1
 

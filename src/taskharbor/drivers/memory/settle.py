@@ -89,7 +89,7 @@ def _apply(store: Store, job: Job, t: Transition, now: int) -> SettleResult:
     requested = job.id in lease.cancel_requested
     move = rules.settle_move(job.at, t, now, cancel_requested=requested, declared=job.row.delivery)
     refuse_unknown_dependencies(store, move.inserts, move.inserts)  # before anything has changed
-    _record(job, t, now, lease)
+    _record(job, t, move, now, lease)
     if move.dead_letter is not None:
         insert_dead(store, move.dead_letter, t.reason, job, job.at.first_number, t.attempts, now)
     if move.is_rearmed:
@@ -108,7 +108,7 @@ def _apply(store: Store, job: Job, t: Transition, now: int) -> SettleResult:
     return replace(answer, released=released, cancelled=cancelled) if released or cancelled else answer
 
 
-def _record(job: Job, t: Transition, now: int, lease: Lease) -> None:
+def _record(job: Job, t: Transition, move: rules.Move, now: int, lease: Lease) -> None:
     record = AttemptRecord(
         job_id=job.id,
         number=t.number,
@@ -121,6 +121,7 @@ def _record(job: Job, t: Transition, now: int, lease: Lease) -> None:
         traceback=t.traceback,
         detail=t.detail,
         worker_survived=rules.worker_survived(t, lease.worker_survived),
+        retry_delay=rules.retry_delay(t, move),
     )
     origin = rules.collected_from(t, lease.token, lease.claimed_as)
     job.history[t.number] = Attempt(t.token, record, t.result, origin)

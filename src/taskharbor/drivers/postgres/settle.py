@@ -390,7 +390,7 @@ class _Settling:
         self._attempts.append(
             (
                 t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at, to.next_at,
-                t.result, t.error, t.traceback, t.detail, t.worker_survived,
+                t.result, t.error, t.traceback, t.detail, t.worker_survived, rules.retry_delay(t, move),
             )
         )  # fmt: skip
         self._inserts += move.inserts

@@ -184,7 +184,7 @@ class _Settling:
             cancel_requested=t.job_id in lease.cancels,
             declared=delivery,
         )
-        self._record(t, entry, move.to.next_at, lease)
+        self._record(t, entry, move, lease)
         settled = self._move(t, entry, move, queue, priority)
         if move.inserts:
             enqueue(session, move.inserts)
@@ -219,13 +219,14 @@ class _Settling:
                 session, copy.id, copy.queue, rules.finished(ended, State.DEAD, t.reason, session.now)
             )
 
-    def _record(self, t: Transition, entry: Entry, next_at: int | None, lease: Lease) -> None:
+    def _record(self, t: Transition, entry: Entry, move: Move, lease: Lease) -> None:
         survived = rules.worker_survived(t, bool(lease.worker_survived))
         origin = rules.collected_from(t, lease.token, lease.origin)
         self._session.execute(
             SETTLE["insert_attempt"],
             (t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at,
-             self._session.now, next_at, t.result, t.error, t.traceback, t.detail, int(survived), origin),
+             self._session.now, move.to.next_at, rules.retry_delay(t, move), t.result, t.error, t.traceback, t.detail,
+             int(survived), origin),
         )  # fmt: skip
 
     def _lease(self, token: str) -> Lease | None:

@@ -12,7 +12,7 @@ from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew, instant
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import AttemptDocument, History, JobDocument, JobPage
+from taskharbor.views.documents import AttemptDocument, History, JobDocument, JobPage, RetryMetricsDocument
 
 routes = Routes("jobs")
 
@@ -96,9 +96,11 @@ async def delete_job(call: Call) -> None:
 
 @routes.on("GET", "/jobs/{id}/history", Role.READ, query=requests.HistoryQuery, errors=(404, 422))
 async def get_history(call: Call) -> History:
-    """List a job's attempts, newest first."""
-    attempts = await call.harbor.jobs.ahistory(call.params["id"], call.query.limit)
-    return History([AttemptDocument.of(attempt) for attempt in attempts], None)
+    """List a job's attempts, newest first, and say how its current run was retried."""
+    job = await call.harbor.jobs.aget(call.params["id"])
+    attempts = await job.ahistory(call.query.limit)
+    retry_metrics = RetryMetricsDocument.of(await job.aretry_metrics())
+    return History([AttemptDocument.of(attempt) for attempt in attempts], None, retry_metrics)
 
 
 @routes.on("POST", "/jobs/{id}/cancel", Role.WRITE, errors=(404, 409, 422))

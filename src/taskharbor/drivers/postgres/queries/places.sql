@@ -60,7 +60,8 @@ LEFT JOIN LATERAL (SELECT * FROM {schema}.progress WHERE progress.job_id = j.id 
 ORDER BY i.position
 
 -- name: history
-SELECT number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail, worker_survived
+SELECT number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail, worker_survived,
+       retry_delay
 FROM {schema}.history WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
 
 -- name: steps

@@ -73,14 +73,15 @@ SELECT id::text, version, delivery FROM {schema}.jobs WHERE id = ANY ($1::text[]
 -- The worker of a lost attempt may have proved that it survived while the collector was deciding: its lease, locked by
 -- now, says so. A loss that a collector settles keeps the token of the claim, for a worker that proves it later.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
-                               next_at, result, error, traceback, detail, worker_survived, origin)
-SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $15, s.next_at, s.result,
-       s.error, s.traceback, s.detail,
+                               next_at, retry_delay, result, error, traceback, detail, worker_survived, origin)
+SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $16, s.next_at,
+       s.retry_delay, s.result, s.error, s.traceback, s.detail,
        s.worker_survived OR coalesce(l.worker_survived, false), CASE WHEN l.origin <> l.token THEN l.origin END
 FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::text[],
-            $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[])
+            $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[],
+            $15::bigint[])
     AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,
-          detail, worker_survived)
+          detail, worker_survived, retry_delay)
 LEFT JOIN {schema}.leases AS l ON s.status = 'lost' AND l.token = s.token
 
 -- name: put_ready
@@ -105,9 +106,9 @@ SELECT set_config('lock_timeout', $1, true)
 -- name: copy_attempts
 -- The history of one run each, for the copies that go to the dead-letter queue.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
-                               error, traceback, detail, worker_survived)
+                               retry_delay, error, traceback, detail, worker_survived)
 SELECT c.copy_id, a.number, a.status, a.retry_count, a.attempts, a.token, a.worker, a.started_at, a.finished_at,
-       a.error, a.traceback, a.detail, a.worker_survived
+       a.retry_delay, a.error, a.traceback, a.detail, a.worker_survived
 FROM unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::integer[]) AS c (job_id, copy_id, first_number)
 JOIN {schema}.history AS a ON a.job_id = c.job_id AND a.number >= c.first_number
 

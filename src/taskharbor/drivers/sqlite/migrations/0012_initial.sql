@@ -122,6 +122,7 @@ CREATE TABLE taskharbor_attempts (
     worker      TEXT,                  -- NULL: the token's
     finished_at INTEGER,
     next_at     INTEGER,               -- where the job went on: the key of its ready row can be computed
+    retry_delay INTEGER,               -- microseconds granted before the retry, of a failure that was to be retried
     result      TEXT,
     error       TEXT,
     traceback   TEXT,
@@ -142,7 +143,7 @@ SELECT a.job_id, a.number, a.started_at,
        coalesce(a.token, (SELECT s.token FROM taskharbor_settles AS s WHERE s.id = a.settle_id)) AS token,
        a.worker,
        coalesce(a.finished_at, (SELECT s.finished_at FROM taskharbor_settles AS s WHERE s.id = a.settle_id)) AS finished_at,
-       a.next_at, a.result, a.error, a.traceback, a.detail,
+       a.next_at, a.retry_delay, a.result, a.error, a.traceback, a.detail,
        coalesce(a.worker_survived, 0) AS worker_survived
 FROM taskharbor_attempts AS a;
 

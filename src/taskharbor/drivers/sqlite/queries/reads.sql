@@ -28,7 +28,7 @@ SELECT name, result, number FROM taskharbor_steps WHERE job_id = ? ORDER BY name
 
 -- name: history
 SELECT job_id, number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail,
-       worker_survived
+       worker_survived, retry_delay
 FROM taskharbor_history WHERE job_id = ? ORDER BY number DESC LIMIT ?
 
 -- name: ids

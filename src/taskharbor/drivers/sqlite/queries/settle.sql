@@ -23,9 +23,9 @@ ON CONFLICT DO NOTHING
 
 -- name: insert_attempt
 INSERT INTO taskharbor_attempts
-    (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, next_at, result,
-     error, traceback, detail, worker_survived, origin)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, next_at, retry_delay,
+     result, error, traceback, detail, worker_survived, origin)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: recorded
 SELECT token, status FROM taskharbor_history WHERE job_id = ? AND number = ?
@@ -110,10 +110,10 @@ DELETE FROM taskharbor_progress WHERE job_id = ?
 -- name: copy_attempts
 -- The history of one run, for the copy of it that goes to the dead-letter queue.
 INSERT INTO taskharbor_attempts
-    (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
-     worker_survived)
-SELECT ?2, number, status, retry_count, attempts, token, worker, started_at, finished_at, error, traceback, detail,
-       worker_survived
+    (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, retry_delay, error,
+     traceback, detail, worker_survived)
+SELECT ?2, number, status, retry_count, attempts, token, worker, started_at, finished_at, retry_delay, error,
+       traceback, detail, worker_survived
 FROM taskharbor_history WHERE job_id = ?1 AND number >= ?3
 
 -- name: delete_steps

@@ -125,6 +125,7 @@ CREATE TABLE {schema}.attempts (
     started_at  timestamptz,
     finished_at timestamptz,
     next_at     timestamptz,             -- where the job went on: the key of its ready row can be computed
+    retry_delay bigint,                  -- microseconds granted before the retry, of a failure that was to be retried
     worker_survived boolean,
     status      text COLLATE "C",
     token       text COLLATE "C",
@@ -143,7 +144,7 @@ CREATE TABLE {schema}.attempts (
 CREATE VIEW {schema}.history AS
 SELECT a.job_id, a.number, coalesce(a.retry_count, 0) AS retry_count, coalesce(a.attempts, 0) AS attempts,
        coalesce(a.started_at, s.finished_at - a.ran * interval '1 microsecond') AS started_at,
-       coalesce(a.finished_at, s.finished_at) AS finished_at, a.next_at,
+       coalesce(a.finished_at, s.finished_at) AS finished_at, a.next_at, a.retry_delay,
        coalesce(a.worker_survived, false) AS worker_survived, coalesce(a.status, 'succeeded') AS status,
        coalesce(a.token, s.token) AS token, a.worker, a.result, a.error, a.traceback, a.detail, a.origin
 FROM {schema}.attempts AS a LEFT JOIN {schema}.settles AS s ON s.id = a.settle_id;
