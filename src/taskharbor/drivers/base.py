@@ -28,6 +28,7 @@ from taskharbor.drivers.contract.enqueueing import (
     have_keys,
     member_exists,
     member_id,
+    unknown_dependency,
 )
 from taskharbor.drivers.contract.leasing import (
     CLAIM_BYTES,
@@ -206,7 +207,7 @@ class Driver(Leasing):
 
         A job whose id, or whose (queue, idempotency key), is already kept, or comes twice in the batch,
         is answered with the one that exists; nothing of that one changes. A job that depends on others
-        waits for them; an unknown dependency is refused with `ConfigurationError`.
+        waits for them; an unknown one is refused with the error of `unknown_dependency`.
         """
 
     @abstractmethod

@@ -6,7 +6,14 @@ import pytest
 
 from taskharbor.conformance.store import HOUR, Chapter, Store
 from taskharbor.drivers import capabilities
-from taskharbor.drivers.base import Cancel, Delete, OperationVerdict, Requeue, SettleAnswer
+from taskharbor.drivers.base import (
+    Cancel,
+    Delete,
+    OperationVerdict,
+    Requeue,
+    SettleAnswer,
+    unknown_dependency,
+)
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import AttemptStatus, State
 
@@ -58,9 +65,11 @@ class Dependants(Chapter):
 
     def test_unknown_dependency_is_refused(self, store: Store) -> None:
         """Waiting for a job that does not exist would never end."""
-        job = store.new(depends_on=(store.enqueue(), store.new_id()))
-        with pytest.raises(ConfigurationError):
+        unknown = store.new_id()
+        job = store.new(depends_on=(store.enqueue(), unknown))
+        with pytest.raises(ConfigurationError) as refused:
             store.enqueue_all(job)
+        assert str(refused.value) == str(unknown_dependency(job.id, unknown))
         assert store.find(job.id) is None
 
     def test_batch_may_depend_on_itself_in_any_order(self, store: Store) -> None:

@@ -107,6 +107,13 @@ def member_id(workflow_id: str, index: int) -> str:
     return str(UUID(int=UUID(workflow_id).int + 1 + index))
 
 
+def unknown_dependency(job_id: str, member_id: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"job {job_id} depends on {member_id}, which is neither stored nor enqueued with it; "
+        "enqueue that one first, or both in one call"
+    )
+
+
 def member_exists(job_id: str) -> ConfigurationError:
     return ConfigurationError(
         f"a job has the id {job_id} already, which a job of this workflow would have; "

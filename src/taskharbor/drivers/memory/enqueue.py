@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists
+from taskharbor.drivers.base import Enqueued, WorkflowEnqueued, member_exists, unknown_dependency
 from taskharbor.drivers.memory.store import Attempt, Job, Store, Workflow
-from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, Reason, State
 from taskharbor.rules.idempotency import resolve_batch
 from taskharbor.rules.settling import finished
@@ -45,10 +44,7 @@ def refuse_unknown_dependencies(store: Store, fresh: Sequence[NewJob], batch: Se
     for new in fresh:
         for dependency in new.depends_on:
             if dependency not in store.jobs and dependency not in given:
-                raise ConfigurationError(
-                    f"job {new.id} depends on {dependency}, which is neither stored nor enqueued with it; "
-                    "enqueue that one first, or both in one call"
-                )
+                raise unknown_dependency(new.id, dependency)
 
 
 def _answer(job: Job, existed: bool, now: int) -> Enqueued:

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import asyncpg
 
-from taskharbor.drivers.base import AlikeJobs, Enqueued, have_keys, pieces, text_size
+from taskharbor.drivers.base import AlikeJobs, Enqueued, have_keys, pieces, text_size, unknown_dependency
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
 from taskharbor.drivers.postgres.places import Found
-from taskharbor.errors import ConfigurationError, StoreUnavailable, TaskHarborError
+from taskharbor.errors import StoreUnavailable, TaskHarborError
 from taskharbor.records import NewJob, State, encode_options
 from taskharbor.rules.idempotency import ResolvedBatch, resolve_batch
 from taskharbor.rules.standing import first_run_at, runnable_state
@@ -378,7 +378,4 @@ def _refuse_unknown(batch: ResolvedBatch, members: dict[str, Found], fresh: set[
         for given in job.depends_on:
             member = batch.stands_for.get(given, given)
             if member not in members and member not in fresh:
-                raise ConfigurationError(
-                    f"job {job.id} depends on {member}, which is neither stored nor enqueued with it; "
-                    "enqueue that one first, or both in one call"
-                )
+                raise unknown_dependency(job.id, member)

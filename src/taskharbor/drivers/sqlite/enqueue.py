@@ -9,11 +9,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from taskharbor.drivers.base import AlikeJobs, Enqueued
+from taskharbor.drivers.base import AlikeJobs, Enqueued, unknown_dependency
 from taskharbor.drivers.sqlite import places
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
-from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, State, encode_options
 from taskharbor.rules.standing import first_run_at, runnable_state
 
@@ -160,9 +159,7 @@ def _depend(session: Session, job: NewJob, stands_for: dict[str, str], new_ids: 
         member, done = stands_for.get(given, given), False
         if member not in new_ids:
             if not session.one(ENQUEUE["job_exists"], (member,))[0]:
-                raise ConfigurationError(
-                    f"job {job.id} depends on {member}, which is not stored; enqueue that one before it or with it"
-                )
+                raise unknown_dependency(job.id, member)
             done = bool(session.one(ENQUEUE["has_succeeded"], (member,))[0])
         rows.append((job.id, member, position, done, fatal))
         satisfied = satisfied and done
