@@ -608,8 +608,8 @@ BEGIN
     v_keeps := v_keeps AND (NOT v_searches OR v_walked >= p_far);
     IF v_keeps THEN
         -- Each queue and rank by what is known best: where it was looked at, where its first row is, where it was
-        -- left the last time, unless a list of everything had nothing there. If there are too many, and looking at each would take
-        -- as long as a search make no trail.
+        -- left the last time, unless a list of everything had nothing there. If looking at each
+        -- would take as long as a search, because they are too many, there is no trail.
         SELECT CASE WHEN count(*) <= 500 THEN coalesce(json_agg(t)::text, '[]') END INTO v_trail FROM (
             SELECT DISTINCT ON (t.queue, t.rank) t.queue, t.rank, least(t.from_at, v_edge) AS from_at
             FROM (

@@ -70,7 +70,8 @@ BEGIN
             INSERT INTO {schema}.attempts (job_id, number, retry_count, attempts, started_at, finished_at, status,
                                            token, result)
             SELECT v_ids[s.position], v_numbers[s.position], coalesce(v_attempts[s.position], 0),
-                   coalesce(v_attempts[s.position], 0), timestamptz 'epoch' + s.started * interval '1 microsecond', v_now, 'succeeded', p_tokens[i], s.result
+                   coalesce(v_attempts[s.position], 0), timestamptz 'epoch' + s.started * interval '1 microsecond',
+                   v_now, 'succeeded', p_tokens[i], s.result
             FROM unnest(v_positions, p_started[v_from:v_to], p_results[v_from:v_to])
                 AS s (position, started, result);
             CONTINUE;
