@@ -83,13 +83,20 @@ async def test_enqueue_repeated_with_its_id_is_the_same_job(proxy: Proxy, driver
     assert (await driver.counts())[State.READY] == 3
 
 
-async def test_enqueue_repeated_with_its_key_is_the_same_job(proxy: Proxy, driver: PostgresDriver, cut: bool):
-    await lost(
-        proxy, STATEMENTS["enqueue_announced"], cut, lambda: driver.enqueue([job(1, idempotency_key="k")])
-    )
-    [again] = await driver.enqueue([job(2, idempotency_key="k")])
-    assert (again.id, again.existed) == (job(1).id, True)
-    assert (await driver.counts())[State.READY] == 1
+@pytest.mark.parametrize(("listen", "statement"), [(True, "enqueue_announced"), (False, "enqueue_one")])
+async def test_enqueue_repeated_with_its_key_is_the_same_job(
+    proxy: Proxy, cut: bool, listen: bool, statement: str
+):
+    """A quiet producer's commit announces itself; that of a busy one, or of one that announces nothing, does not."""
+    driver = PostgresDriver(proxy.dsn, listen=listen)
+    try:
+        keyed = job(1, idempotency_key="k")
+        await lost(proxy, STATEMENTS[statement], cut, lambda: driver.enqueue([keyed]))
+        [again] = await driver.enqueue([job(2, idempotency_key="k")])
+        assert (again.id, again.existed) == (keyed.id, True)
+        assert (await driver.counts())[State.READY] == 1
+    finally:
+        await driver.close()
 
 
 async def test_transaction_whose_commit_was_not_answered_is_the_same_when_repeated(
