@@ -181,6 +181,33 @@ async def test_what_is_wrong_with_a_later_batch_undoes_the_earlier_ones(driver: 
         assert await server_pids(driver) == before  # no connection was given up for it
 
 
+async def test_a_list_that_the_caller_changes_meanwhile_is_stored_as_it_was_given(
+    driver: PostgresDriver,
+) -> None:
+    await driver.migrate()
+    other = await asyncpg.connect(driver.dsn)
+    async with Harbor(driver=driver) as harbor, asyncio.timeout(30), asyncio.TaskGroup() as group:
+
+        @harbor.task
+        async def count(number: int) -> None: ...
+
+        payloads = [{"number": number} for number in range(MANY)]
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {driver.schema}.jobs")
+            storing = group.create_task(count.aenqueue_many(payloads))
+            while not await is_waiting(other):
+                pass
+            payloads.clear()  # the third batch has not been made yet
+        assert [job.payload["number"] for job in await storing] == list(range(MANY))
+    await other.close()
+
+
+async def is_waiting(connection: asyncpg.Connection) -> bool:
+    """Whether a statement waits for a lock of this connection."""
+    blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)))"
+    return bool(await connection.fetchval(blocked))
+
+
 async def server_pids(driver: PostgresDriver) -> set[int]:
     await driver.counts()
     connection = await asyncpg.connect(driver.dsn)

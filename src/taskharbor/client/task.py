@@ -96,7 +96,7 @@ class Enqueueable(Generic[P, R]):
 
     async def aenqueue_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[Job[R]]:
         """Store a job for each mapping of arguments: one commit, all or nothing."""
-        given = payloads if isinstance(payloads, list | tuple) else list(payloads)
+        given = list(payloads)  # as it is now: it is read while the store keeps the first of them
         if len(given) > 1:
             _refuse_one_name_for_many(self._options)
         make = job_maker(self._task.name, self._options)
