@@ -48,6 +48,7 @@ faults: export TASKHARBOR_FAULT_RUNS ?= 10
 faults: export TASKHARBOR_FAULT_SECONDS ?= 60
 faults: export TASKHARBOR_FAULT_SCHEDULES ?= 10000
 faults: export TASKHARBOR_FAULT_RESTARTS ?= 50
+faults: export TASKHARBOR_FAULT_RECYCLED ?= 1000
 faults: export TASKHARBOR_SIMULATION_SECONDS ?= 120
 faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
 	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation $(ARGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import uuid_utils
@@ -25,6 +25,9 @@ from taskharbor.records import AttemptRecord, Options, State, StepRecord
 from taskharbor.rules.policy import settle_loss
 from taskharbor.rules.recurrence import armed, armed_blindly, decoded_options
 from taskharbor.settle_batch import REFUSALS, is_outage, log_bug, log_refusal, settle_apart, without_content
+
+if TYPE_CHECKING:
+    from taskharbor.telemetry.metrics.meter import Meter
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -52,10 +55,18 @@ class Collector:
     longer one the next time if it was too late even so: then it gets to an end however slow the store is.
     """
 
-    def __init__(self, driver: Driver, name: str | None = None, *, report: Report | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        name: str | None = None,
+        *,
+        report: Report | None = None,
+        meter: Meter | None = None,
+    ) -> None:
         self._driver = driver
         self._name = name or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
         self._report = report  # told of the jobs of a lease as soon as they are settled
+        self._meter = meter
         self._duration = COLLECTOR_LEASE
         self._held_since = 0.0
 
@@ -84,7 +95,7 @@ class Collector:
                 if not await self._keep(lease):
                     return collected, False
                 endings += await self._ending(lease, job)
-            settled = await settle_endings(self._driver, endings, lease.now)
+            settled = await settle_endings(self._driver, endings, lease.now, meter=self._meter)
             answered += len(settled)
             done = [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
             if done:
@@ -145,7 +156,7 @@ async def rescue_expired_leases(
 
 
 async def settle_endings(
-    driver: Driver, endings: Sequence[Rescued], now: int
+    driver: Driver, endings: Sequence[Rescued], now: int, *, meter: Meter | None = None
 ) -> list[tuple[Transition, SettleResult]]:
     """Settle attempts for a worker that cannot any more; those of recurring jobs with the occurrence that follows.
 
@@ -153,7 +164,11 @@ async def settle_endings(
     """
 
     async def settle(part: Sequence[Rescued]) -> list[tuple[Rescued, SettleResult | None]]:
-        return await _settle_endings(driver, part, now)
+        settled = await _settle_endings(driver, part, now)
+        if meter is not None:  # at once: what is settled is not settled again
+            jobs, transitions = [job for (_, job, _), _ in settled], [each[0] for each, _ in settled]
+            meter.settled(jobs, transitions, [answer for _, answer in settled])
+        return list(settled)
 
     async def mend(ending: Rescued, error: Exception) -> tuple[Rescued, SettleResult | None]:
         transition, job, rows = ending
@@ -175,7 +190,7 @@ async def settle_endings(
 
 async def _settle_endings(
     driver: Driver, endings: Sequence[Rescued], now: int
-) -> list[tuple[Rescued, SettleResult | None]]:
+) -> list[tuple[Rescued, SettleResult]]:
     transitions = [
         ending if job.due_at is None else _armed(ending, job, decoded_options(job), job.version, now, rows)
         for ending, job, rows in endings

@@ -81,6 +81,7 @@ class Watched:
         self.harbor = harbor
         self.seen: list[str] = []
         self._caplog = caplog
+        self._workers: list[Worker] = []
         caplog.set_level(logging.DEBUG)
         for name in JOB_EVENTS:
             harbor.events.subscribe(name, lambda event: self.seen.append(repr(event)))
@@ -93,6 +94,15 @@ class Watched:
                 self.seen += _chain(error)
                 raise
 
+    def worker(self) -> Worker:
+        """Return a worker whose metrics are among what is shown."""
+        self._workers.append(Worker(self.harbor, metrics=True))
+        return self._workers[-1]
+
+    def metrics(self) -> list[str]:
+        formats = ("", "application/openmetrics-text")
+        return [each.collector().render(how)[1].decode() for each in self._workers for how in formats]
+
     async def all_of(self, job: Any) -> list[str]:
         found = await job.arefresh()
         self.seen += [str(found.error), repr(found), str(found.payload), str(found.record.result)]
@@ -102,6 +112,8 @@ class Watched:
         async with client_of(self.harbor.asgi(authorize=lambda request: "admin")) as client:
             for path in (f"jobs/{job.id}", f"jobs/{job.id}/history", "jobs", "dlq"):
                 self.seen.append((await client.get(f"/api/v1/{path}")).text)
+            self.seen.append((await client.get("/metrics")).text)
+        self.seen += self.metrics()
         return self.seen
 
 
@@ -168,9 +180,49 @@ async def test_an_answer_that_fails_a_job_shows_no_secret(
 ):
     server.handle = BROKEN[kind]
     job = await enqueued(harbor, server.url)
-    await Worker(harbor).drain()
+    await watched.worker().drain()
     assert server.request.headers["authorization"] == HEADERS["Authorization"]  # sent
     await assert_hidden(watched, job)
+
+
+async def test_a_payload_shows_in_no_metric_and_no_log(
+    harbor: Harbor, watched: Watched, caplog: pytest.LogCaptureFixture
+):
+    """Nor do tags, keys, the names of tasks that no one declared, and what a handler returns."""
+
+    @harbor.task(name="send", max_attempts=2)
+    async def send(token: str, fails: bool) -> str:
+        if fails:
+            raise ValueError("no luck")
+        return token
+
+    for fails in (True, False):
+        await send.using(tags=["canary-tag"], idempotency_key=f"canary-{fails}").aenqueue(
+            token="canary-token", fails=fails
+        )
+    await harbor.aenqueue("canary-task", {"password": "canary-password"})
+    await watched.worker().drain()
+    shown = watched.metrics()
+    assert any('task="send"' in text and 'task="_other"' in text for text in shown)
+    for text in shown:
+        assert CANARY not in text
+    records = [record for record in caplog.records if "canary-task" not in record.getMessage()]
+    for formatter in (JsonFormatter(), KeyValueFormatter(), logging.Formatter()):
+        for record in records:
+            assert CANARY not in formatter.format(record)
+
+
+async def test_a_store_that_is_away_shows_no_password_in_metrics_or_log(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG)
+    harbor = Harbor("postgresql://user:canary-password@127.0.0.1:1/db")
+    async with client_of(harbor.asgi(authorize=lambda request: "read")) as client:
+        response = await client.get("/metrics")
+    assert "taskharbor_store_up 0.0" in response.text
+    assert CANARY not in response.text
+    assert any("cannot be read for its metrics" in record.getMessage() for record in caplog.records)
+    for formatter in (JsonFormatter(), KeyValueFormatter(), logging.Formatter()):
+        for record in caplog.records:
+            assert CANARY not in formatter.format(record)
 
 
 async def test_inspect_shows_no_secret(
@@ -225,7 +277,7 @@ async def test_a_redirect_that_fails_a_job_shows_no_secret(
         location = REDIRECTS[kind].format(secret=secret)
         server.handle = lambda request, location=location: reply(302, "", Location=location)  # type: ignore[misc]
         job = await enqueued(harbor, server.url, follow_redirects=True)
-        await Worker(harbor).drain()
+        await watched.worker().drain()
         await assert_hidden(watched, job)
 
 
@@ -239,7 +291,7 @@ async def test_a_secret_of_a_redirect_is_hidden_where_it_led_to(
 
     server.handle = handle
     job = await enqueued(harbor, server.url, follow_redirects=True)
-    await Worker(harbor).drain()
+    await watched.worker().drain()
     assert "500 Internal Server Error" in await assert_hidden(watched, job)
 
 
@@ -251,7 +303,7 @@ async def test_a_body_that_is_cut_shows_no_half_of_a_secret(
     secret = HEADERS["X-Acme"]
     server.handle = lambda request: reply(status, secret * (BODY_BYTES_MAX // len(secret) + 2))
     job = await enqueued(harbor, server.url)
-    await Worker(harbor).drain()
+    await watched.worker().drain()
     await assert_hidden(watched, job, State.SUCCEEDED if status == 200 else State.DEAD)
 
 
@@ -262,7 +314,7 @@ async def test_a_request_of_many_secrets_shows_none_of_them(
     headers = {f"X-{n}": " ".join(f"canary{n}-{k}" for k in range(20)) for n in range(90)}
     server.handle = lambda request: reply(status, " ".join(request.headers.values()))
     job = await enqueued(harbor, server.url, headers=headers)
-    await Worker(harbor).drain()
+    await watched.worker().drain()
     await assert_hidden(watched, job, State.SUCCEEDED if status == 200 else State.DEAD)
 
 
@@ -274,7 +326,7 @@ async def test_a_time_out_shows_no_secret(
 
     server.handle = lambda request: stall
     job = await enqueued(harbor, server.url, timeout=5)
-    draining = asyncio.create_task(Worker(harbor).drain())
+    draining = asyncio.create_task(watched.worker().drain())
     await server.arrived.wait()
     clock.advance(5)
     await draining
@@ -307,7 +359,7 @@ async def test_whatever_a_library_raises_shows_no_secret(
     network.connect = connect  # type: ignore[method-assign]
     network.use(harbor)
     job = await enqueued(harbor, server.url)
-    await Worker(harbor).drain()
+    await watched.worker().drain()
     await assert_hidden(watched, job)
 
 
@@ -320,7 +372,7 @@ async def test_a_failed_handshake_shows_no_secret(harbor: Harbor, server: Server
         server.port = plain.sockets[0].getsockname()[1]
         FakeNetwork({"hooks.example": ["93.184.216.34"]}, server).use(harbor)
         job = await enqueued(harbor, "https://hooks.example")
-        await Worker(harbor).drain()
+        await watched.worker().drain()
     assert "connection to https://hooks.example" in await assert_hidden(watched, job)
 
 

@@ -9,6 +9,7 @@ import click
 
 from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
+from taskharbor.telemetry.metrics.catalogue import PREFIX
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -41,6 +42,11 @@ LEVELS = ["debug", "info", "warning", "error"]
     help="Maximum number of connections; one client has at most half of them.",
 )
 @click.option(
+    "--metrics-prefix",
+    metavar="TEXT",
+    help='Begin the names at /metrics with this; with "" they are bare.  [default: taskharbor_]',
+)
+@click.option(
     "--grace-seconds",
     type=duration,
     default="10",
@@ -61,6 +67,7 @@ def serve(
     http_allow: tuple[str, ...],
     trusted_proxy: tuple[str, ...],
     max_connections: int,
+    metrics_prefix: str | None,
     grace_seconds: float,
     log_format: Literal["text", "json"] | None,
     log_level: str,
@@ -92,9 +99,14 @@ def serve(
     from taskharbor.cli.worker import open_to_http_jobs
 
     open_to_http_jobs(http_allow)
+    prefix = PREFIX
+    if metrics_prefix is not None:
+        from taskharbor.telemetry.metrics.exposition import checked_prefix
+
+        prefix = checked_prefix(metrics_prefix)
 
     async def work(harbor: Harbor) -> None:
-        await _serve(harbor, host, port, grace_seconds, trusted_proxy, max_connections)
+        await _serve(harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix)
 
     session.run(work, create=True)
 
@@ -106,6 +118,7 @@ async def _serve(
     grace_seconds: float,
     trusted_proxy: tuple[str, ...],
     max_connections: int,
+    metrics_prefix: str,
 ) -> None:
     import uvicorn
 
@@ -134,7 +147,9 @@ async def _serve(
             "the store has no token: only this machine is served, and every caller on it may do everything; make one "
             "with `taskharbor token create` before you put a proxy in front of this server"
         )
-    app = application(harbor, open_on_loopback=is_open, trusted_proxies=trusted_proxy)
+    app = application(
+        harbor, open_on_loopback=is_open, trusted_proxies=trusted_proxy, metrics_prefix=metrics_prefix
+    )
 
     class Server(uvicorn.Server):
         """A server that ends the event streams when it stops: they never end by themselves."""

@@ -10,6 +10,7 @@ import click
 
 from taskharbor.cli.entry import CommandFailed
 from taskharbor.cli.screen import Screen
+from taskharbor.telemetry.metrics.serving import MetricsOptions
 from taskharbor.worker.supervisor.channel import WorkerConfig
 from taskharbor.worker.supervisor.parent import STUCK_SECONDS, GaveUp, Settings, Supervisor
 
@@ -24,6 +25,7 @@ def supervise(
     stuck_seconds: float | None,
     health_file: Path | None,
     health_address: tuple[str, int] | None,
+    metrics: MetricsOptions | None = None,
 ) -> None:
     if sys.platform == "win32":
         raise click.UsageError(
@@ -32,7 +34,7 @@ def supervise(
     stuck = STUCK_SECONDS if stuck_seconds is None else stuck_seconds
     if stuck <= 0:
         raise click.UsageError("--stuck-seconds must be more than 0")
-    settings = Settings(CHILD, processes, config, stuck, health_file, health_address)
+    settings = Settings(CHILD, processes, config, stuck, health_file, health_address, metrics)
 
     async def run() -> None:
         supervisor = Supervisor(settings)

@@ -17,6 +17,7 @@ from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
+    from taskharbor.telemetry.metrics.serving import MetricsOptions
     from taskharbor.worker.supervisor.channel import WorkerConfig
 
 logger = logging.getLogger("taskharbor.cli")
@@ -127,6 +128,22 @@ POLICIES = (
     help="Answer HTTP with 200 while the worker is healthy, else 503; on 127.0.0.1 unless a host is named.",
 )
 @click.option(
+    "--metrics-port",
+    metavar="[HOST:]PORT",
+    type=host_and_port,
+    help="Answer Prometheus at /metrics, without a token; on 127.0.0.1 unless a host is named.",
+)
+@click.option(
+    "--metrics-prefix",
+    metavar="TEXT",
+    help='Begin the names of metrics with this; with "" they are bare.  [default: taskharbor_]',
+)
+@click.option(
+    "--metrics-store",
+    is_flag=True,
+    help="Show the depth and age of queues, and all workers, among the metrics.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     help="How log lines look, on standard error.  [default: text]",
@@ -154,6 +171,9 @@ def worker(
     default_gc: bool,
     health_file: Path | None,
     health_port: tuple[str, int] | None,
+    metrics_port: tuple[str, int] | None,
+    metrics_prefix: str | None,
+    metrics_store: bool,
     log_format: Literal["text", "json"] | None,
     no_tracebacks: bool,
     log_level: str,
@@ -181,6 +201,7 @@ def worker(
         raise click.UsageError(
             "--include names modules of an application: name the application as well, with --app"
         )
+    metrics = _metrics_options(metrics_port, metrics_prefix, metrics_store)
     session.include = include
     chosen = log_format or ("json" if session.screen.as_json else "text")
     logs.configure(chosen, log_level)
@@ -204,25 +225,48 @@ def worker(
         log_tracebacks=not no_tracebacks,
         include=list(include),
         default_gc=default_gc,
+        metrics=metrics is not None,
     )
     if processes is not None:
         from taskharbor.cli.supervise import supervise
 
-        supervise(session.screen, config, processes, stuck_seconds, health_file, health_port)
+        supervise(session.screen, config, processes, stuck_seconds, health_file, health_port, metrics)
         return
     if stuck_seconds is not None:
         raise click.UsageError("--stuck-seconds is for a supervisor: add --processes")
-    work_here(session, config, health_file, health_port)
+    work_here(session, config, health_file, health_port, metrics)
+
+
+def _metrics_options(
+    address: tuple[str, int] | None, prefix: str | None, store: bool
+) -> MetricsOptions | None:
+    if address is None:
+        if prefix is not None or store:
+            given = "--metrics-store" if prefix is None else "--metrics-prefix"
+            raise click.UsageError(f"{given} says what --metrics-port shows: add --metrics-port")
+        return None
+    from taskharbor.telemetry.metrics.catalogue import PREFIX
+    from taskharbor.telemetry.metrics.exposition import checked_prefix
+    from taskharbor.telemetry.metrics.serving import MetricsOptions
+
+    return MetricsOptions(*address, PREFIX if prefix is None else checked_prefix(prefix), store)
 
 
 def work_here(
-    session: Session, config: WorkerConfig, health_file: Path | None, health_address: tuple[str, int] | None
+    session: Session,
+    config: WorkerConfig,
+    health_file: Path | None,
+    health_address: tuple[str, int] | None,
+    metrics: MetricsOptions | None = None,
 ) -> None:
     """Work in this process."""
     # Before the application is imported: what the collector is set to then is Python's own.
     from taskharbor.worker.garbage import collecting_less_often
 
     with session.open(create=True) as harbor:
+        from taskharbor.telemetry.metrics.serving import serving
+        from taskharbor.telemetry.metrics.store_gauges import read_store
+        from taskharbor.telemetry.metrics.totals import Totals
         from taskharbor.worker.signals import run_with_signals
         from taskharbor.worker.supervisor.child_main import EXIT_REPLACE, worker_for
         from taskharbor.worker.supervisor.health import HealthReports, health_of, work_with_health_reports
@@ -233,8 +277,14 @@ def work_here(
         try:
             work = works.drain if config.drain else works.run
             reports = HealthReports(lambda: health_of(works), health_file, health_address)
+
+            async def work_and_report() -> None:
+                totals = Totals() if works._meter is None else works._totals()
+                async with serving(metrics, totals, lambda: read_store(harbor.driver)):
+                    await work_with_health_reports(works, work, reports)
+
             with collecting_less_often(not config.default_gc):
-                run_with_signals(lambda: work_with_health_reports(works, work, reports), works)
+                run_with_signals(work_and_report, works)
         except UnresponsiveHandler as error:
             raise CommandFailed(str(error), EXIT_REPLACE) from error
         if session.screen.as_json:

@@ -28,6 +28,8 @@ from taskharbor.server.openapi import openapi
 from taskharbor.server.operation import Call, Operation
 from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
 from taskharbor.server.unread import UnreadBodies
+from taskharbor.telemetry.metrics.catalogue import PREFIX as METRICS_PREFIX
+from taskharbor.telemetry.metrics.store_gauges import StoreGauges
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -48,11 +50,12 @@ def application(
     open_on_loopback: bool = False,
     authorize: Authorize | None = None,
     trusted_proxies: Iterable[str] | None = None,
+    metrics_prefix: str = METRICS_PREFIX,
 ) -> Starlette:
     """Build the REST interface of a harbor, to be served or mounted.
 
     `authorize` replaces the tokens in the store: it takes the request, and returns a role or None.
-    `trusted_proxies` are the addresses whose `X-Forwarded-For` counts.
+    `trusted_proxies` are the addresses whose `X-Forwarded-For` counts. `metrics_prefix` begins the names at `/metrics`.
     """
     from taskharbor import __version__
 
@@ -62,7 +65,7 @@ def application(
         authorize=authorize,
         proxies=clients.trusted_proxies(trusted_proxies),
     )
-    api = Api(harbor, auth)
+    api = Api(harbor, auth, metrics_prefix)
     described = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]
     app = Starlette(
         routes=[*_routes(api, described), *_documentation(described, __version__)],
@@ -95,11 +98,13 @@ class NamedRoute(Route):
 class Api:
     """What the operations of one application share."""
 
-    def __init__(self, harbor: Harbor, auth: Auth) -> None:
+    def __init__(self, harbor: Harbor, auth: Auth, metrics_prefix: str) -> None:
         self.harbor = harbor
         self.auth = auth
         self.feed = Feed(harbor)
         self.large_bodies = LargeBodies()
+        self.gauges = StoreGauges()
+        self.metrics_prefix = metrics_prefix
 
     async def respond(self, operation: Operation, request: Request) -> Response:
         """Authorize the request, then check it, then handle it."""
@@ -120,6 +125,8 @@ class Api:
                 allowed,
                 place,
                 operation.statuses[0],
+                self.gauges,
+                self.metrics_prefix,
             )
             document = await operation.handle(call)
             if isinstance(document, Response):

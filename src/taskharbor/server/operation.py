@@ -15,6 +15,7 @@ from taskharbor.server.tokens import Role
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.server.events import Feed
+    from taskharbor.telemetry.metrics.store_gauges import StoreGauges
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Call:
     allowed: Callable[[], Awaitable[object]]  # raises if the caller may no longer pass; for long responses
     place: Place  # runs the work that a large body makes slow
     status: int  # of the response
+    gauges: StoreGauges  # what `/metrics` shows, read at most once a second
+    metrics_prefix: str
 
 
 Handle = Callable[[Call], Awaitable[Any]]
@@ -53,6 +56,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     examples: dict[str, Any] = field(default_factory=dict)
     event: type[Any] | None = None  # the document of each event, if the response is a stream
+    text: str | None = None  # the media type of a response that is text and no document
 
     @property
     def summary(self) -> str:
@@ -61,12 +65,12 @@ class Operation:
     @property
     def document(self) -> Any:
         """The type of the document in the response; None if there is no document."""
-        returned = str if self.event else get_type_hints(self.handle)["return"]
+        returned = str if self.event or self.text else get_type_hints(self.handle)["return"]
         return None if returned is NoneType else returned
 
     @property
     def media_type(self) -> str:
-        return "text/event-stream" if self.event else "application/json"
+        return self.text or ("text/event-stream" if self.event else "application/json")
 
     @property
     def shown_path(self) -> str:

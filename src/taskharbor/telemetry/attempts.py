@@ -16,6 +16,7 @@ from taskharbor.telemetry.cancellations import JOB_CANCELLED, report_cancelled, 
 from taskharbor.telemetry.events import Event, EventName, Events
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.losses import JOB_DEAD, NEXT_OCCURRENCE, Losses
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import StoreTime
 
@@ -23,12 +24,21 @@ logger = logging.getLogger("taskharbor.worker")
 
 
 class Reporter:
-    def __init__(self, worker: str, events: Events, time: StoreTime, *, tracebacks: bool = True) -> None:
+    def __init__(
+        self,
+        worker: str,
+        events: Events,
+        time: StoreTime,
+        *,
+        tracebacks: bool = True,
+        meter: Meter | None = None,
+    ) -> None:
         self._worker = worker
         self._events = events
         self._time = time
         self._tracebacks = tracebacks  # whether the log shows the tracebacks of failed attempts
-        self.losses = Losses(events, logger)  # reports the jobs of workers that died
+        self._meter = meter
+        self.losses = Losses(events, logger, meter)  # reports the jobs of workers that died
 
     @property
     def wants_begins(self) -> bool:
@@ -163,16 +173,21 @@ class Reporter:
         self,
         settled: Sequence[SettleResult],
         read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]],
-    ) -> None:
-        """Report jobs that ended with a job that they depend on."""
-        await report_dependants(self._events, settled, logger, read)
+    ) -> list[JobRecord]:
+        """Report jobs that ended with a job that they depend on; return those that are to be counted."""
+        is_counted = self._meter is not None
+        return await report_dependants(self._events, settled, logger, read, are_counted=is_counted)
 
     def expired(self, record: JobRecord) -> None:
         """Report a job that no worker began by its `expires_at`, or that ended with such a job."""
+        if self._meter is not None:
+            self._meter.ended_unbegun(record)
         report_cancelled(self._events, record, logger)
 
     def unreadable(self, record: JobRecord) -> None:
         """Report a job that a claim could not read: it is dead, and no handler began."""
+        if self._meter is not None:
+            self._meter.ended_unbegun(record)
         reason = str(Reason.UNREADABLE)
         fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": reason}
         log_line(logger, logging.ERROR, JOB_DEAD, fields | {"unreadable": record.unreadable})

@@ -32,17 +32,22 @@ async def report_dependants(
     settled: Iterable[SettleResult],
     logger: logging.Logger,
     read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]],
-) -> None:
-    """Report each job that a settle cancelled together with its dependency."""
+    *,
+    are_counted: bool = False,
+) -> list[JobRecord]:
+    """Report each job that a settle cancelled together with its dependency; return those that were read for it."""
     ended = [(job_id, each.at) for each in settled for job_id in each.cancelled]
-    if not ended or not (events.wanted("cancelled") or logger.isEnabledFor(logging.INFO)):
-        return
+    found: list[JobRecord] = []
+    if not ended or not (are_counted or events.wanted("cancelled") or logger.isEnabledFor(logging.INFO)):
+        return found
     for start in range(0, len(ended), READ_AT_ONCE):
         page = ended[start : start + READ_AT_ONCE]
         records = await read([job_id for job_id, _ in page])
         for (_, at), record in zip(page, records, strict=True):
             if record is not None:  # deleted since
+                found.append(record)
                 _report(events, record, at, str(Reason.DEPENDENCY), logger)
+    return found
 
 
 def _report(

@@ -12,6 +12,7 @@ from taskharbor.rules.recurrence import next_run, was_rearmed
 from taskharbor.telemetry.cancellations import Subscribers, report_dependants
 from taskharbor.telemetry.events import Event, EventName
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.meter import Meter
 
 # Log lines that several reporters share.
 JOB_DEAD = "Job {job} is dead, reason {reason}"
@@ -21,9 +22,10 @@ NEXT_OCCURRENCE = ", rescheduled for next occurrence: {next_run}"
 class Losses:
     """Reports losses in the same way for a worker, a supervisor and an operator's call."""
 
-    def __init__(self, events: Subscribers, logger: logging.Logger) -> None:
+    def __init__(self, events: Subscribers, logger: logging.Logger, meter: Meter | None = None) -> None:
         self._events = events
         self._logger = logger
+        self._meter = meter  # counts dependants; lost attempts are counted where they are settled
 
     async def report(self, driver: Driver, done: Sequence[tuple[Transition, SettleResult]]) -> None:
         """Report what became of lost jobs, and of the dependants that were cancelled with them."""
@@ -32,7 +34,12 @@ class Losses:
         for (transition, settled), record in zip(reported, records, strict=True):
             if record is not None:  # deleted since
                 _report(self._events, self._logger, transition, settled, record)
-        await report_dependants(self._events, [settled for _, settled in done], self._logger, driver.get)
+        answers, meter = [settled for _, settled in done], self._meter
+        for dependant in await report_dependants(
+            self._events, answers, self._logger, driver.get, are_counted=meter is not None
+        ):
+            if meter is not None:
+                meter.ended_unbegun(dependant)
 
 
 def _has_ended(transition: Transition, settled: SettleResult) -> bool:

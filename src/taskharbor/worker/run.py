@@ -17,6 +17,7 @@ from taskharbor.errors import StoreUnavailable, TaskHarborError, UnresponsiveHan
 from taskharbor.own_tasks import own_task, result_of
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.meter import watch_loop
 from taskharbor.worker.handlers.isolation.pool import ProcessPool
 from taskharbor.worker.handlers.isolation.running import ProcessRunner
 from taskharbor.worker.handlers.outcomes import of_abandoned
@@ -77,10 +78,17 @@ class WorkerRun:
             worker.concurrency, store=store, leases=leases, time=self._time, loop=self.loop
         )
         harbor, clock = worker.harbor, self._clock
-        reporter = Reporter(worker.name, harbor.events, self._time, tracebacks=worker.log_tracebacks)
+        meter = self._meter = worker._meter
+        reporter = Reporter(
+            worker.name, harbor.events, self._time, tracebacks=worker.log_tracebacks, meter=meter
+        )
         recurring = Recurring(store, self._time)
         self._lease_keeper = LeaseKeeper(
-            pipeline, lease=worker.lease, clock=clock, extended_outside=worker._supervisor_link is not None
+            pipeline,
+            lease=worker.lease,
+            clock=clock,
+            extended_outside=worker._supervisor_link is not None,
+            meter=meter,
         )
         self._cancel_watch = CancelWatch(driver, leases=leases, lease_keeper=self._lease_keeper, clock=clock)
         self._executor = Executor(
@@ -104,6 +112,7 @@ class WorkerRun:
             recurring=recurring,
             clock=clock,
             reporter=reporter,
+            meter=meter,
         )
         self._retirement = Retirement(
             pipeline,
@@ -122,6 +131,7 @@ class WorkerRun:
             clock=clock,
             outages=self._outages,
             reporter=reporter,
+            meter=meter,
             before_collecting=self._lease_keeper.extend_expired,
         )
         self._fetcher = Fetcher(
@@ -137,6 +147,7 @@ class WorkerRun:
             report_unreadable=self._maintenance.report_unreadable,
             retirement=self._retirement,
             supervisor_link=worker._supervisor_link,
+            meter=meter,
         )
         self._presence = Presence(driver, clock, self._who)
 
@@ -226,6 +237,8 @@ class WorkerRun:
                 lambda: warn_on_loop_lag(beat_seconds),
             ):
                 parts.start(part)
+            if self._meter is not None:
+                parts.start(partial(watch_loop, self._meter))
             reasons = [
                 parts.start(partial(_until, each)) for each in (self._stopping, self._retirement.is_due)
             ]

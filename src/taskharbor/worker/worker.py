@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -22,11 +22,18 @@ from taskharbor.errors import ConfigurationError
 from taskharbor.function_refs import forbid_during_import
 from taskharbor.rules.policy import UNRUNNABLE_GRACE_SECONDS
 from taskharbor.rules.retry import RetryPolicy
+from taskharbor.telemetry.metrics.catalogue import PREFIX
+from taskharbor.telemetry.metrics.cells import Cells
+from taskharbor.telemetry.metrics.meter import Meter
+from taskharbor.telemetry.metrics.totals import Totals
 from taskharbor.worker.handlers.isolation.pool import refuse_unreachable_hooks
 from taskharbor.worker.run import Phase, WorkerRun
 from taskharbor.worker.signals import run_with_signals
 from taskharbor.worker.supervisor_link import SupervisorLink
 from taskharbor.worker.upkeep.retirement import ReplacementPolicy
+
+if TYPE_CHECKING:
+    from taskharbor.telemetry.metrics.exposition import Renderer
 
 CONCURRENCY_MAX = 10_000
 LEASE_SECONDS_MIN = 0.1
@@ -53,6 +60,8 @@ class Worker:
     themselves, however long that takes.
 
     `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history still has them.
+
+    With `metrics=True` the worker counts what docs/metrics.md lists; `collector()` gives it to Prometheus.
     """
 
     _supervisor_link: SupervisorLink | None = None  # a supervisor in another process
@@ -61,6 +70,7 @@ class Worker:
     _expected_pace = (
         0.0  # jobs begun per second; the fetcher claims ahead by it until it has measured the pace
     )
+    _meter: Meter | None = None  # counts what happens to jobs
     _takes_interrupts = False  # Ctrl-C calls `stop` and raises no KeyboardInterrupt
 
     def __init__(
@@ -80,6 +90,7 @@ class Worker:
         max_jobs: int | None = None,
         max_memory_mib: int | None = None,
         log_tracebacks: bool = True,
+        metrics: bool = False,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -114,8 +125,33 @@ class Worker:
             if name is not None
             else f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         )
+        if metrics:
+            self._count_in(Cells())
         self._run: WorkerRun | None = None
         self._background: asyncio.Task[None] | None = None
+
+    # -- metrics --
+
+    def collector(self, *, prefix: str = PREFIX) -> Renderer:
+        """Return what this worker has counted, for prometheus_client: `REGISTRY.register(worker.collector())`.
+
+        It needs `metrics=True` and the extra `[metrics]`. `prefix` begins the names; with `""` they are bare.
+        """
+        from taskharbor.telemetry.metrics.exposition import Renderer
+
+        return Renderer(self._totals().snapshot, prefix=prefix)
+
+    def _count_in(self, cells: Cells) -> None:
+        """Count in this memory, from the next run on."""
+        harbor = self.harbor
+        self._meter = Meter(cells, lambda task: harbor._known(task) is not None)
+
+    def _totals(self) -> Totals:
+        if self._meter is None:
+            raise ConfigurationError("this worker counts nothing; make it with Worker(harbor, metrics=True)")
+        totals = Totals()
+        totals.add(self._meter.cells)
+        return totals
 
     # -- running --
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskharbor.server.operation import Operation
-from taskharbor.server.routes import dlq, events, health, jobs, queues, schedules, stats, workflows
+from taskharbor.server.routes import dlq, events, health, jobs, metrics, queues, schedules, stats, workflows
 
 PREFIX = "/api/v1"
 OPERATIONS: tuple[Operation, ...] = (
@@ -15,4 +15,4 @@ OPERATIONS: tuple[Operation, ...] = (
     *stats.routes,
     *events.routes,
 )
-ROOT_OPERATIONS: tuple[Operation, ...] = tuple(health.routes)
+ROOT_OPERATIONS: tuple[Operation, ...] = (*health.routes, *metrics.routes)

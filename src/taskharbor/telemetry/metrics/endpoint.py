@@ -68,8 +68,13 @@ class MetricsEndpoint:
         )
         self._thread.start()
 
+    def stop(self) -> None:
+        """Stop listening, and let the thread end."""
+        if self._thread is not None:
+            self._stop()
+
     def close(self) -> None:
-        """Stop listening, and end the thread."""
+        """Stop listening, and wait until the thread has ended."""
         if self._thread is not None:
             self._stop()
             self._thread.join(CLOSE_SECONDS)

@@ -29,6 +29,7 @@ from taskharbor.telemetry.metrics.cells import (
 )
 
 LOOK_SECONDS = 1.0  # between two looks at the event loop
+WORD_MAX = 2**63 - 1
 
 _JOB = catalogue.offsets(JOB_METRICS)
 _PROCESS = {name: PROCESS_BASE + start for name, start in catalogue.offsets(PROCESS_METRICS).items()}
@@ -108,11 +109,10 @@ class Meter:
     ) -> None:
         """Record a settled batch: jobs as they were claimed, their transitions and the store's answers, in one order.
 
-        `seconds` is how long the store took; None if the caller does not know, as after several settles.
+        `seconds` is how long the store took; None if `store_settled` was called for each answer of the store.
         """
         if seconds is not None:
-            self._process_time(catalogue.SETTLE_DURATION, seconds)
-            self._process_value(catalogue.SETTLE_BATCH, len(jobs))
+            self.store_settled(len(jobs), seconds)
         if not jobs:
             return
         began = [transition.started_at for transition in transitions]
@@ -125,6 +125,16 @@ class Meter:
             return
         for job, transition, answer in zip(jobs, transitions, answers, strict=True):
             self._ended(job, transition, answer)
+
+    def succeeded(self, jobs: Sequence[Claimed], began: Sequence[int], at: int, seconds: float) -> None:
+        """Record a batch of successes as columns, all settled at this time: what nearly every settle is."""
+        self.store_settled(len(jobs), seconds)
+        self._succeeded_together(jobs, began, at)
+
+    def store_settled(self, attempts: int, seconds: float) -> None:
+        """Record that the store has answered a settle of this many attempts."""
+        self._process_time(catalogue.SETTLE_DURATION, seconds)
+        self._process_value(catalogue.SETTLE_BATCH, attempts)
 
     def ended_unbegun(self, job: Ended) -> None:
         """Record a job that ended without an attempt of its own: it expired, or ended with a dependency."""
@@ -144,22 +154,30 @@ class Meter:
     # -- jobs --
 
     def _succeeded(self, jobs: Sequence[Claimed], began: list[int], answers: Sequence[SettleResult]) -> None:
-        """Record successes and nothing else, as nearly every batch is."""
+        """Record successes and nothing else."""
+        ends = {answer.at for answer in answers}
+        if len(ends) == 1:
+            self._succeeded_together(jobs, began, ends.pop())
+            return
+        for end in ends:
+            chosen = [index for index, answer in enumerate(answers) if answer.at == end]
+            self._succeeded_together([jobs[each] for each in chosen], [began[each] for each in chosen], end)
+
+    def _succeeded_together(self, jobs: Sequence[Claimed], began: Sequence[int], end: int) -> None:
+        """Record successes of any series that ended at the same time."""
         waits = [begin - job.run_at for begin, job in zip(began, jobs, strict=True)]
         queues, tasks = {job.queue for job in jobs}, {job.task for job in jobs}
-        ends = {answer.at for answer in answers}
-        if len(queues) == len(tasks) == len(ends) == 1:
-            self._successes(self._base(queues.pop(), tasks.pop()), waits, began, ends.pop())
+        if len(queues) == len(tasks) == 1:
+            self._successes(self._base(queues.pop(), tasks.pop()), waits, list(began), end)
             return
-        groups: dict[tuple[str, str, int], tuple[list[int], list[int]]] = {}
-        for job, answer, wait, begin in zip(jobs, answers, waits, began, strict=True):
-            key = (job.queue, job.task, answer.at)
-            group = groups.get(key)
+        groups: dict[Pair, tuple[list[int], list[int]]] = {}
+        for job, wait, begin in zip(jobs, waits, began, strict=True):
+            group = groups.get((job.queue, job.task))
             if group is None:
-                group = groups[key] = ([], [])
+                group = groups[job.queue, job.task] = ([], [])
             group[0].append(wait)
             group[1].append(begin)
-        for (queue, task, end), group in groups.items():
+        for (queue, task), group in groups.items():
             self._successes(self._base(queue, task), *group, end)
 
     def _successes(self, base: int, waits: list[int], began: list[int], end: int) -> None:
@@ -225,7 +243,7 @@ class Meter:
     def _observe(self, start: int, bounds: tuple[int, ...], value: int) -> None:
         value = max(0, value)  # clocks of several machines differ
         self._words[start + bisect_left(bounds, value)] += 1
-        self._words[start + len(bounds) + 1] += value
+        self._add(start + len(bounds) + 1, value)
 
     # Sorted, many times need one search for each bucket, not for each time.
 
@@ -243,7 +261,7 @@ class Meter:
             counted = within
             bucket += 1
         words[start + last] += len(times) - counted
-        words[start + len(bounds) + 1] += sum(times)
+        self._add(start + len(bounds) + 1, sum(times))
 
     def _observe_since(self, start: int, instants: list[int], end: int) -> None:
         """Record the times from many instants to one end. It sorts the list."""
@@ -259,7 +277,11 @@ class Meter:
             left = longer
             bucket += 1
         words[start + last] += left
-        words[start + len(bounds) + 1] += end * len(instants) - sum(instants)
+        self._add(start + len(bounds) + 1, end * len(instants) - sum(instants))
+
+    def _add(self, word: int, times: int) -> None:
+        """Add to a sum of times, which stays at the most that a word holds: jobs may be due since the year 1."""
+        self._words[word] = min(self._words[word] + times, WORD_MAX)
 
 
 def end_of(transition: Transition, answer: SettleResult) -> State:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from taskharbor.clock import Clock
 from taskharbor.drivers.base import (
     SETTLE_BYTES,
+    Claimed,
     PlainSuccesses,
     ProgressNote,
     SettleAnswer,
@@ -26,7 +28,7 @@ from taskharbor.drivers.base import (
     pieces,
 )
 from taskharbor.drivers.capabilities import Steps
-from taskharbor.records import AttemptRecord, Progress
+from taskharbor.records import AttemptRecord, JobRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
 from taskharbor.rules.outcome import Crashed, Disturbed, Outcome, Succeeded, Unrunnable
 from taskharbor.rules.policy import (
@@ -51,6 +53,7 @@ from taskharbor.settle_batch import (
 )
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.handlers.outcomes import error_text
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
@@ -61,6 +64,10 @@ from taskharbor.workflow.failure import FailureTasks
 logger = logging.getLogger("taskharbor.worker")
 
 T = TypeVar("T")
+
+# What became of a batch: the executions that the store asks to settle later, and what counts the others, if anything.
+_Settled = tuple[Set[Execution], Callable[[], None] | None]
+_ALL_SETTLED: _Settled = (frozenset(), None)
 
 _size_of: Callable[[Ended], int] = itemgetter(2)
 
@@ -82,6 +89,7 @@ class Committer:
         recurring: Recurring,
         clock: Clock,
         reporter: Reporter,
+        meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._executor = executor
@@ -99,6 +107,7 @@ class Committer:
         self._time = pipeline.time
         self._clock = clock
         self._reporter = reporter
+        self._meter = meter
         self._recurring = recurring
         self._later: list[Ended] = []  # the store answered LATER for these
 
@@ -137,14 +146,18 @@ class Committer:
             pipeline.room.set()
 
     async def _settle_in_batches(
-        self, pending: list[Ended], settle: Callable[[Sequence[Ended]], Awaitable[set[Execution]]]
+        self, pending: list[Ended], settle: Callable[[Sequence[Ended]], Awaitable[_Settled]]
     ) -> None:
         """Settle these; take them off the list as they are settled."""
         pipeline = self._pipeline
         while pending:
             batch = self._first_of(pending)
-            later = await settle(batch)
+            later, count = await settle(batch)
+            # Counted where nothing can come between this and the moment when the batch is forgotten: what a
+            # cancellation puts back is settled, and counted, again.
             del pending[: len(batch)]
+            if count is not None:
+                _try(count)
             if later:
                 self._settle_later([each for each in batch if each[0] in later])
                 batch = [each for each in batch if each[0] not in later]
@@ -171,12 +184,15 @@ class Committer:
             return pending[:BATCH_MAX]
         return next(pieces(pending, _size_of, SETTLE_BYTES, BATCH_MAX))
 
-    async def _settle_successes(self, ended: Sequence[Ended]) -> set[Execution]:
+    async def _settle_successes(self, ended: Sequence[Ended]) -> _Settled:
         """Settle plain successes, nearly all that there is to settle, without a value for each of them.
 
         If the store refuses one of them, or someone wants to hear of each, they go the way of all other endings.
         """
-        successes = _columns_of(ended)
+        jobs = [execution.claimed for execution, _, _ in ended]
+        successes = _columns_of(ended, jobs)
+        meter, clock = self._meter, self._clock
+        asked_at = 0.0 if meter is None else clock.monotonic()
         try:
             answers = await self._store.settle(successes)
         except Exception as error:
@@ -187,12 +203,18 @@ class Committer:
         are_all_done = first.answer is SettleAnswer.DONE and answers.count(first) == len(ended)
         if are_all_done and not first.cancelled and not self._reporter.wants_successes:
             self._leases.settled_all([execution for execution, _, _ in ended])
-            return set()
+            if meter is None:
+                return _ALL_SETTLED
+            seconds = clock.monotonic() - asked_at
+            began: list[int] = successes.started_ats  # type: ignore[assignment]  # of a success, never None
+            return frozenset(), partial(meter.succeeded, jobs, began, first.at, seconds)
+        if meter is not None:
+            meter.store_settled(len(ended), clock.monotonic() - asked_at)
         endings = [_Ending(each[0], t, t, None) for each, t in zip(ended, successes, strict=True)]
         return await self._settled(list(zip(endings, answers, strict=True)))
 
-    async def _settle(self, ended: Sequence[Ended]) -> set[Execution]:
-        """Settle a batch; return the executions that the store asks to settle later."""
+    async def _settle(self, ended: Sequence[Ended]) -> _Settled:
+        """Settle a batch that may hold any ending."""
         endings: list[_Ending] = []
         for execution, outcome, _ in ended:
             if (ending := await self._ending(execution, outcome)) is not None:
@@ -202,10 +224,12 @@ class Committer:
         settled = await settle_apart(self._settle_all, endings, self._mend) if endings else []
         return await self._settled(settled)
 
-    async def _settled(self, settled: Sequence[tuple[_Ending, SettleResult | None]]) -> set[Execution]:
-        """Act on the store's answers, and report them; return the executions that it asks to settle later."""
+    async def _settled(self, settled: Sequence[tuple[_Ending, SettleResult | None]]) -> _Settled:
+        """Act on the store's answers, and report them."""
         later: set[Execution] = set()
+        answered: list[_Ending] = []
         answers: list[SettleResult] = []
+        dependants: list[JobRecord] = []
         for pair in settled:
             ending, answer = pair
             if answer is not None and answer.answer is SettleAnswer.CHANGED:
@@ -217,6 +241,7 @@ class Committer:
             # (Left to its lease, it is a loss that counts: a job that comes back to this must end in time.)
             if answer is None:
                 continue
+            answered.append(ending)
             answers.append(answer)
             try:
                 if answer.answer is SettleAnswer.DONE:
@@ -226,10 +251,11 @@ class Committer:
             except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
                 log_bug(logger, "the end of a job could not be reported", error, ending.execution.fields())
         try:
-            await self._reporter.ended_with(answers, self._store.get)
+            dependants = await self._reporter.ended_with(answers, self._store.get)
         except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
             log_bug(logger, "the jobs that ended with others could not be reported", error)
-        return later
+        meter = self._meter
+        return later, None if meter is None else partial(_count, meter, answered, answers, dependants)
 
     async def _ending(self, execution: Execution, outcome: Outcome) -> _Ending | None:
         """Return what to settle, or None if only the expiry of its lease can end the attempt."""
@@ -242,7 +268,10 @@ class Committer:
             return await self._released(execution, error)
 
     async def _settle_all(self, endings: Sequence[_Ending]) -> list[tuple[_Ending, SettleResult | None]]:
+        asked_at = 0.0 if self._meter is None else self._clock.monotonic()
         answers = await self._store.settle([ending.transition for ending in endings])
+        if self._meter is not None:
+            self._meter.store_settled(len(endings), self._clock.monotonic() - asked_at)
         return list(zip(endings, answers, strict=True))
 
     async def _mend(self, ending: _Ending, error: Exception) -> tuple[_Ending, SettleResult | None]:
@@ -372,9 +401,8 @@ def _parted(ended: list[Ended]) -> tuple[list[Ended], list[Ended]]:
     return plain, others
 
 
-def _columns_of(ended: Sequence[Ended]) -> PlainSuccesses:
+def _columns_of(ended: Sequence[Ended], claimed: Sequence[Claimed]) -> PlainSuccesses:
     executions = [each[0] for each in ended]
-    claimed = [execution.claimed for execution in executions]
     results: list[str | None] = [each[1].result for each in ended]  # type: ignore[union-attr]
     return PlainSuccesses(
         [execution.lease.token for execution in executions],
@@ -384,6 +412,23 @@ def _columns_of(ended: Sequence[Ended]) -> PlainSuccesses:
         [execution.started_at for execution in executions],
         results if results.count(None) < len(results) else None,
     )
+
+
+def _try(count: Callable[[], None]) -> None:
+    try:
+        count()
+    except Exception as error:  # noqa: BLE001 - it is settled, whether it is counted or not
+        log_bug(logger, "settled jobs could not be counted", error)
+
+
+def _count(
+    meter: Meter, endings: list[_Ending], answers: list[SettleResult], dependants: list[JobRecord]
+) -> None:
+    """Count attempts that are settled, and the jobs that ended with theirs."""
+    jobs = [ending.execution.claimed for ending in endings]
+    meter.settled(jobs, [ending.transition for ending in endings], answers)
+    for record in dependants:
+        meter.ended_unbegun(record)
 
 
 class _Ending(Struct, frozen=True):

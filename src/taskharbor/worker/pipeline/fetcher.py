@@ -16,6 +16,7 @@ from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest
 from taskharbor.own_tasks import own_task
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.pipeline import Pipeline
@@ -51,6 +52,7 @@ class Fetcher:
         report_unreadable: Callable[[Sequence[str]], Awaitable[None]],
         retirement: Retirement,
         supervisor_link: SupervisorLink | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._executor = executor
@@ -67,6 +69,8 @@ class Fetcher:
         self._report_unreadable = report_unreadable
         self._retirement = retirement
         self._supervisor_link = supervisor_link
+        self._meter = meter
+        self._claiming_since = 0.0  # for the meter
         self._rate = expected_pace  # jobs begun per second, lately
         self._measured_at = clock.monotonic()
         self._measured = 0
@@ -212,6 +216,8 @@ class Fetcher:
         )
         if self._supervisor_link is not None:
             self._supervisor_link.claiming(request.token, alone=suspects)
+        if self._meter is not None:
+            self._claiming_since = self._clock.monotonic()
         # With the same token, the store repeats an answer that was lost.
         claim = await self._store.repeat(
             lambda: self._claim_once(request), "the store cannot be claimed from"
@@ -223,6 +229,8 @@ class Fetcher:
         return claim
 
     def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:
+        if self._meter is not None:
+            self._meter.claimed(claim.jobs, self._clock.monotonic() - self._claiming_since)
         if not claim.jobs:
             if self._supervisor_link is not None:
                 self._supervisor_link.claimed(None, [])

@@ -9,6 +9,7 @@ from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Extended, Extension, Heartbeat, SettleAnswer
 from taskharbor.errors import StoreError
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLease
 from taskharbor.worker.pipeline.pipeline import Pipeline
@@ -29,6 +30,7 @@ class LeaseKeeper:
         lease: int,
         clock: Clock,
         extended_outside: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._driver = pipeline.store.driver
@@ -38,6 +40,7 @@ class LeaseKeeper:
         self._time = pipeline.time
         self._clock = clock
         self._extended_outside = extended_outside
+        self._meter = meter
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE
@@ -146,6 +149,8 @@ class LeaseKeeper:
     def _lose(self, lease: HeldLease) -> None:
         """Interrupt the handlers under a lost lease: they can commit nothing."""
         log_line(logger, logging.WARNING, "a lease expired before it was extended", {"lease": lease.token})
+        if self._meter is not None:
+            self._meter.extension_refused()
         self._leases.forget(lease)
         for execution in list(lease.executions.values()):
             execution.interrupt("lease_lost")

@@ -46,6 +46,9 @@ class WorkerConfig(Struct, tag=True, omit_defaults=True):
     include: list[str] = []  # modules with further tasks of the application
     max_attempts: int | None = None  # replaces that policy's own cap
     default_gc: bool = False  # collect garbage as often as Python does by default
+    metrics: bool = (
+        False  # count what happens to jobs; a child counts in memory that it shares with the supervisor
+    )
 
 
 class LeaseUpdate(Struct, tag=True, omit_defaults=True):

@@ -104,6 +104,8 @@ class Child:
         if address is not None:
             worker._supervisor_link = self._link
         worker._replacement_policy = self
+        if publisher.metrics is not None:
+            worker._count_in(publisher.metrics)
         self.may_retire = config.may_retire
         self.retiring: str | None = None  # the reason
         self.is_ready = False
@@ -203,6 +205,7 @@ def worker_for(harbor: Harbor, config: WorkerConfig) -> Worker:
         max_jobs=config.max_jobs,
         max_memory_mib=config.max_memory_mib,
         log_tracebacks=config.log_tracebacks,
+        metrics=config.metrics,
     )
 
 

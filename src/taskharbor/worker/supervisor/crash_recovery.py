@@ -21,6 +21,7 @@ from taskharbor.rules.policy import (
     settle_outcome,
     weigh_loss,
 )
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.supervisor.shared_memory import PublishedLease
 
 BATCH_MAX = 500
@@ -53,6 +54,7 @@ async def settle_orphaned_jobs(
     *,
     lease: int,
     report: Report,
+    meter: Meter | None = None,
 ) -> RecoveredJobs:
     """Settle under each lease's token, as the child itself would. Safe to repeat after an outage."""
     rescued: list[Rescued] = []
@@ -67,7 +69,7 @@ async def settle_orphaned_jobs(
         ]
     done: list[tuple[Transition, SettleResult]] = []
     for first in range(0, len(rescued), BATCH_MAX):
-        settled = await settle_endings(driver, rescued[first : first + BATCH_MAX], now)
+        settled = await settle_endings(driver, rescued[first : first + BATCH_MAX], now, meter=meter)
         done += [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
     if done:
         await report(driver, done)

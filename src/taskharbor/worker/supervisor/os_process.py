@@ -24,7 +24,8 @@ _PROCESSES = Path("/proc")
 async def start(command: Sequence[str], clock: Clock, config: WorkerConfig) -> ChildProcess:
     """Start a child in its own session: Ctrl-C in the terminal then reaches only the supervisor, which decides."""
     ours, theirs = socket.socketpair()
-    shared = shared_memory.create(shared_memory.blocks_for(1 if config.suspects_only else config.concurrency))
+    blocks = shared_memory.blocks_for(1 if config.suspects_only else config.concurrency)
+    shared = shared_memory.create(blocks, metrics=config.metrics)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -22,6 +22,10 @@ from taskharbor.drivers.base import Driver
 from taskharbor.drivers.registry import driver_for
 from taskharbor.errors import TaskHarborError
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.cells import Cells
+from taskharbor.telemetry.metrics.meter import Meter
+from taskharbor.telemetry.metrics.serving import MetricsOptions, serving
+from taskharbor.telemetry.metrics.totals import Totals
 from taskharbor.worker.exit_status import describe_exit
 from taskharbor.worker.supervisor import os_process
 from taskharbor.worker.supervisor.channel import (
@@ -62,6 +66,7 @@ class Settings(Struct, frozen=True):
     stuck_seconds: float = STUCK_SECONDS
     health_file: Path | None = None
     health_address: tuple[str, int] | None = None
+    metrics: MetricsOptions | None = None
 
 
 class GaveUp(TaskHarborError):
@@ -95,6 +100,7 @@ class Supervisor:
             settings.stuck_seconds, self._current_children, self._forwarder.emit, clock
         )
         self._config = replace(settings.config, liveness_seconds=self._liveness.interval)
+        self._totals = Totals()  # of all children, and of what the supervisor settles for dead ones
         self._store_duties = StoreDuties(
             self.name,
             self._config,
@@ -102,6 +108,7 @@ class Supervisor:
             self._forwarder,
             clock=clock,
             open_store=open_store,
+            meter=_counted_in(self._totals) if settings.config.metrics else None,
         )
         self._health_reports = HealthReports(self.health, settings.health_file, settings.health_address)
         self._stopping = asyncio.Event()
@@ -129,6 +136,11 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until `stop()`; when draining, until nothing is runnable."""
+        metrics = self._settings.metrics
+        async with serving(metrics, self._totals, self._store_duties.read_for_metrics):
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -155,7 +167,7 @@ class Supervisor:
                 part.cancel()
             await asyncio.wait([*parts, *self._suspect_runners], timeout=SETTLE_SECONDS)
             for child in self._current_children():
-                child.close()
+                self._close(child)
             self.counts = await self._store_duties.close(at_once=self._stop_now.is_set())
         log_line(logger, logging.INFO, "supervisor {supervisor} stopped", {"supervisor": self.name})
 
@@ -241,6 +253,8 @@ class Supervisor:
             log_line(logger, logging.ERROR, "cannot start a worker process: {error}", {"error": str(error)})
             return None
         self._children[child] = None
+        if child.shared_memory.metrics is not None:
+            self._totals.add(child.shared_memory.metrics)
         if self._stopping.is_set():  # `stop()` came during the start, and did not see this child
             child.terminate()
         return child
@@ -256,11 +270,16 @@ class Supervisor:
         listening.cancel()
         exit_kind = await self._settle_exit(child, status)
         del self._children[child]
-        child.close()
+        self._close(child)
         self._store_duties.update_presence()
         if exit_kind is ExitKind.FAILED_TO_START:
             self._give_up_if_none_ever_started(child, status)
         return exit_kind
+
+    def _close(self, child: ChildProcess) -> None:
+        if child.shared_memory.metrics is not None:
+            self._totals.end(child.shared_memory.metrics)
+        child.close()
 
     async def _listen(self, child: ChildProcess) -> None:
         try:
@@ -362,6 +381,13 @@ class Supervisor:
                 return
             failed_starts = failed_starts + 1 if exit_kind in (ExitKind.FAILED_TO_START, ExitKind.IDLE) else 0
             await self._pause(_backoff_seconds(failed_starts))
+
+
+def _counted_in(totals: Totals) -> Meter:
+    """Return the supervisor's own meter. It imports no application: a task is declared if a child has counted it."""
+    meter = Meter(Cells(), totals.knows)
+    totals.add(meter.cells)
+    return meter
 
 
 def _raise_first(part: asyncio.Task[Any]) -> None:

@@ -4,7 +4,8 @@ The child publishes its leases and jobs there, so that the supervisor can extend
 died, knows which jobs had begun. The supervisor writes how far it has extended each lease. Neither waits for the
 other, and the begin or end of a job costs the child one write.
 
-The memory consists of 64-bit words: a header, then blocks. A block covers up to `BLOCK_JOBS` jobs of one lease; a lease
+The memory consists of 64-bit words: a header, blocks, and where metrics are wanted the cells that the child counts in
+(see `taskharbor.telemetry.metrics.cells`). A block covers up to `BLOCK_JOBS` jobs of one lease; a lease
 takes as many blocks as it needs. Each word has one writer. A block's serial is written last and erased first: a reader
 that finds the serial finds the rest as well.
 """
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+from taskharbor.telemetry.metrics.cells import SIZE as CELLS_SIZE
+from taskharbor.telemetry.metrics.cells import Cells
 
 if TYPE_CHECKING:
     from taskharbor.worker.pipeline.execution import Execution
@@ -31,6 +36,7 @@ BLOCK_JOBS = 16
 ALIVE_COUNT = 1  # rises while the child's event loop runs
 CLAIMING = 2  # the serial of a claim that waits for its answer
 CLAIMING_ALONE = 3
+BLOCKS = 4  # how many there are; what follows them is for metrics
 HEADER = 8
 
 # -- words of a block --
@@ -54,15 +60,16 @@ def blocks_for(concurrency: int) -> int:
     return concurrency + ROOM_AHEAD // BLOCK_JOBS
 
 
-def create(blocks: int) -> int:
+def create(blocks: int, *, metrics: bool = False) -> int:
     """Create an unnamed file; the system removes it with the last process that has it open."""
-    size = (HEADER + blocks * BLOCK) * WORD
+    size = (HEADER + blocks * BLOCK) * WORD + (CELLS_SIZE if metrics else 0)
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("taskharbor")
     else:
         descriptor, path = tempfile.mkstemp(prefix="taskharbor-")
         os.unlink(path)
     os.ftruncate(descriptor, size)
+    os.pwrite(descriptor, blocks.to_bytes(WORD, sys.byteorder), BLOCKS * WORD)
     return descriptor
 
 
@@ -71,7 +78,9 @@ class _SharedMemory:
         size = os.fstat(descriptor).st_size
         self._bytes = memoryview(mmap.mmap(descriptor, size))
         self.words = self._bytes.cast("q")
-        self.blocks = (size // WORD - HEADER) // BLOCK
+        self.blocks = self.words[BLOCKS]
+        end = (HEADER + self.blocks * BLOCK) * WORD
+        self.metrics = Cells(self._bytes[end:]) if end < size else None  # where the child counts
 
 
 # -- the child's side ----------------------------------------------------------------------------
@@ -219,6 +228,8 @@ class Reader(_SharedMemory):
 
     def close(self) -> None:
         self.is_closed = True
+        if self.metrics is not None:
+            self.metrics.close()
         self.words.release()
         mapped = self._bytes.obj
         self._bytes.release()

@@ -10,11 +10,13 @@ from contextlib import suppress
 
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.drivers.base import Driver, WorkerRecord
-from taskharbor.errors import StoreError, TaskHarborError
+from taskharbor.errors import StoreError, StoreUnavailable, TaskHarborError
 from taskharbor.settle_batch import log_bug
 from taskharbor.telemetry.cancellations import Subscribers
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.losses import Losses
+from taskharbor.telemetry.metrics.meter import Meter
+from taskharbor.telemetry.metrics.store_gauges import StoreReading, read_store
 from taskharbor.worker.pipeline.leases import StoreTime
 from taskharbor.worker.supervisor.channel import Hello, WorkerConfig
 from taskharbor.worker.supervisor.child_process import ChildProcess
@@ -40,12 +42,14 @@ class StoreDuties:
         *,
         clock: Clock,
         open_store: Callable[[str], Driver],
+        meter: Meter | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._config = config
         self._lease = seconds_to_micros(config.lease_seconds)
         self._children = children
-        self._losses = Losses(subscribers, logger)
+        self._losses = Losses(subscribers, logger, meter)
+        self._meter = meter
         self._clock = clock
         self._time = StoreTime(clock)
         self._open_store = open_store
@@ -79,6 +83,12 @@ class StoreDuties:
     def store_now(self) -> int:
         """Return the store's time, which children write into shared memory; our own clock may be wrong."""
         return self._time.now()
+
+    async def read_for_metrics(self) -> StoreReading:
+        """Read what the store's gauges show."""
+        if self._driver is None:
+            raise StoreUnavailable("no worker process has named the store yet")
+        return await read_store(self._driver)
 
     # -- presence --
 
@@ -116,7 +126,12 @@ class StoreDuties:
         while True:
             try:
                 return await settle_orphaned_jobs(
-                    self._driver, leases, process_exit, lease=self._lease, report=self._losses.report
+                    self._driver,
+                    leases,
+                    process_exit,
+                    lease=self._lease,
+                    report=self._losses.report,
+                    meter=self._meter,
                 )
             except StoreError as error:
                 fields = {"worker": process_exit.worker, "error": str(error)}
