@@ -37,6 +37,7 @@ from taskharbor.drivers.capabilities import CAPABILITIES
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.telemetry import logs
+from taskharbor.telemetry.events import EVENTS
 from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.catalogue import Source
 from taskharbor.worker import Worker
@@ -500,8 +501,24 @@ def metric_tables() -> str:
     return "\n".join(lines)
 
 
+# -- events --------------------------------------------------------------------------------------
+
+
+def event_table() -> str:
+    lines = ["| event | emitted by | when | further fields |", "| --- | --- | --- | --- |"]
+    for kind in EVENTS:
+        fields = [f"`{name}`" for name in kind.fields] + [f"(`{name}`)" for name in kind.sometimes]
+        lines.append(f"| `{kind.name}` | {kind.emitted_by} | {kind.when} | {', '.join(fields)} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {"api.md": api, "cli.md": command_line}
-PARTS: dict[str, Callable[[], str]] = {"presets": preset_table, "rules": rules, "metrics": metric_tables}
+PARTS: dict[str, Callable[[], str]] = {
+    "presets": preset_table,
+    "rules": rules,
+    "metrics": metric_tables,
+    "events": event_table,
+}
 
 
 def current() -> dict[Path, str]:

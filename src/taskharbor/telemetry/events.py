@@ -86,6 +86,70 @@ class Event(Struct, frozen=True):
         )
 
 
+class EventKind(Struct, frozen=True):
+    """What docs/events.md says of an event."""
+
+    name: EventName
+    emitted_by: str
+    when: str
+    fields: tuple[str, ...] = ()  # beyond those that every event has
+    sometimes: tuple[str, ...] = ()  # only where they apply
+
+
+EVERY_EVENT = ("name", "job_id", "task", "queue", "at", "correlation_id")  # the fields of all of them
+_ATTEMPT = ("attempt", "worker")
+
+EVENTS = (
+    EventKind(
+        "enqueued",
+        "the producer",
+        "a new job was stored; not emitted inside your own transaction, nor for children",
+    ),
+    EventKind("started", "the worker", "a handler is about to be called", _ATTEMPT),
+    EventKind("succeeded", "the worker", "a success has been settled", _ATTEMPT),
+    EventKind(
+        "failed",
+        "the worker",
+        "a failure has been settled; `retried`, `dead` or `cancelled` follows",
+        (*_ATTEMPT, "error"),
+    ),
+    EventKind(
+        "retried",
+        "the worker",
+        "the job will run again, at `retry_at`",
+        (*_ATTEMPT, "error", "retry_at", "delay_seconds"),
+    ),
+    EventKind(
+        "dead",
+        "the worker",
+        "the job is in the dead-letter queue, or an occurrence of a schedule failed for good, for `reason`",
+        ("reason",),
+        (*_ATTEMPT, "error"),
+    ),
+    EventKind(
+        "lost",
+        "the worker that collected the lease; for a dead worker process, another process",
+        "the job's lease expired, or its process died",
+        (*_ATTEMPT, "error"),
+    ),
+    EventKind(
+        "cancelled",
+        "the worker, or the operator's process",
+        "the job was cancelled or discarded, was not begun by its `expires_at`, or ended with a job that it depends on "
+        "(reason `dependency`)",
+        ("reason",),
+        (*_ATTEMPT, "error"),
+    ),
+    EventKind(
+        "stuck",
+        "another worker process of the same supervisor, or the replacement",
+        "a process showed no sign of life for `--stuck-seconds` and is replaced; `worker` names it, `jobs` lists the "
+        "jobs it executed (at most twenty). No single job is concerned: `job_id`, `task` and `queue` are empty",
+        ("worker", "error", "jobs"),
+    ),
+)
+
+
 class Events:
     def __init__(self) -> None:
         self._subscribers: dict[str, list[Callable[[Event], Any]]] = {}
