@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from taskharbor.rules.recurrence import armed, armed_blindly, decoded_options
 from taskharbor.settle_batch import REFUSALS, is_outage, log_bug, log_refusal, settle_apart, without_content
 
 if TYPE_CHECKING:
-    from taskharbor.telemetry.metrics.meter import Meter
+    from taskharbor.telemetry.reports import Reports
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -44,7 +44,6 @@ JOBS_AT_ONCE = 200  # settled together: a collector that loses its lease has got
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
 Done = Sequence[tuple[Transition, SettleResult]]
-Report = Callable[[Driver, Done], Awaitable[None]]
 Rescued = tuple[Transition, Claimed, list[AttemptRecord]]  # with the attempts of the job before it
 
 
@@ -60,13 +59,11 @@ class Collector:
         driver: Driver,
         name: str | None = None,
         *,
-        report: Report | None = None,
-        meter: Meter | None = None,
+        reports: Reports | None = None,
     ) -> None:
         self._driver = driver
         self._name = name or f"collector-{os.getpid()}-{os.urandom(3).hex()}"
-        self._report = report  # told of the jobs of a lease as soon as they are settled
-        self._meter = meter
+        self._reports = reports  # told of the jobs of a lease as soon as they are settled
         self._duration = COLLECTOR_LEASE
         self._held_since = 0.0
 
@@ -95,7 +92,7 @@ class Collector:
                 if not await self._keep(lease):
                     return collected, False
                 endings += await self._ending(lease, job)
-            settled = await settle_endings(self._driver, endings, lease.now, meter=self._meter)
+            settled = await settle_endings(self._driver, endings, lease.now, reports=self._reports)
             answered += len(settled)
             done = [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
             if done:
@@ -112,8 +109,8 @@ class Collector:
 
     async def _tell(self, done: Done) -> None:
         try:
-            if self._report is not None:
-                await self._report(self._driver, done)
+            if self._reports is not None:
+                await self._reports.losses(self._driver, done)
         except Exception as error:
             if is_outage(error):
                 raise
@@ -149,14 +146,14 @@ class Collector:
 
 
 async def rescue_expired_leases(
-    driver: Driver, *, report: Report | None = None
+    driver: Driver, *, reports: Reports | None = None
 ) -> list[tuple[Transition, SettleResult]]:
     """Settle what expired leases held; each transition that was settled, with the store's answer."""
-    return await Collector(driver, report=report).collect()
+    return await Collector(driver, reports=reports).collect()
 
 
 async def settle_endings(
-    driver: Driver, endings: Sequence[Rescued], now: int, *, meter: Meter | None = None
+    driver: Driver, endings: Sequence[Rescued], now: int, *, reports: Reports | None = None
 ) -> list[tuple[Transition, SettleResult]]:
     """Settle attempts for a worker that cannot any more; those of recurring jobs with the occurrence that follows.
 
@@ -165,9 +162,9 @@ async def settle_endings(
 
     async def settle(part: Sequence[Rescued]) -> list[tuple[Rescued, SettleResult | None]]:
         settled = await _settle_endings(driver, part, now)
-        if meter is not None:  # at once: what is settled is not settled again
+        if reports is not None:  # at once: what is settled is not settled again
             jobs, transitions = [job for (_, job, _), _ in settled], [each[0] for each, _ in settled]
-            meter.settled(jobs, transitions, [answer for _, answer in settled])
+            reports.settled_for_others(jobs, transitions, [answer for _, answer in settled])
         return list(settled)
 
     async def mend(ending: Rescued, error: Exception) -> tuple[Rescued, SettleResult | None]:

@@ -14,7 +14,7 @@ from taskharbor.client.handle import Job
 from taskharbor.drivers.base import ClaimRequest, Transition
 from taskharbor.records import AttemptStatus, Reason, State
 from taskharbor.telemetry.events import Event
-from taskharbor.telemetry.losses import Losses
+from taskharbor.telemetry.reports import Reports
 from taskharbor.worker.supervisor.crash_recovery import (
     ProcessExit,
     RecoveredJobs,
@@ -54,7 +54,7 @@ class Dead:
             [(self.token, self.held)],
             process_exit,
             lease=LEASE,
-            report=Losses(self, logging.getLogger("test")).report,
+            reports=Reports(self, logging.getLogger("test")),
             **more,
         )
 

@@ -48,7 +48,7 @@ async def test_events_have_the_fields_that_are_listed():
         await harbor.driver.claim(ClaimRequest("dead/1-1", 1_000_000, 1))
         clock.advance(5)
         await Worker(harbor, retry=STEADY).drain()
-        await lost.acancel()
+        await harbor.jobs.acancel(lost.id)
         await send.aenqueue(fails=False)
         await send.aenqueue(fails=True)
         for _ in range(2):
@@ -57,7 +57,7 @@ async def test_events_have_the_fields_that_are_listed():
         running = await hang.aenqueue()
         async with working(harbor):
             await soon(begun.wait())
-            await running.acancel(force=True)
+            await harbor.jobs.acancel(running.id)
             await clock.jump(60)
         await harbor.events.drain(30)
     assert set(seen) == set(EVENT_NAMES) - {"stuck"}  # that one is about a process, and has tests of its own

@@ -182,7 +182,7 @@ async def test_a_bug_in_deciding_about_one_outcome_costs_the_others_nothing(faul
         assert (await until_state(jobs[1], State.DEAD)).reason is Reason.EXHAUSTED
 
 
-@pytest.mark.parametrize("part", ["settled", "ended_with"])
+@pytest.mark.parametrize("part", ["settled", "dependants"])
 async def test_a_bug_in_telling_what_was_settled_neither_ends_the_worker_nor_loses_the_batch(
     faulty, monkeypatch, caplog, part
 ):

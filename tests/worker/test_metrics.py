@@ -121,7 +121,7 @@ async def test_a_job_that_is_cancelled_while_it_runs_is_counted(memory: Harbor, 
     job = await send.aenqueue()
     async with working(memory, metrics=True) as worker:
         await soon(begun.wait())
-        await job.acancel(force=True)
+        await memory.jobs.acancel(job.id)
         await clock.jump(60)
         await until(lambda: counters(counted(worker)).get("jobs_cancelled"))
     assert counters(counted(worker)) == {"jobs_enqueued": 1, "jobs_started": 1, "jobs_cancelled": 1}

@@ -109,7 +109,7 @@ async def test_dependants_emit_cancelled_although_the_answer_of_the_settle_was_l
 async def test_each_of_many_is_told_of_once_though_several_that_it_depends_on_fail_at_once(
     harbor: Harbor, drained: Callable[..., Any], told: list[Event], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("taskharbor.telemetry.cancellations.READ_AT_ONCE", 3)
+    monkeypatch.setattr("taskharbor.telemetry.reports.READ_AT_ONCE", 3)
 
     @harbor.task(name="fail", max_attempts=1)
     async def fail() -> None:

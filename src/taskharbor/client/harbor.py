@@ -41,8 +41,8 @@ from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.function_refs import forbid_during_import
 from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob, Recurrence
 from taskharbor.rules.retry import RetryPolicy
-from taskharbor.telemetry.cancellations import report_cancelled
-from taskharbor.telemetry.events import Event, EventName, Events
+from taskharbor.telemetry.events import EventName, Events
+from taskharbor.telemetry.reports import Reports
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -295,13 +295,14 @@ class Harbor:
         ]
 
     def _report_enqueued(self, jobs: Sequence[NewJob], answers: list[Enqueued]) -> None:
+        reports = Reports(self.events)
         for job, answer in zip(jobs, answers, strict=True):
             if not answer.existed:
-                self.events.emit(Event.about(job, job.options, "enqueued", answer.enqueued_at))
+                reports.enqueued(job, job.options, answer.enqueued_at)
 
     def _report_cancelled(self, record: JobRecord) -> None:
         """Report a job that an operator cancelled while it was not running."""
-        report_cancelled(self.events, record)
+        Reports(self.events).cancelled(record)
 
     def transaction(self, connection: Any) -> Transaction:
         """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
@@ -369,9 +370,8 @@ class Harbor:
     async def _collect_all_expired(self) -> bool:
         """Settle the jobs of expired leases, and report them as a worker would."""
         from taskharbor.rescue import rescue_expired_leases
-        from taskharbor.telemetry.losses import Losses  # a producer never does
 
-        return bool(await rescue_expired_leases(self.driver, report=Losses(self.events, logger).report))
+        return bool(await rescue_expired_leases(self.driver, reports=Reports(self.events, logger)))
 
     def _decode_result(self, record: JobRecord) -> Any:
         """Decode what the job's handler returned, in the type that its task declares if the task is known."""

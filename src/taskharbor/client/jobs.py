@@ -45,7 +45,7 @@ from taskharbor.errors import ConfigurationError, JobConflict
 from taskharbor.records import JobFilter, JobRecord, State, StateName
 from taskharbor.rules.lifecycle import CANCELLABLE, DELETABLE
 from taskharbor.rules.retry import resolve_max_attempts
-from taskharbor.telemetry.cancellations import READ_AT_ONCE
+from taskharbor.telemetry.reports import READ_AT_ONCE
 
 
 class JobChanges(TypedDict, total=False):

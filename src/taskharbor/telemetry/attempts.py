@@ -1,9 +1,8 @@
-"""Report attempts of a worker: log lines and events, after the store has settled them."""
+"""`Reporter`: the `Reports` of a worker. It also reports the attempts that the worker makes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
@@ -12,18 +11,17 @@ from taskharbor.drivers.base import SettleAnswer, SettleResult, Transition
 from taskharbor.records import AttemptStatus, JobRecord, Reason, State
 from taskharbor.rules.recurrence import next_run, was_rearmed
 from taskharbor.rules.retry import Decision
-from taskharbor.telemetry.cancellations import JOB_CANCELLED, report_cancelled, report_dependants
-from taskharbor.telemetry.events import Event, EventName, Events
+from taskharbor.telemetry.events import EventName, Events
 from taskharbor.telemetry.logs import log_line
-from taskharbor.telemetry.losses import JOB_DEAD, NEXT_OCCURRENCE, Losses
 from taskharbor.telemetry.metrics.meter import Meter
+from taskharbor.telemetry.reports import JOB_CANCELLED, JOB_DEAD, NEXT_OCCURRENCE, Reports
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import StoreTime
 
 logger = logging.getLogger("taskharbor.worker")
 
 
-class Reporter:
+class Reporter(Reports):
     def __init__(
         self,
         worker: str,
@@ -33,12 +31,10 @@ class Reporter:
         tracebacks: bool = True,
         meter: Meter | None = None,
     ) -> None:
+        super().__init__(events, logger, meter)
         self._worker = worker
-        self._events = events
         self._time = time
         self._tracebacks = tracebacks  # whether the log shows the tracebacks of failed attempts
-        self._meter = meter
-        self.losses = Losses(events, logger, meter)  # reports the jobs of workers that died
 
     @property
     def wants_begins(self) -> bool:
@@ -50,7 +46,7 @@ class Reporter:
 
     def began(self, execution: Execution) -> None:
         log_line(logger, logging.DEBUG, "Job {job} started", execution.fields())
-        self._emit("started", execution, self._time.now())
+        self._emit_of("started", execution, self._time.now())
 
     def settled(
         self, execution: Execution, transition: Transition, decision: Decision | None, settled: SettleResult
@@ -65,31 +61,33 @@ class Reporter:
                 fields = execution.fields() | _duration(transition, settled) | next_run(transition)
                 log_line(logger, logging.INFO, "Job {job} succeeded", fields)
             if self._events.wanted("succeeded"):
-                self._emit("succeeded", execution, settled.at)
+                self._emit_of("succeeded", execution, settled.at)
             return
         fields = execution.fields() | _duration(transition, settled)
         if transition.error:
             fields["error"] = transition.error
         if decision is not None:
-            self._emit("failed", execution, settled.at, error=transition.error)
+            self._emit_of("failed", execution, settled.at, error=transition.error)
         lost = transition.status is AttemptStatus.LOST
         if lost:
-            self._emit("lost", execution, settled.at, error=transition.error)
+            self._emit_of("lost", execution, settled.at, error=transition.error)
         # The answer to a repeated settle says itself which state the job reached.
         state = settled.state or transition.to
         if state is State.CANCELLED:
             reason = str(transition.reason if transition.to is State.CANCELLED else "cancelled")
-            self._log(logging.INFO, JOB_CANCELLED, fields | {"reason": reason}, transition)
-            self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
+            self._log_of(logging.INFO, JOB_CANCELLED, fields | {"reason": reason}, transition)
+            self._emit_of("cancelled", execution, settled.at, reason=reason, error=transition.error)
         elif state is State.DEAD:
             fields |= {"reason": str(transition.reason)}
             failed = _failed(transition) + " and is dead, reason {reason}" if decision else JOB_DEAD
-            self._log(logging.ERROR, failed, fields | _retries(decision, transition), transition)
-            self._emit("dead", execution, settled.at, reason=str(transition.reason), error=transition.error)
+            self._log_of(logging.ERROR, failed, fields | _retries(decision, transition), transition)
+            self._emit_of(
+                "dead", execution, settled.at, reason=str(transition.reason), error=transition.error
+            )
         elif decision is not None:
             self._retried(execution, transition, decision, settled, fields)
         elif lost:
-            self._log(
+            self._log_of(
                 logging.WARNING,
                 "Job {job} was lost while it ran alone, and runs again: {error}",
                 fields,
@@ -97,15 +95,15 @@ class Reporter:
             )
         elif transition.status is AttemptStatus.SLEPT:
             delayed = fields | _delay(transition, settled)
-            self._log(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", delayed, transition)
+            self._log_of(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", delayed, transition)
         elif transition.error:
             delayed = fields | _delay(transition, settled)
             how = "for {delay}s (until {at})" if transition.delay else "and runs again at once"
-            self._log(logging.WARNING, f"Job {{job}} was put back {how}: {{error}}", delayed, transition)
+            self._log_of(logging.WARNING, f"Job {{job}} was put back {how}: {{error}}", delayed, transition)
         else:
-            self._log(logging.INFO, "Job {job} was handed back", fields, transition)
+            self._log_of(logging.INFO, "Job {job} was handed back", fields, transition)
 
-    def _log(self, level: int, sentence: str, fields: dict[str, Any], transition: Transition) -> None:
+    def _log_of(self, level: int, sentence: str, fields: dict[str, Any], transition: Transition) -> None:
         traceback = transition.traceback if self._tracebacks else None
         log_line(logger, level, sentence, fields, traceback=traceback, stacklevel=3)
 
@@ -128,18 +126,18 @@ class Reporter:
         fields |= next_run(transition) | {"detail": transition.detail, "error": transition.error}
         if decision is not None:
             fields |= _retries(decision, transition) | {"delay": _ahead(settled)}
-            self._emit("failed", execution, settled.at, error=transition.error)
+            self._emit_of("failed", execution, settled.at, error=transition.error)
         if transition.to is State.DEAD:
             failed = _failed(transition) if decision else "Job {job} ended, reason {reason}"
-            self._log(logging.ERROR, failed + NEXT_OCCURRENCE, fields, transition)
-            self._emit("dead", execution, settled.at, reason=reason, error=transition.error)
+            self._log_of(logging.ERROR, failed + NEXT_OCCURRENCE, fields, transition)
+            self._emit_of("dead", execution, settled.at, reason=reason, error=transition.error)
         elif transition.reason is Reason.EXPIRED:
             dropped = "Job {job} dropped an occurrence ({detail})"
-            self._log(logging.WARNING, dropped + NEXT_OCCURRENCE, fields, transition)
-            self._emit("cancelled", execution, settled.at, reason=reason)
+            self._log_of(logging.WARNING, dropped + NEXT_OCCURRENCE, fields, transition)
+            self._emit_of("cancelled", execution, settled.at, reason=reason)
         else:
-            self._log(logging.INFO, "Job {job} was cancelled" + NEXT_OCCURRENCE, fields, transition)
-            self._emit("cancelled", execution, settled.at, reason=reason, error=transition.error)
+            self._log_of(logging.INFO, "Job {job} was cancelled" + NEXT_OCCURRENCE, fields, transition)
+            self._emit_of("cancelled", execution, settled.at, reason=reason, error=transition.error)
 
     def _retried(
         self,
@@ -151,8 +149,8 @@ class Reporter:
     ) -> None:
         fields |= {"retry": decision.attempts, "max_retries": decision.limit - 1}
         sentence = "Job {job} failed, scheduling retry {retry}/{max_retries} in {delay}s (at {at})"
-        self._log(logging.WARNING, sentence, fields | _delay(transition, settled), transition)
-        self._emit(
+        self._log_of(logging.WARNING, sentence, fields | _delay(transition, settled), transition)
+        self._emit_of(
             "retried",
             execution,
             settled.at,
@@ -169,37 +167,21 @@ class Reporter:
             fields["recorded"] = str(settled.recorded)
         log_line(logger, logging.WARNING, "Job {job} lost its lease; nothing was committed", fields)
 
-    async def ended_with(
-        self,
-        settled: Sequence[SettleResult],
-        read: Callable[[Sequence[str]], Awaitable[list[JobRecord | None]]],
-    ) -> list[JobRecord]:
-        """Report jobs that ended with a job that they depend on; return those that are to be counted."""
-        is_counted = self._meter is not None
-        return await report_dependants(self._events, settled, logger, read, are_counted=is_counted)
-
-    def expired(self, record: JobRecord) -> None:
-        """Report a job that no worker began by its `expires_at`, or that ended with such a job."""
-        if self._meter is not None:
-            self._meter.ended_unbegun(record)
-        report_cancelled(self._events, record, logger)
-
     def unreadable(self, record: JobRecord) -> None:
         """Report a job that a claim could not read: it is dead, and no handler began."""
-        if self._meter is not None:
-            self._meter.ended_unbegun(record)
+        if self.meter is not None:
+            self.meter.ended_unbegun(record)
         reason = str(Reason.UNREADABLE)
         fields = {"job": record.id, "task": record.task, "queue": record.queue, "reason": reason}
         log_line(logger, logging.ERROR, JOB_DEAD, fields | {"unreadable": record.unreadable})
-        if self._events.wanted("dead"):
-            at = self._time.now() if record.finished_at is None else record.finished_at
-            self._events.emit(Event.about(record, record.options, "dead", at, reason=reason))
+        at = self._time.now() if record.finished_at is None else record.finished_at
+        self._emit("dead", record, record.options, at, reason=reason)
 
-    def _emit(self, name: EventName, execution: Execution, at: int, **more: Any) -> None:
+    def _emit_of(self, name: EventName, execution: Execution, at: int, **more: Any) -> None:
         if self._events.wanted(name):
             claimed = execution.claimed
             about = {"attempt": claimed.number, "worker": self._worker}
-            self._events.emit(Event.about(claimed, execution.options, name, at, **about, **more))
+            self._emit(name, claimed, execution.options, at, **about, **more)
 
 
 def _failed(transition: Transition) -> str:

@@ -78,9 +78,9 @@ class WorkerRun:
             worker.concurrency, store=store, leases=leases, time=self._time, loop=self.loop
         )
         harbor, clock = worker.harbor, self._clock
-        meter = self._meter = worker._meter
+        self._meter = worker._meter
         reporter = Reporter(
-            worker.name, harbor.events, self._time, tracebacks=worker.log_tracebacks, meter=meter
+            worker.name, harbor.events, self._time, tracebacks=worker.log_tracebacks, meter=self._meter
         )
         recurring = Recurring(store, self._time)
         self._lease_keeper = LeaseKeeper(
@@ -88,7 +88,7 @@ class WorkerRun:
             lease=worker.lease,
             clock=clock,
             extended_outside=worker._supervisor_link is not None,
-            meter=meter,
+            reporter=reporter,
         )
         self._cancel_watch = CancelWatch(driver, leases=leases, lease_keeper=self._lease_keeper, clock=clock)
         self._executor = Executor(
@@ -112,7 +112,6 @@ class WorkerRun:
             recurring=recurring,
             clock=clock,
             reporter=reporter,
-            meter=meter,
         )
         self._retirement = Retirement(
             pipeline,
@@ -131,7 +130,6 @@ class WorkerRun:
             clock=clock,
             outages=self._outages,
             reporter=reporter,
-            meter=meter,
             before_collecting=self._lease_keeper.extend_expired,
         )
         self._fetcher = Fetcher(
@@ -147,7 +145,7 @@ class WorkerRun:
             report_unreadable=self._maintenance.report_unreadable,
             retirement=self._retirement,
             supervisor_link=worker._supervisor_link,
-            meter=meter,
+            reporter=reporter,
         )
         self._presence = Presence(driver, clock, self._who)
 

@@ -89,7 +89,6 @@ class Committer:
         recurring: Recurring,
         clock: Clock,
         reporter: Reporter,
-        meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._executor = executor
@@ -107,7 +106,7 @@ class Committer:
         self._time = pipeline.time
         self._clock = clock
         self._reporter = reporter
-        self._meter = meter
+        self._meter = reporter.meter
         self._recurring = recurring
         self._later: list[Ended] = []  # the store answered LATER for these
 
@@ -251,7 +250,7 @@ class Committer:
             except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
                 log_bug(logger, "the end of a job could not be reported", error, ending.execution.fields())
         try:
-            dependants = await self._reporter.ended_with(answers, self._store.get)
+            dependants = await self._reporter.dependants(answers, self._store.get)
         except Exception as error:  # noqa: BLE001 - it is settled, whether it is reported or not
             log_bug(logger, "the jobs that ended with others could not be reported", error)
         meter = self._meter

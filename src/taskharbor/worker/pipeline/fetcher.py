@@ -15,8 +15,8 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.clock import MICROS_PER_SECOND, Clock, wait_for
 from taskharbor.drivers.base import CLAIM_BYTES, Claim, Claimed, ClaimRequest
 from taskharbor.own_tasks import own_task
+from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
-from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.pipeline import Pipeline
@@ -51,8 +51,8 @@ class Fetcher:
         harbor: Harbor,
         report_unreadable: Callable[[Sequence[str]], Awaitable[None]],
         retirement: Retirement,
+        reporter: Reporter,
         supervisor_link: SupervisorLink | None = None,
-        meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._executor = executor
@@ -69,7 +69,7 @@ class Fetcher:
         self._report_unreadable = report_unreadable
         self._retirement = retirement
         self._supervisor_link = supervisor_link
-        self._meter = meter
+        self._meter = reporter.meter
         self._claiming_since = 0.0  # for the meter
         self._rate = expected_pace  # jobs begun per second, lately
         self._measured_at = clock.monotonic()

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.drivers.base import Extended, Extension, Heartbeat, SettleAnswer
 from taskharbor.errors import StoreError
+from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
-from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLease
 from taskharbor.worker.pipeline.pipeline import Pipeline
@@ -29,8 +29,8 @@ class LeaseKeeper:
         *,
         lease: int,
         clock: Clock,
+        reporter: Reporter,
         extended_outside: bool = False,
-        meter: Meter | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._driver = pipeline.store.driver
@@ -40,7 +40,7 @@ class LeaseKeeper:
         self._time = pipeline.time
         self._clock = clock
         self._extended_outside = extended_outside
-        self._meter = meter
+        self._meter = reporter.meter
 
     async def run(self) -> None:
         beat_seconds = self._lease / MICROS_PER_SECOND / BEATS_PER_LEASE

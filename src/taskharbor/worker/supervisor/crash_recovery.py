@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, SettleAnswer, SettleResult, Transition
 from taskharbor.drivers.capabilities import Steps
 from taskharbor.records import AttemptStatus, Delivery
-from taskharbor.rescue import Report, Rescued, loss_history, settle_endings, with_failure_task
+from taskharbor.rescue import Rescued, loss_history, settle_endings, with_failure_task
 from taskharbor.rules.outcome import HandedBack, Interrupted
 from taskharbor.rules.policy import (
     LOST_ALONE,
@@ -21,7 +21,7 @@ from taskharbor.rules.policy import (
     settle_outcome,
     weigh_loss,
 )
-from taskharbor.telemetry.metrics.meter import Meter
+from taskharbor.telemetry.reports import Reports
 from taskharbor.worker.supervisor.shared_memory import PublishedLease
 
 BATCH_MAX = 500
@@ -53,8 +53,7 @@ async def settle_orphaned_jobs(
     process_exit: ProcessExit,
     *,
     lease: int,
-    report: Report,
-    meter: Meter | None = None,
+    reports: Reports,
 ) -> RecoveredJobs:
     """Settle under each lease's token, as the child itself would. Safe to repeat after an outage."""
     rescued: list[Rescued] = []
@@ -69,10 +68,10 @@ async def settle_orphaned_jobs(
         ]
     done: list[tuple[Transition, SettleResult]] = []
     for first in range(0, len(rescued), BATCH_MAX):
-        settled = await settle_endings(driver, rescued[first : first + BATCH_MAX], now, meter=meter)
+        settled = await settle_endings(driver, rescued[first : first + BATCH_MAX], now, reports=reports)
         done += [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
     if done:
-        await report(driver, done)
+        await reports.losses(driver, done)
     lost = sum(transition.status is AttemptStatus.LOST for transition, _ in done)
     return RecoveredJobs(lost, len(done) - lost, any(transition.suspect for transition, _ in done))
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from taskharbor.clock import Clock, from_micros
-from taskharbor.telemetry.events import Event
+from taskharbor.clock import Clock
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.reports import Reports
 from taskharbor.worker.supervisor.child_process import ChildProcess
 
 logger = logging.getLogger("taskharbor.supervisor")
@@ -26,12 +26,12 @@ class LivenessMonitor:
         self,
         stuck_seconds: float,
         children: Callable[[], Iterable[ChildProcess]],
-        emit: Callable[[Event], None],
+        reports: Reports,
         clock: Clock,
     ) -> None:
         self._stuck_seconds = stuck_seconds
         self._children = children
-        self._emit = emit
+        self._reports = reports
         self._clock = clock
         self._killing: set[asyncio.Task[None]] = set()
 
@@ -75,9 +75,8 @@ class LivenessMonitor:
             fields,
         )
         # Another child delivers the event: this one cannot, and its subscribers' counters are lost with it.
-        at = from_micros(self._clock.now())
         error = f"no sign of life for {child.stuck_seconds:g} s"
-        self._emit(Event("stuck", "", "", "", at, worker=child.name, error=error, jobs=jobs))
+        self._reports.stuck(child.name, self._clock.now(), error, jobs)
         if child.dump_stacks():
             await self._clock.sleep(DUMP_SECONDS)
         child.kill()

@@ -26,6 +26,7 @@ from taskharbor.telemetry.metrics.cells import Cells
 from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.telemetry.metrics.serving import MetricsOptions, serving
 from taskharbor.telemetry.metrics.totals import Totals
+from taskharbor.telemetry.reports import Reports
 from taskharbor.worker.exit_status import describe_exit
 from taskharbor.worker.supervisor import os_process
 from taskharbor.worker.supervisor.channel import (
@@ -96,19 +97,18 @@ class Supervisor:
         self._clock = clock = clock or SystemClock()
         self._start_child = start_child or partial(os_process.start, settings.command, clock)
         self._forwarder = EventForwarder(self._current_children)
-        self._liveness = LivenessMonitor(
-            settings.stuck_seconds, self._current_children, self._forwarder.emit, clock
-        )
-        self._config = replace(settings.config, liveness_seconds=self._liveness.interval)
         self._totals = Totals()  # of all children, and of what the supervisor settles for dead ones
+        meter = _counted_in(self._totals) if settings.config.metrics else None
+        reports = Reports(self._forwarder, logger, meter)
+        self._liveness = LivenessMonitor(settings.stuck_seconds, self._current_children, reports, clock)
+        self._config = replace(settings.config, liveness_seconds=self._liveness.interval)
         self._store_duties = StoreDuties(
             self.name,
             self._config,
             self._current_children,
-            self._forwarder,
+            reports,
             clock=clock,
             open_store=open_store,
-            meter=_counted_in(self._totals) if settings.config.metrics else None,
         )
         self._health_reports = HealthReports(self.health, settings.health_file, settings.health_address)
         self._stopping = asyncio.Event()

@@ -12,11 +12,9 @@ from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.errors import StoreError, StoreUnavailable, TaskHarborError
 from taskharbor.settle_batch import log_bug
-from taskharbor.telemetry.cancellations import Subscribers
 from taskharbor.telemetry.logs import log_line
-from taskharbor.telemetry.losses import Losses
-from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.telemetry.metrics.store_gauges import StoreReading, read_store
+from taskharbor.telemetry.reports import Reports
 from taskharbor.worker.pipeline.leases import StoreTime
 from taskharbor.worker.supervisor.channel import Hello, WorkerConfig
 from taskharbor.worker.supervisor.child_process import ChildProcess
@@ -38,18 +36,16 @@ class StoreDuties:
         supervisor: str,
         config: WorkerConfig,
         children: Callable[[], Iterable[ChildProcess]],
-        subscribers: Subscribers,
+        reports: Reports,
         *,
         clock: Clock,
         open_store: Callable[[str], Driver],
-        meter: Meter | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._config = config
         self._lease = seconds_to_micros(config.lease_seconds)
         self._children = children
-        self._losses = Losses(subscribers, logger, meter)
-        self._meter = meter
+        self._reports = reports
         self._clock = clock
         self._time = StoreTime(clock)
         self._open_store = open_store
@@ -126,12 +122,7 @@ class StoreDuties:
         while True:
             try:
                 return await settle_orphaned_jobs(
-                    self._driver,
-                    leases,
-                    process_exit,
-                    lease=self._lease,
-                    report=self._losses.report,
-                    meter=self._meter,
+                    self._driver, leases, process_exit, lease=self._lease, reports=self._reports
                 )
             except StoreError as error:
                 fields = {"worker": process_exit.worker, "error": str(error)}

@@ -15,7 +15,6 @@ from taskharbor.records import State
 from taskharbor.rescue import COLLECT_SECONDS, IDLE_COLLECT_SECONDS, Collector
 from taskharbor.settle_batch import is_outage, log_bug
 from taskharbor.telemetry.attempts import Reporter
-from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.upkeep.retrying import Outages
 
 logger = logging.getLogger("taskharbor.worker")
@@ -40,13 +39,12 @@ class Maintenance:
         clock: Clock,
         outages: Outages,
         reporter: Reporter,
-        meter: Meter | None = None,
         before_collecting: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._harbor = harbor
         self._driver = harbor.driver
         self._has_upkeep = Upkeep.offered_by(harbor.driver) is not None
-        self._collector = Collector(harbor.driver, worker, report=reporter.losses.report, meter=meter)
+        self._collector = Collector(harbor.driver, worker, reports=reporter)
         self._clock = clock
         self._outages = outages
         self._reporter = reporter
@@ -139,4 +137,4 @@ class Maintenance:
     async def _report_cancelled(self, ids: Sequence[str]) -> None:
         for record in await self._driver.get(ids) if ids else ():
             if record is not None and record.state is State.CANCELLED:
-                self._reporter.expired(record)
+                self._reporter.cancelled(record)
