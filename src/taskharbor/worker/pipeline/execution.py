@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -56,6 +57,9 @@ def _read_options(text: str) -> tuple[Options, Any]:
 
 
 _UNASKED: frozenset[StopReason] = frozenset()
+
+
+_KEEPING_A_CHILD = Lock()
 
 
 class Execution(msgspec.Struct, eq=False):
@@ -299,7 +303,8 @@ class Execution(msgspec.Struct, eq=False):
 
     def keep_child(self, child: NewJob) -> None:
         """Store this job with the success of the attempt."""
-        if isinstance(self.children, list):
-            self.children.append(child)
-        else:  # nearly no attempt has one, so they share an empty tuple
-            self.children = [child]
+        with _KEEPING_A_CHILD:  # a handler may enqueue children in threads of its own
+            if isinstance(self.children, list):
+                self.children.append(child)
+            else:  # nearly no attempt has one, so they share an empty tuple
+                self.children = [child]
