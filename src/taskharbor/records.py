@@ -208,6 +208,7 @@ class NewJob(Struct, frozen=True, gc=False):
     depends_on: tuple[str, ...] = ()  # `waiting` until all of these have succeeded
     due_at: int | None = None  # of the first occurrence, for a recurring job
     ends_with_members: bool = False  # cancelled as soon as one of them is dead or cancelled
+    meta: str | None = None  # JSON of a map of text to text, within the limits of `rules.meta`; None for none
 
     @property
     def is_plain(self) -> bool:
@@ -252,6 +253,7 @@ class JobRecord(Struct, frozen=True, gc=False):
     unreadable_options: str | None = None  # the stored text; `options` are then the defaults
     # Invalid stored values, as JSON; the fields here have placeholders for them.
     unreadable: str | None = None
+    meta: str | None = None  # the stored text; see `rules.meta.read_meta`
 
 
 class Progress(Struct, frozen=True):

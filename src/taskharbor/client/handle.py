@@ -28,6 +28,7 @@ from taskharbor.records import (
     Reason,
     State,
 )
+from taskharbor.rules.meta import read_meta
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -135,6 +136,11 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     @property
     def tags(self) -> tuple[str, ...]:
         return tuple(tag for tag in self._record.options.tags if not tag.startswith(RESERVED_TAGS))
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """What it carries along: the entries that it was enqueued with, and those that it inherited."""
+        return read_meta(self._record.meta)
 
     @property
     def workflow(self) -> str | None:
@@ -369,4 +375,5 @@ def _enqueued_record(job: NewJob, answer: Enqueued, payload: str) -> JobRecord:
         delivery=job.delivery,
         options=job.options,
         depends_on=job.depends_on,
+        meta=job.meta,
     )

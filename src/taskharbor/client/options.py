@@ -22,6 +22,7 @@ from taskharbor.records import (
     NewJob,
     Options,
 )
+from taskharbor.rules.meta import checked_meta, read_meta
 from taskharbor.rules.retry import RetryPolicy, resolve_max_attempts
 
 TAGS_MAX = 32
@@ -45,6 +46,7 @@ class EnqueueOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     correlation_id: str | None
     tags: list[str] | tuple[str, ...]
+    meta: Mapping[str, str] | None
     id: str | uuid.UUID | None
 
 
@@ -84,6 +86,7 @@ _HABITS = {
     "delivery": "ack_late acks_late",
     "tags": "labels tag",
     "correlation_id": "request_id trace_id",
+    "meta": "context extra headers metadata",
     "timezone": "time_zone tz",
     "misfire_grace": "misfire_grace_time",
 }
@@ -204,6 +207,8 @@ def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[
                 inner["correlation_id"] = checked_name("correlation id", value)
             case "tags":
                 inner["tags"] = checked_tags(value)
+            case "meta":
+                checked["meta"] = checked_meta(value)
     limit = resolve_max_attempts(options.get("max_attempts"), options.get("max_retries"))
     if limit is not None:
         inner["max_attempts"] = limit
@@ -212,8 +217,10 @@ def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[
 
 
 def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Merge: given options replace declared ones."""
+    """Merge: given options replace declared ones, and so does each entry of meta."""
     both = {**declared, **given}
+    if declared.get("meta") is not None:
+        both["meta"] = checked_meta(read_meta(declared["meta"]) | read_meta(given.get("meta")))
     both["options"] = {**declared.get("options", {}), **given.get("options", {})}
     if given.get("delay") is not None:
         both.pop("run_at", None)

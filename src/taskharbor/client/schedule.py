@@ -28,6 +28,7 @@ from taskharbor.records import (
     Recurrence,
     State,
 )
+from taskharbor.rules.meta import read_meta
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.schedule import Schedule as Recurring
 from taskharbor.schedule import parse
@@ -47,6 +48,7 @@ class RunOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     correlation_id: str | None
     tags: list[str] | tuple[str, ...]
+    meta: Mapping[str, str] | None
 
 
 class ScheduleOptions(RunOptions, total=False):
@@ -105,6 +107,7 @@ class Schedule(Struct, frozen=True):
     )
     delivery: Delivery | None = None  # None: as its task declares
     correlation_id: str | None = None
+    meta: dict[str, str] = {}
 
     @classmethod
     def of(cls, record: JobRecord, *, orphaned: bool | None) -> Schedule:
@@ -142,6 +145,7 @@ class Schedule(Struct, frozen=True):
             retry=record.options.retry,
             delivery=record.delivery,
             correlation_id=record.options.correlation_id,
+            meta=read_meta(record.meta),
         )
 
 

@@ -91,7 +91,7 @@ class Schedules(Operator):
         exists is an error instead: JobConflict.
 
         Further options: timezone, misfire, misfire_grace, dead_letter, and those of the jobs: queue, priority,
-        max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags.
+        max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags, meta.
         """
         refuse_inside_transaction(self._harbor, "schedules.add()")
         given = {**options, "schedule": schedule}
@@ -368,6 +368,7 @@ def _desired(
         checked.get("priority", record.priority),
         delivery=checked.get("delivery", record.delivery),
         options=options,
+        meta=checked.get("meta", record.meta),
     )
 
 
@@ -379,12 +380,28 @@ def _difference(record: JobRecord, desired: NewJob, now: int) -> Update | None:
         new = replace(new, paused=old.paused, again_after=old.again_after)
     options = replace(desired.options, recurrence=new)
     delivery = record.delivery if desired.delivery is None else desired.delivery
-    there = (record.task, record.payload, record.queue, record.priority, record.delivery, record.options)
-    if there == (desired.task, desired.payload, desired.queue, desired.priority, delivery, options):
+    there = (
+        record.task,
+        record.payload,
+        record.queue,
+        record.priority,
+        record.delivery,
+        record.options,
+        record.meta,
+    )
+    if there == (
+        desired.task,
+        desired.payload,
+        desired.queue,
+        desired.priority,
+        delivery,
+        options,
+        desired.meta,
+    ):
         return None
     update = Update(
         task=desired.task, payload=desired.payload, queue=desired.queue, priority=desired.priority,
-        delivery=delivery, options=options,
+        delivery=delivery, options=options, meta=desired.meta,
     )  # fmt: skip
     if old is not None and (old.schedule, old.timezone) == (new.schedule, new.timezone):
         return update

@@ -47,6 +47,7 @@ JOB_FEATURES: tuple[Features, ...] = (
     {"options": Options(tags=("x", "y%"), timeout=1.5)},
     {"options": Options(tags=("y%",), retry=None, max_attempts=3, correlation_id="c")},
     {"due_at": SECOND, "delay": SECOND},
+    {"meta": '{"tenant":"acme"}'},
 )
 
 OUTCOME_FEATURES: tuple[Features, ...] = (
@@ -99,6 +100,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Update(expires_at=None),
     Update(tags=("y%",), max_attempts=7),
     Update(tags=(), timeout=None, max_attempts=None),
+    Update(meta='{"changed":"1"}'),
+    Update(meta=None),
     Update(options=Options(tags=("x",), recurrence=Recurrence("@daily", "n")), while_running=True),
     Update(due_at=MINUTE, at_due=True),
     Update(at_due=True, task="task.two", delivery=Delivery.AT_LEAST_ONCE, version=1),

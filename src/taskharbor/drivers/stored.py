@@ -18,6 +18,7 @@ from taskharbor.clock import to_micros
 from taskharbor.codec import counted
 from taskharbor.drivers.base import Check, worker_of
 from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, Reason, State
+from taskharbor.rules.meta import is_readable
 from taskharbor.rules.standing import Standing
 
 E = TypeVar("E", bound=StrEnum)
@@ -67,6 +68,13 @@ class Reading:
 
     def optional_span(self, name: str, value: Any) -> int | None:
         return None if value is None else self.integer(name, value, 0, INSTANT_MAX - INSTANT_MIN)
+
+    def meta(self, value: Any) -> str | None:
+        """Return a job's meta as it is stored; readers take one that cannot be read for none."""
+        text = self.optional_text("meta", value)
+        if not is_readable(text):
+            self.report("meta", value)
+        return text
 
     def one_of(self, name: str, value: Any, known: Mapping[object, E]) -> E | None:
         if value is None:

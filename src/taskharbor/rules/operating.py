@@ -105,7 +105,7 @@ def new_run(
     return Change(replace(job, run_at=run_at, expires_at=expires_at), to, is_new_run=True)
 
 
-_COLUMNS = ("queue", "task", "delivery", "priority", "run_at", "payload", "expires_at")
+_COLUMNS = ("queue", "task", "delivery", "priority", "run_at", "payload", "expires_at", "meta")
 _OPTIONS = ("max_attempts", "timeout", "tags")
 
 

@@ -144,8 +144,8 @@ def _copy(job: Claimed, options: Options, copy_id: str) -> NewJob:
     tags = tuple(tag for tag in options.tags if tag != SCHEDULE_TAG)
     one_off = replace(options, recurrence=None, tags=tags)
     return NewJob(
-        copy_id, job.task, job.payload, job.queue, job.priority, delivery=job.delivery, options=one_off
-    )
+        copy_id, job.task, job.payload, job.queue, job.priority, delivery=job.delivery, options=one_off, meta=job.meta
+    )  # fmt: skip
 
 
 def is_missed(job: Claimed, recurrence: Recurrence, now: int) -> bool:

@@ -41,6 +41,7 @@ class StoredJob(Struct, frozen=True, gc=False):
     options: Options = NO_OPTIONS
     version: int = 1
     unreadable_options: str | None = None  # the stored text; `options` then says nothing
+    meta: str | None = None  # the stored text, which may be unreadable
 
     @property
     def options_text(self) -> str | None:
@@ -120,7 +121,7 @@ def first_run_at(job: NewJob, now: int) -> int:
 def stored_job(job: NewJob, now: int) -> StoredJob:
     return StoredJob(
         job.id, job.queue, job.task, job.payload, job.priority, first_run_at(job, now), now, job.expires_at,
-        job.idempotency_key, job.delivery, job.options,
+        job.idempotency_key, job.delivery, job.options, meta=job.meta,
     )  # fmt: skip
 
 
@@ -167,4 +168,5 @@ def job_record(
         progress=progress,
         unreadable_options=job.unreadable_options,
         unreadable=unreadable,
+        meta=job.meta,
     )

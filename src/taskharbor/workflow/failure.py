@@ -15,6 +15,7 @@ from taskharbor.codec import to_json
 from taskharbor.drivers.base import Claimed, Transition
 from taskharbor.errors import PayloadError
 from taskharbor.records import Delivery, NewJob, Options, State, WorkflowRecord
+from taskharbor.rules.meta import with_inherited
 
 if TYPE_CHECKING:
     from taskharbor.workflow.parts import WorkflowOptions
@@ -33,6 +34,7 @@ class Template(Struct, frozen=True, omit_defaults=True):
     delay: int | None = None
     delivery: Delivery | None = None
     options: Options = Options()
+    meta: str | None = None
 
 
 def failure_template(options: WorkflowOptions) -> Template | None:
@@ -51,7 +53,9 @@ def failure_template(options: WorkflowOptions) -> Template | None:
         )
     job = signature.task.new_job_of(signature.payload, signature.options)
     own = replace(job.options, correlation_id=job.options.correlation_id or options.correlation_id)
-    return Template(job.task, job.payload, job.queue, parameter, job.priority, job.delay, job.delivery, own)
+    return Template(
+        job.task, job.payload, job.queue, parameter, job.priority, job.delay, job.delivery, own, job.meta
+    )
 
 
 class WorkflowReader(Protocol):
@@ -111,6 +115,7 @@ def _job(template: Template, transition: Transition, job: Claimed, workflow_id: 
         delay=template.delay,
         delivery=template.delivery,
         options=template.options,
+        meta=with_inherited(template.meta, job.meta),
     )
 
 

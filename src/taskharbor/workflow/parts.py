@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from taskharbor.client.task import Signature
 from taskharbor.codec import KEY_LIMIT, checked_name, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError
+from taskharbor.rules.meta import checked_meta
 from taskharbor.workflow.graph import Joined, Parallel, Part, Sequential, Woven
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class WorkflowOptions(Struct, frozen=True):
     on_failure: OnFailure = "wait"
     failure_task: Any = None  # Signature
     correlation_id: str | None = None
+    meta: str | None = None
 
 
 NO_OPTIONS = WorkflowOptions()
@@ -56,13 +58,15 @@ class Composition:
         on_failure: OnFailure | None = None,
         failure_task: Signature[Any] | None = None,
         correlation_id: str | None = None,
+        meta: Mapping[str, str] | None = None,
     ) -> Self:
         """Return the same with options for the workflow as a whole.
 
         `on_failure` says what becomes of those that depend on a member which is dead or cancelled: they `"wait"`,
         and the workflow is stuck until that member is retried, or they are cancelled (`"cancel"`).
         `failure_task` is enqueued when a member dies, in the same transaction, once for each workflow; it
-        takes a dictionary that says what died, by its first parameter that is not given.
+        takes a dictionary that says what died, by its first parameter that is not given. `meta` is inherited by
+        every member; a member's own entries win.
         """
         given: dict[str, Any] = {}
         if id is not None:
@@ -81,6 +85,8 @@ class Composition:
             given["failure_task"] = failure_task
         if correlation_id is not None:
             given["correlation_id"] = checked_name("correlation id", correlation_id)
+        if meta is not None:
+            given["meta"] = checked_meta(meta)
         copy = self._copy()
         copy._options = replace(self._options, **given)
         return copy

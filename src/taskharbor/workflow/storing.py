@@ -14,6 +14,7 @@ from taskharbor.drivers.base import Enqueued
 from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, State, Takes, WorkflowRecord
+from taskharbor.rules.meta import with_inherited
 from taskharbor.workflow.failure import failure_template
 from taskharbor.workflow.graph import MEMBERS_MAX, Graph, Part, graph_of
 from taskharbor.workflow.handle import About, Workflow
@@ -119,12 +120,12 @@ def _maker(signature: Signature[Any], takes: Takes | None, workflow_id: str, who
     task, queue, priority, run_at, delay = (
         sample.task, sample.queue, sample.priority, sample.run_at, sample.delay,
     )  # fmt: skip
-    expires_at, delivery = sample.expires_at, sample.delivery
+    expires_at, delivery, meta = sample.expires_at, sample.delivery, with_inherited(sample.meta, whole.meta)
 
     def make(job_id: str, payload: str, depends_on: tuple[str, ...], ends: bool) -> NewJob:
         return NewJob(
             job_id, task, payload, queue, priority, run_at, delay, expires_at, None, delivery, options, depends_on,
-            ends_with_members=ends and bool(depends_on),
+            ends_with_members=ends and bool(depends_on), meta=meta,
         )  # fmt: skip
 
     return make

@@ -41,7 +41,7 @@ class Claiming(Chapter):
         assert store.claimed_ids(limit=3) == wanted[3:]
 
     def test_claim_takes_no_more_bytes_than_its_limit(self, store: Store) -> None:
-        """A claim is bounded in bytes of payloads and options as well; what does not fit stays ready, in order."""
+        """A claim is bounded in bytes of payloads, options and meta as well; what does not fit stays ready, in order."""
         wanted = [store.enqueue(payload=payload_of(1000)) for _ in range(5)]
         claim = store.ask(bytes_limit=3000)
         assert (ids(claim.jobs), claim.more, claim.next_due) == (wanted[:3], True, None)
@@ -56,6 +56,13 @@ class Claiming(Chapter):
         wanted = [store.enqueue(payload=wide, options=options) for _ in range(3)]
         assert store.claimed_ids(bytes_limit=2 * 1200 + 399) == wanted[:1]
         assert store.claimed_ids(bytes_limit=2 * 1200 + 500) == wanted[1:]
+
+    def test_bytes_are_counted_with_the_meta(self, store: Store) -> None:
+        """A meta travels with its job, and counts like the rest of it."""
+        meta = '{"x":"' + "é" * 246 + '"}'  # 500 bytes
+        wanted = [store.enqueue(payload=payload_of(1000), meta=meta) for _ in range(3)]
+        assert store.claimed_ids(bytes_limit=2999) == wanted[:1]
+        assert store.claimed_ids(bytes_limit=3000) == wanted[1:]
 
     def test_claim_takes_one_job_whatever_its_size(self, store: Store) -> None:
         """The first job of the line is claimed although it is larger than the limit: it must not block the others."""
@@ -279,6 +286,23 @@ class Claiming(Chapter):
     def test_default_options_are_not_sent_along(self, store: Store) -> None:
         """A job without options costs nothing to claim: they are None."""
         assert store.running().job.options is None
+
+    def test_claim_carries_the_meta_of_the_jobs_that_have_one(self, store: Store) -> None:
+        """Of jobs that are claimed together each has its own; one without has None, not an empty map."""
+        metas = ['{"tenant":"acme"}', None, '{"note":"a \\"b\\" é"}', None]
+        jobs = [store.new(meta=meta, queue=queue) for queue in ("a", "b") for meta in metas]
+        store.enqueue_all(*jobs)
+        claim = store.ask(limit=8)
+        assert {job.id: job.meta for job in claim.jobs} == {job.id: job.meta for job in jobs}
+
+    def test_repeated_claim_carries_the_meta_again(self, store: Store) -> None:
+        """A claim whose answer was lost answers the same, and so does a collector's."""
+        store.enqueue(meta='{"tenant":"acme"}')
+        first = store.ask(token="w/1")
+        assert store.ask(token="w/1").jobs == first.jobs
+        assert first.jobs[0].meta == '{"tenant":"acme"}'
+        store.let_expire()
+        assert store.collect_one().job.meta == '{"tenant":"acme"}'
 
     def test_next_due_is_the_earliest_job_ahead(self, store: Store) -> None:
         """A claim that was not filled tells when the next job becomes runnable."""

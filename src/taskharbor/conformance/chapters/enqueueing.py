@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from taskharbor.conformance.chapters.hostile import HOSTILE, label
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, SECOND, Chapter, Store, large_text
-from taskharbor.drivers.base import Delete
+from taskharbor.drivers.base import AlikeJobs, Delete
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import Delivery, NewJob, Options, State
 
@@ -32,6 +32,7 @@ class Enqueueing(Chapter):
             idempotency_key="order-42",
             delivery=Delivery.AT_MOST_ONCE,
             options=options,
+            meta='{"tenant":"acme","note":"a \\"b\\" é"}',
         )
         store.enqueue_all(job)
         record = store.job(job.id)
@@ -45,6 +46,7 @@ class Enqueueing(Chapter):
             "expires_at",
             "options",
             "delivery",
+            "meta",
         ):
             assert getattr(record, field) == getattr(job, field), field
         assert record.idempotency_key == "order-42"
@@ -54,11 +56,28 @@ class Enqueueing(Chapter):
         """A job that was given nothing else is ready in the default queue, at priority 0, without options."""
         record = store.job(store.enqueue())
         assert (record.queue, record.priority, record.state) == ("default", 0, State.READY)
-        assert (record.payload, record.options, record.depends_on) == ("{}", Options(), ())
+        assert (record.payload, record.options, record.depends_on, record.meta) == ("{}", Options(), (), None)
         assert (record.expires_at, record.idempotency_key, record.delivery, record.due_at) == (None,) * 4
         assert (record.reason, record.finished_at, record.error, record.result, record.progress) == (
             None,
         ) * 5
+
+    @pytest.mark.parametrize("count", [1, 2, 50])
+    def test_each_job_of_a_batch_keeps_its_own_meta(self, store: Store, count: int) -> None:
+        """Jobs with and without meta may come in one call, alike otherwise or not."""
+        metas = [None if index % 3 == 2 else f'{{"n":"{index}"}}' for index in range(count)]
+        for others in ({}, {"options": Options(tags=("x",))}, {"queue": "q"}):
+            jobs = [store.new(meta=meta, **others) for meta in metas]
+            store.enqueue_all(*jobs)
+            assert [store.job(job.id).meta for job in jobs] == metas
+
+    def test_jobs_that_differ_in_their_payloads_alone_share_their_meta(self, store: Store) -> None:
+        """Jobs that come as columns keep the meta that they share."""
+        shared = store.new(meta='{"tenant":"acme"}')
+        ids = [store.new_id() for _ in range(3)]
+        jobs = AlikeJobs(shared, 3, lambda start, stop: (ids[start:stop], ["{}"] * (stop - start)))
+        store.run(store.driver.enqueue(jobs, now=store.now))
+        assert [store.job(job_id).meta for job_id in ids] == [shared.meta] * 3
 
     @pytest.mark.parametrize("retry", [UNSET, None, {"max_attempts": 3, "jitter": "full"}])
     def test_no_policy_and_nothing_said_of_a_policy_are_kept_apart(

@@ -72,7 +72,9 @@ class Failure(Chapter):
     def test_retried_job_keeps_all_it_was_given(self, store: Store) -> None:
         """A retry changes the count and the place; the rest of the job is what was enqueued."""
         options = Options(max_attempts=9, correlation_id="c", tags=("x",))
-        held = store.running(payload='{"n":1}', queue="mail", idempotency_key="k", options=options)
+        held = store.running(
+            payload='{"n":1}', queue="mail", idempotency_key="k", options=options, meta='{"tenant":"acme"}'
+        )
         store.fail(held)
         again = store.claim_one().job
         for field in (
@@ -84,6 +86,7 @@ class Failure(Chapter):
             "options",
             "first_number",
             "version",
+            "meta",
         ):
             assert getattr(again, field) == getattr(held.job, field), field
         assert store.job(held.id).idempotency_key == "k"

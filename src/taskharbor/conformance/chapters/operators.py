@@ -150,7 +150,9 @@ class Operators(Chapter):
     def test_update_changes_what_it_sets_and_nothing_else(self, store: Store) -> None:
         """What an update does not name stays as it is."""
         options = Options(max_attempts=3, timeout=5.0, retry={"initial": 1}, correlation_id="c", tags=("a",))
-        job_id = store.enqueue(payload='{"n":1}', priority=3, expires_at=store.now + DAY, options=options)
+        job_id = store.enqueue(
+            payload='{"n":1}', priority=3, expires_at=store.now + DAY, options=options, meta='{"tenant":"acme"}'
+        )
         before = store.job(job_id)
         store.do(Update(payload='{"n":2}'), job_id)
         after = store.job(job_id)
@@ -164,8 +166,25 @@ class Operators(Chapter):
             "queue",
             "enqueued_at",
             "attempts",
+            "meta",
         ):
             assert getattr(after, field) == getattr(before, field), field
+
+    def test_update_replaces_the_meta_or_takes_it_away(self, store: Store) -> None:
+        """The text given stands for all that was there; None clears it, which leaving it out does not."""
+        job_id = store.enqueue(meta='{"a":"1","b":"2"}')
+        store.do(Update(meta='{"b":"3"}'), job_id)
+        assert store.job(job_id).meta == '{"b":"3"}'
+        store.do(Update(meta=None), job_id)
+        assert store.job(job_id).meta is None
+        assert store.claim_one().job.meta is None
+
+    def test_requeued_job_keeps_its_meta(self, store: Store) -> None:
+        """A new run carries what the run before it carried."""
+        held = store.running(meta='{"tenant":"acme"}')
+        store.bury(held)
+        store.do(Requeue(), held.id)
+        assert store.claim_one().job.meta == '{"tenant":"acme"}'
 
     def test_update_changes_limits_and_tags(self, store: Store) -> None:
         """Limits, timeout and tags change; the other options, which cannot be changed, stay."""

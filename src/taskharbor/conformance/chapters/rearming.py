@@ -377,14 +377,15 @@ class Rearming(Chapter):
         store.pass_time(SECOND)
         held = store.claim_one()
         copy = store.new(
-            task="copied", queue="other", options=Options(tags=("t",)), delivery=Delivery.AT_LEAST_ONCE
-        )
+            task="copied", queue="other", options=Options(tags=("t",)), delivery=Delivery.AT_LEAST_ONCE,
+            meta='{"tenant":"acme"}',
+        )  # fmt: skip
         settled = store.bury(held, error="last", occurrence=Occurrence(store.now + HOUR, 1), dead_letter=copy)
         assert (settled.answer, settled.state) == (SettleAnswer.DONE, State.SCHEDULED)
         dead = store.job(copy.id)
         assert (dead.state, dead.reason, dead.attempts) == (State.DEAD, Reason.EXHAUSTED, 2)
         assert (dead.number, dead.finished_at, dead.due_at) == (3, store.now, None)
-        assert (dead.task, dead.queue, dead.error) == ("copied", "other", "last")
+        assert (dead.task, dead.queue, dead.error, dead.meta) == ("copied", "other", "last", copy.meta)
         rows = store.history(copy.id)
         assert [(row.number, row.error, row.retry_count) for row in rows] == [(3, "last", 1), (2, "first", 0)]
         assert [row.retry_delay for row in rows] == [None, SECOND]

@@ -114,10 +114,12 @@ class Children(Chapter):
     def test_children_exist_with_the_success_of_their_parent(self, store: Store) -> None:
         """Jobs that come with a transition are stored together with it."""
         held = store.running()
-        child = store.new(task="child", payload='{"n":1}', queue="c", options=Options(tags=("x",)))
+        child = store.new(
+            task="child", payload='{"n":1}', queue="c", options=Options(tags=("x",)), meta='{"tenant":"acme"}'
+        )
         assert store.succeed(held, inserts=(child,)).answer is SettleAnswer.DONE
         record = store.job(child.id)
-        assert (record.task, record.payload, record.queue) == ("child", '{"n":1}', "c")
+        assert (record.task, record.payload, record.queue, record.meta) == ("child", '{"n":1}', "c", child.meta)
         assert (record.state, record.enqueued_at, record.options.tags) == (State.READY, store.now, ("x",))
 
     def test_childs_delay_counts_from_the_settle(self, store: Store) -> None:

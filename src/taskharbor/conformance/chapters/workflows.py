@@ -43,6 +43,14 @@ class Workflows(Chapter):
         assert store.numbers(workflow_id) == (0, 0, 0, 1, 2)
         assert store.job(last).depends_on == (a, b)
 
+    def test_members_keep_their_meta(self, store: Store) -> None:
+        """Many members that are alike otherwise are stored each with its own, and so are those that wait."""
+        workflow, jobs = store.new_workflow(*[()] * 120, (0, 1))
+        given = [f'{{"n":"{index % 2}"}}' if index < 119 else None for index in range(len(jobs))]
+        jobs = [replace(job, meta=meta) for job, meta in zip(jobs, given, strict=True)]
+        store.enqueue_workflow(workflow, jobs)
+        assert [store.job(job.id).meta for job in jobs] == given
+
     def test_workflow_of_large_jobs_is_stored_whole_or_not_at_all(self, store: Store) -> None:
         """However many bytes its jobs have, a workflow is all or nothing."""
         workflow, jobs = store.new_workflow(*[()] * 24, (0, 1), payload=large_text(1))  # 7 MB

@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from taskharbor.records import Delivery, repr_without_secrets
 
-# Of payloads and options that one claim hands out. At 1 MB/s it arrives within a few seconds, well inside a lease.
+# Of payloads, options and meta that one claim hands out. At 1 MB/s it arrives within a few seconds, well inside a
+# lease.
 CLAIM_BYTES = 4 * 1_048_576
 DEFAULT_MAX_LOSSES = 5
 
@@ -35,7 +36,7 @@ class ClaimRequest(Struct, frozen=True):
     once_limit: int = 0
     suspects: bool = False  # claim from the suspects' place instead, to execute alone
     supervised: bool = False  # another process watches over this worker
-    # The bytes of payloads and options at most, but always one job if there is one. The claim ends before the
+    # The bytes of payloads, options and meta at most, but always one job if there is one. The claim ends before the
     # first job too large, for the same reason.
     bytes_limit: int = CLAIM_BYTES
     # With which loss while alone a job is poison. The store keeps it with the lease, so that every process that
@@ -63,6 +64,7 @@ class Claimed(Struct, frozen=True, array_like=True, gc=False):
     delivery: Delivery | None = None
     options: str | None = None  # the JSON of `Options`; None for the defaults
     version: int = 1
+    meta: str | None = None  # as stored; see `rules.meta.read_meta`
 
 
 class Claim(Struct, frozen=True):

@@ -74,6 +74,7 @@ class Update(Struct, frozen=True):
     queue: str | UnsetType = UNSET
     delivery: Delivery | None | UnsetType = UNSET
     options: Options | UnsetType = UNSET  # all of them
+    meta: str | None | UnsetType = UNSET  # all of it
     due_at: int | UnsetType = UNSET  # of one that waits for others: nothing
     at_due: bool = False  # its place is its due time, if it has one
     while_running: bool = False

@@ -30,11 +30,13 @@ def text_size(text: str | None) -> int:
 def claimed_size(job: Claimed) -> int:
     """The bytes of a claimed job that `ClaimRequest.bytes_limit` counts."""
     size = text_size(job.payload)
-    return size if job.options is None else size + text_size(job.options)
+    if job.options is not None:
+        size += text_size(job.options)
+    return size if job.meta is None else size + text_size(job.meta)
 
 
 def job_size(job: NewJob) -> int:
-    """The bytes of a new job that may be many. (Its names and options are short.)"""
+    """The bytes of a new job that may be many. (Its names, options and meta are short.)"""
     return text_size(job.payload)
 
 

@@ -76,6 +76,8 @@ def _choose(store: Store, request: ClaimRequest, now: int) -> tuple[list[Job], b
         bytes_left -= text_size(job.row.payload)
         if (options := job.row.options_text) is not None:
             bytes_left -= text_size(options)
+        if job.row.meta is not None:
+            bytes_left -= text_size(job.row.meta)
         if bytes_left < 0 and chosen:
             return chosen, True
         chosen.append(job)
@@ -134,6 +136,7 @@ def claimed(job: Job) -> Claimed:
         delivery=at.delivery,
         options=row.options_text,
         version=row.version,
+        meta=row.meta,
     )
 
 

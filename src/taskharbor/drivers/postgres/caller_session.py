@@ -229,6 +229,7 @@ def _columns(job: NewJob) -> dict[str, Any]:
         "idempotency_key": job.idempotency_key,
         "delivery": job.delivery,
         "options": encode_options(job.options),
+        "meta": job.meta,
         "tags": job.options.tags or None,
     }
     return {name: value for name, value in columns.items() if value is not None}

@@ -124,13 +124,15 @@ async def _insert_one(session: Session, job: NewJob) -> int:
 def _arguments(session: Session, job: NewJob) -> tuple[object, ...]:
     return (
         job.id, job.queue, job.task, job.payload, job.priority, job.run_at, job.delay,
-        job.expires_at, job.idempotency_key, job.delivery, encode_options(job.options), session.given_now,
+        job.expires_at, job.idempotency_key, job.delivery, encode_options(job.options), job.meta,
+        session.given_now,
     )  # fmt: skip
 
 
 _shared = attrgetter(
-    "queue", "task", "priority", "run_at", "delay", "expires_at", "idempotency_key", "delivery", "options"
-)
+    "queue", "task", "priority", "run_at", "delay", "expires_at", "idempotency_key", "delivery", "options",
+    "meta",
+)  # fmt: skip
 
 
 def _are_alike(jobs: Sequence[NewJob]) -> bool:
@@ -149,7 +151,7 @@ def alike_arguments(jobs: Sequence[NewJob], now: int | None) -> tuple[object, ..
 def _alike_arguments(ids: list[str], payloads: list[str], one: NewJob, now: int | None) -> tuple[object, ...]:
     return (
         ids, one.queue, one.task, payloads, one.priority, one.run_at, one.delay, one.expires_at, one.delivery,
-        encode_options(one.options), now,
+        encode_options(one.options), one.meta, now,
     )  # fmt: skip
 
 
@@ -169,6 +171,7 @@ async def _insert_all(session: Session, jobs: Sequence[NewJob]) -> int:
         [job.idempotency_key for job in ordered],
         [job.delivery for job in ordered],
         [encode_options(job.options) for job in ordered],
+        [job.meta for job in ordered],
         session.given_now,
     )
     return now
@@ -267,7 +270,7 @@ async def _store_jobs(session: Session, jobs: Sequence[tuple[NewJob, int]], now:
     """The jobs rows of those that are new, each with its place; their ids."""
     rows = [
         (j.id, j.queue, j.task, j.payload, j.priority, run_at, j.expires_at, j.idempotency_key, j.delivery,
-         encode_options(j.options))
+         encode_options(j.options), j.meta)
         for j, run_at in jobs
     ]  # fmt: skip
     return {row["id"] for row in await store_rows(session, "insert_jobs", rows, _payload_size, now)}

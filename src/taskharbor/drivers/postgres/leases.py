@@ -28,6 +28,7 @@ from taskharbor.drivers.postgres.reads import still_running
 from taskharbor.drivers.stored import DELIVERIES
 
 _encode = msgspec.json.Encoder().encode
+_decode_metas = msgspec.json.Decoder(dict[str, str]).decode
 LIMIT_MAX = 100_000  # of one claim: its answer is held in memory
 SEPARATOR = "\x1e"  # of the texts in a claim's answer
 
@@ -69,7 +70,7 @@ def _jobs_in(row: asyncpg.Record) -> list[Claimed] | None:
     """Make the jobs of a row of a claim's answer; None if a text holds the separator."""
     (
         taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers, run_ats,
-        enqueued_ats, due_ats, expires_ats, deliveries, options, versions, _,
+        enqueued_ats, due_ats, expires_ats, deliveries, options, versions, metas, _,
     ) = row[10:]  # fmt: skip
     each_id, each_task, each_payload = _split(ids, taken), _split(tasks, taken), _split(payloads, taken)
     if len(each_task) != taken or len(each_payload) != taken:
@@ -93,6 +94,7 @@ def _jobs_in(row: asyncpg.Record) -> list[Claimed] | None:
             map(DELIVERIES.get, deliveries) if deliveries else repeat(None),
             options or repeat(None),
             versions or repeat(1),
+            repeat(None) if metas is None else map(_decode_metas(metas).get, each_id),
         )
     )
 
@@ -131,11 +133,11 @@ async def unsettled(session: Session, token: str) -> list[Claimed]:
 def _claimed(row: Sequence[object]) -> Claimed:
     (
         id_, task, payload, queue, priority, number, attempts, first_number, run_at, enqueued_at, due_at,
-        expires_at, delivery, options, version,
+        expires_at, delivery, options, version, meta,
     ) = row  # fmt: skip
     return Claimed(
         id_, task, payload, queue, priority, number, attempts, first_number, run_at, enqueued_at, due_at,  # type: ignore[arg-type]
-        expires_at, DELIVERIES.get(delivery), options, version,  # type: ignore[arg-type]
+        expires_at, DELIVERIES.get(delivery), options, version, meta,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -98,6 +98,7 @@ async def _store_rows(session: Session, going: Sequence[tuple[Found, Change]]) -
             j.expires_at,
             j.options_text,
             j.version,
+            j.meta,
         )
         for _, j in changed
     ]

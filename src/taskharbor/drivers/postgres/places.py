@@ -90,6 +90,7 @@ def _stored(row: asyncpg.Record, read: Reading) -> StoredJob:
         options,
         row["version"],
         unreadable,
+        read.meta(row["meta"]),
     )
 
 

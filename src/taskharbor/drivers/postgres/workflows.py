@@ -113,6 +113,7 @@ def _apart(jobs: Sequence[NewJob]) -> tuple[list[NewJob], list[list[NewJob]]]:
             job.expires_at,
             job.delivery,
             id(job.options),
+            job.meta,
         )
         groups.setdefault(key, []).append(job)
     alike = []
@@ -138,6 +139,7 @@ async def _insert_each(session: Session, jobs: Sequence[NewJob], now: int) -> No
         [job.expires_at for job in jobs],
         [job.delivery for job in jobs],
         _encoded(jobs),
+        [job.meta for job in jobs],
         waits,
         any(waits),
         now,

@@ -48,7 +48,9 @@ def _is_plain(job: NewJob) -> bool:
 
 
 # What jobs of one call usually have in common.
-_shared = attrgetter("queue", "task", "priority", "run_at", "delay", "expires_at", "delivery", "options")
+_shared = attrgetter(
+    "queue", "task", "priority", "run_at", "delay", "expires_at", "delivery", "options", "meta"
+)
 
 
 def _enqueue_plain(session: Session, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
@@ -87,7 +89,7 @@ def _enqueue_alike(
     inserted = session.insert_alike(
         ENQUEUE["insert_alike_jobs"],
         (shared.queue, shared.task, shared.priority, run_at, now, shared.expires_at, shared.delivery,
-         encode_options(shared.options)),
+         encode_options(shared.options), shared.meta),
         list(zip(ids, payloads, strict=True)),
     )  # fmt: skip
     if inserted != len(ids):
@@ -183,5 +185,5 @@ def _existing(session: Session, job_id: str) -> Enqueued:
 def _job_row(job: NewJob, run_at: int, now: int) -> tuple[Any, ...]:
     return (
         job.id, job.queue, job.task, job.payload, job.priority, run_at, now, job.expires_at,
-        job.idempotency_key, job.delivery, encode_options(job.options),
+        job.idempotency_key, job.delivery, encode_options(job.options), job.meta,
     )  # fmt: skip

@@ -463,7 +463,7 @@ def _set_due_aside(session: Session, where: tuple[Any, ...], aside: list[str]) -
 
 
 def _is_readable(key: tuple[Any, ...], place: tuple[Any, ...], job: tuple[Any, ...]) -> bool:
-    task, payload, priority, enqueued_at, options, version = job
+    task, payload, priority, enqueued_at, options, version, meta = job
     number, attempts, first_number, due_at, expires_at, delivery = place
     read = Reading()
     read.text("id", key[4])
@@ -480,6 +480,7 @@ def _is_readable(key: tuple[Any, ...], place: tuple[Any, ...], job: tuple[Any, .
     read.instant("enqueued_at", enqueued_at)
     read.optional_text("options", options)
     read.integer("version", version, -(2**63), 2**63)
+    read.optional_text("meta", meta)
     return not read.odd
 
 
@@ -562,7 +563,7 @@ def _claimed(session: Session, entries: list[Entry]) -> list[Claimed]:
         row = session.one(CLAIM["job_for_claim"], (e.id,))
         if row is None:
             continue
-        task, payload, queue, priority, enqueued_at, options, version = row
+        task, payload, queue, priority, enqueued_at, options, version, meta = row
         read = Reading()
         jobs.append(
             Claimed(
@@ -581,6 +582,7 @@ def _claimed(session: Session, entries: list[Entry]) -> list[Claimed]:
                 e.delivery,
                 read.optional_text("options", options),
                 read.integer("version", version),
+                read.meta(meta),
             )
         )
     return jobs

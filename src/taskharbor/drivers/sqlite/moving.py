@@ -73,7 +73,7 @@ def store_row(session: Session, before: StoredJob, job: StoredJob) -> None:
     session.execute(
         OPERATE["update_job"],
         (job.queue, job.task, job.delivery, job.priority, job.run_at, job.payload, job.expires_at, job.options_text,
-         job.version, job.id),
+         job.version, job.meta, job.id),
     )  # fmt: skip
     if job.options.tags != before.options.tags:
         session.executemany(OPERATE["delete_tag"], [(tag, job.id) for tag in before.options.tags])

@@ -72,6 +72,7 @@ def stored(session: Session, job_id: str, read: Reading) -> StoredJob | None:
         return None
     (
         _id, queue, task, payload, priority, run_at, enqueued_at, expires_at, key, delivery, options, version,
+        meta,
     ) = row  # fmt: skip
     known, unreadable_options = read_options(read.optional_text("options", options))
     return StoredJob(
@@ -88,6 +89,7 @@ def stored(session: Session, job_id: str, read: Reading) -> StoredJob | None:
         known,
         read.integer("version", version),
         unreadable_options,
+        read.meta(meta),
     )
 
 

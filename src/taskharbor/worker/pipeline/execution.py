@@ -29,6 +29,7 @@ from taskharbor.records import (
     State,
     StopReason,
 )
+from taskharbor.rules.meta import with_inherited
 from taskharbor.rules.policy import Rules
 from taskharbor.rules.retry import UNSET, RetryPolicy
 from taskharbor.schedule import parse
@@ -154,6 +155,7 @@ class Execution(msgspec.Struct, eq=False):
                 options=self.options,
                 version=c.version,
                 lease_expires_at=self.lease.expires_at,
+                meta=c.meta,
             )
             self.kept_job = Job(record, self.harbor)
         return self.kept_job
@@ -298,6 +300,8 @@ class Execution(msgspec.Struct, eq=False):
         if child.options.correlation_id is None and self.options.correlation_id is not None:
             options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)
             child = msgspec.structs.replace(child, options=options)
+        if self.claimed.meta is not None:
+            child = msgspec.structs.replace(child, meta=with_inherited(child.meta, self.claimed.meta))
         self.keep_child(child)
         return child.id
 

@@ -2,17 +2,18 @@
 -- Jobs that depend on no other job and have no tags, nearly all there are: one statement, one round trip. An id or a
 -- key that exists already is a unique violation, and nothing is stored: then each is looked at by itself.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce($12::timestamptz, clock_timestamp()) AS now
+    SELECT coalesce($13::timestamptz, clock_timestamp()) AS now
 ), given AS MATERIALIZED (
     SELECT g.*, coalesce(clock.now + g.delay * interval '1 microsecond', g.run_at, clock.now) AS place, clock.now
     FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
-                $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::text[])
-        AS g (id, queue, task, payload, priority, run_at, delay, expires_at, idempotency_key, delivery, options)
+                $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::text[], $12::text[])
+        AS g (id, queue, task, payload, priority, run_at, delay, expires_at, idempotency_key, delivery, options, meta)
     CROSS JOIN clock
 ), stored AS (
     INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
-                               idempotency_key, delivery, options)
-    SELECT id, queue, task, payload, priority, place, now, expires_at, idempotency_key, delivery, options FROM given
+                               idempotency_key, delivery, options, meta)
+    SELECT id, queue, task, payload, priority, place, now, expires_at, idempotency_key, delivery, options, meta
+    FROM given
 ), placed AS (
     INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
     SELECT false, queue, -priority, place, id, 0, 0, 1, expires_at, delivery FROM given
@@ -23,11 +24,11 @@ SELECT now FROM clock
 -- The same for one job. Values instead of arrays make half of the server's work.
 WITH stored AS (
     INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
-                               idempotency_key, delivery, options)
+                               idempotency_key, delivery, options, meta)
     SELECT $1::uuid, $2, $3, $4, $5::smallint,
            coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now), clock.now,
-           $8::timestamptz, $9, $10, $11
-    FROM (SELECT coalesce($12::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
+           $8::timestamptz, $9, $10, $11, $12
+    FROM (SELECT coalesce($13::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
     RETURNING id, queue, priority, run_at, enqueued_at, expires_at, delivery
 ), placed AS (
     INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
@@ -40,17 +41,17 @@ SELECT enqueued_at FROM stored
 -- quiet: a commit that notifies waits for a lock of the whole server, so announcement() says whether it may.
 WITH stored AS (
     INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
-                               idempotency_key, delivery, options)
+                               idempotency_key, delivery, options, meta)
     SELECT $1::uuid, $2, $3, $4, $5::smallint,
            coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now), clock.now,
-           $8::timestamptz, $9, $10, $11
-    FROM (SELECT coalesce($12::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
+           $8::timestamptz, $9, $10, $11, $12
+    FROM (SELECT coalesce($13::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
     RETURNING id, queue, priority, run_at, enqueued_at, expires_at, delivery
 ), placed AS (
     INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
     SELECT false, queue, -priority, run_at, id, 0, 0, 1, expires_at, delivery FROM stored
 ), announced AS MATERIALIZED (
-    SELECT pg_notify($13, CASE WHEN a.payload = '' THEN $14 ELSE a.payload END)
+    SELECT pg_notify($14, CASE WHEN a.payload = '' THEN $15 ELSE a.payload END)
     FROM {schema}.announcement() AS a (payload) WHERE a.payload IS NOT NULL
 )
 SELECT enqueued_at, (SELECT count(*) > 0 FROM announced) AS announced FROM stored
@@ -61,11 +62,12 @@ SELECT enqueued_at, (SELECT count(*) > 0 FROM announced) AS announced FROM store
 -- arrays become rows as they are inserted.
 WITH shared AS MATERIALIZED (
     SELECT clock.now, coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now) AS place
-    FROM (SELECT coalesce($11::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
+    FROM (SELECT coalesce($12::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
 ), stored AS (
-    INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options)
+    INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options,
+                               meta)
     SELECT unnest($1::uuid[]), $2::text, $3::text, unnest($4::text[]), $5::smallint, (SELECT place FROM shared),
-           (SELECT now FROM shared), $8::timestamptz, $9::text, $10::text
+           (SELECT now FROM shared), $8::timestamptz, $9::text, $10::text, $11::text
 ), placed AS (
     INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
     SELECT false, $2::text, -$5::smallint, (SELECT place FROM shared), unnest($1::uuid[]), 0, 0, 1, $8::timestamptz,
@@ -87,12 +89,12 @@ CROSS JOIN LATERAL (
 -- name: insert_jobs
 -- Conflicts on the id and on (queue, key) alike, also with what others have not committed yet.
 INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
-                           idempotency_key, delivery, options)
-SELECT g.id, g.queue, g.task, g.payload, g.priority, g.run_at, $11::timestamptz, g.expires_at, g.idempotency_key,
-       g.delivery, g.options
+                           idempotency_key, delivery, options, meta)
+SELECT g.id, g.queue, g.task, g.payload, g.priority, g.run_at, $12::timestamptz, g.expires_at, g.idempotency_key,
+       g.delivery, g.options, g.meta
 FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
-            $7::timestamptz[], $8::text[], $9::text[], $10::text[])
-    AS g (id, queue, task, payload, priority, run_at, expires_at, idempotency_key, delivery, options)
+            $7::timestamptz[], $8::text[], $9::text[], $10::text[], $11::text[])
+    AS g (id, queue, task, payload, priority, run_at, expires_at, idempotency_key, delivery, options, meta)
 ON CONFLICT DO NOTHING
 RETURNING id::text
 

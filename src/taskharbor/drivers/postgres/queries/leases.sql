@@ -9,7 +9,7 @@ FROM {schema}.leases AS l WHERE l.token = $1
 -- What a lease covers and has no attempt row yet, in the order it was claimed; the columns are those of Claimed.
 SELECT e.id::text AS id, j.task, j.payload, e.queue, j.priority::integer AS priority, e.number,
        coalesce(e.attempts, 0) AS attempts, coalesce(e.first_number, 1) AS first_number, e.run_at, j.enqueued_at,
-       e.due_at, e.expires_at, e.delivery, j.options, j.version
+       e.due_at, e.expires_at, e.delivery, j.options, j.version, j.meta
 FROM {schema}.claims AS c
 CROSS JOIN LATERAL unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
                           c.expires_ats, c.deliveries) WITH ORDINALITY

@@ -38,10 +38,11 @@ WHERE a.job_id = m.id AND a.number = latest.number
 
 -- name: update_jobs
 UPDATE {schema}.jobs AS j SET queue = u.queue, task = u.task, delivery = u.delivery, priority = u.priority,
-    run_at = u.run_at, payload = u.payload, expires_at = u.expires_at, options = u.options, version = u.version
+    run_at = u.run_at, payload = u.payload, expires_at = u.expires_at, options = u.options, version = u.version,
+    meta = u.meta
 FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::text[],
-            $8::timestamptz[], $9::text[], $10::integer[])
-    AS u (id, queue, task, delivery, priority, run_at, payload, expires_at, options, version)
+            $8::timestamptz[], $9::text[], $10::integer[], $11::text[])
+    AS u (id, queue, task, delivery, priority, run_at, payload, expires_at, options, version, meta)
 WHERE j.id = u.id
 
 -- name: cancelled_occurrences

@@ -17,7 +17,7 @@ WITH clock AS MATERIALIZED (
     WHERE c.ids && $1::text[]::uuid[] AND e.id = ANY ($1::text[]::uuid[])
 )
 SELECT clock.now, i.position, j.id::text AS id, j.queue, j.task, j.payload, j.priority::integer AS priority,
-       j.run_at, j.enqueued_at, j.expires_at, j.idempotency_key, j.delivery, j.options, j.version,
+       j.run_at, j.enqueued_at, j.expires_at, j.idempotency_key, j.delivery, j.options, j.version, j.meta,
        a.number AS latest_number, a.status AS latest_status, a.attempts AS latest_attempts,
        a.finished_at AS latest_finished_at, a.next_at, a.result, a.error,
        e.state AS ended_state, e.reason AS ended_reason, e.finished_at AS ended_finished_at,

@@ -9,19 +9,19 @@ SELECT id::text AS id, enqueued_at FROM {schema}.workflows WHERE id = $1::text::
 -- name: insert_members
 -- The jobs of a workflow: all of them new, and each either in the order or waiting for others of them.
 WITH given AS MATERIALIZED (
-    SELECT g.*, coalesce($13::timestamptz + g.delay * interval '1 microsecond', g.run_at, $13::timestamptz) AS place
+    SELECT g.*, coalesce($14::timestamptz + g.delay * interval '1 microsecond', g.run_at, $14::timestamptz) AS place
     FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[],
-                $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::boolean[])
-        AS g (id, queue, task, payload, priority, run_at, delay, expires_at, delivery, options, waits)
+                $7::bigint[], $8::timestamptz[], $9::text[], $10::text[], $11::text[], $12::boolean[])
+        AS g (id, queue, task, payload, priority, run_at, delay, expires_at, delivery, options, meta, waits)
 ), placed AS (
     INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
     SELECT false, queue, -priority, place, id, 0, 0, 1, expires_at, delivery FROM given WHERE NOT waits
 ), waiting AS (
     INSERT INTO {schema}.waiting (job_id, number, attempts, first_number, expires_at, delivery)
-    SELECT id, 0, 0, 1, expires_at, delivery FROM given WHERE $12::boolean AND waits
+    SELECT id, 0, 0, 1, expires_at, delivery FROM given WHERE $13::boolean AND waits
 )
-INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options)
-SELECT id, queue, task, payload, priority, place, $13::timestamptz, expires_at, delivery, options FROM given
+INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options, meta)
+SELECT id, queue, task, payload, priority, place, $14::timestamptz, expires_at, delivery, options, meta FROM given
 
 -- name: insert_member_dependencies
 -- Who depends on whom, told by their places among all of the ids.

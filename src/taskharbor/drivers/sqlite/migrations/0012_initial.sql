@@ -20,6 +20,7 @@ CREATE TABLE taskharbor_jobs (
     idempotency_key TEXT,
     delivery        TEXT,
     options         TEXT,              -- JSON; NULL for the defaults
+    meta            TEXT,              -- JSON; NULL for none
     version         INTEGER NOT NULL DEFAULT 1,
     CHECK (id < x''),
     CHECK (queue < x''),
@@ -27,6 +28,7 @@ CREATE TABLE taskharbor_jobs (
     CHECK (payload < x''),
     CHECK (idempotency_key < x''),
     CHECK (options < x''),
+    CHECK (meta < x''),
     CHECK (priority BETWEEN -100 AND 100),
     CHECK (version BETWEEN 0 AND 2000000000),
     CHECK (run_at BETWEEN -62135596800000000 AND 253402300799999999),

@@ -14,7 +14,7 @@ SELECT rank FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank > ? O
 -- shows when the text is decoded. The driver fills in the limits.
 SELECT json_group_array(json_array(
     id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
-    expires_at, delivery, options, version
+    expires_at, delivery, options, version, meta
 )), min(
     number BETWEEN 0 AND {number_max} AND attempts BETWEEN 0 AND {number_max}
     AND first_number BETWEEN 0 AND {first_number_max}
@@ -25,7 +25,7 @@ SELECT json_group_array(json_array(
 )
 FROM (
     SELECT r.id, j.task, j.payload, r.queue, j.priority, r.number, r.attempts, r.first_number, r.run_at,
-           j.enqueued_at, r.due_at, r.expires_at, r.delivery, j.options, j.version
+           j.enqueued_at, r.due_at, r.expires_at, r.delivery, j.options, j.version, j.meta
     FROM taskharbor_ready AS r CROSS JOIN taskharbor_jobs AS j ON j.id = r.id
     WHERE r.suspect = ? AND r.queue = ? AND r.rank = ? AND r.run_at <= ? AND (r.run_at, r.id) > (?, ?)
     ORDER BY r.run_at, r.id
@@ -35,7 +35,7 @@ FROM (
 -- name: due_values
 -- The same rows value by value, to find the one that cannot be read.
 SELECT r.suspect, r.queue, r.rank, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at, r.expires_at,
-       r.delivery, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version
+       r.delivery, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version, j.meta
 FROM taskharbor_ready AS r CROSS JOIN taskharbor_jobs AS j ON j.id = r.id
 WHERE r.suspect = ? AND r.queue = ? AND r.rank = ? AND r.run_at <= ? AND (r.run_at, r.id) > (?, ?)
 ORDER BY r.run_at, r.id
@@ -143,4 +143,4 @@ UPDATE taskharbor_attempts SET worker_survived = 1 WHERE origin = ?
 UPDATE taskharbor_leases SET cancels = ? WHERE token = ?
 
 -- name: job_for_claim
-SELECT task, payload, queue, priority, enqueued_at, options, version FROM taskharbor_jobs WHERE id = ?
+SELECT task, payload, queue, priority, enqueued_at, options, version, meta FROM taskharbor_jobs WHERE id = ?

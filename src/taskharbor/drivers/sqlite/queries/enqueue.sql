@@ -1,8 +1,9 @@
 -- name: insert_job
 -- Conflicts on the id and on (queue, key) alike: either way the existing job is the answer.
 INSERT INTO taskharbor_jobs
-    (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idempotency_key, delivery, options)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idempotency_key, delivery, options,
+     meta)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 
 -- name: insert_ready
@@ -14,8 +15,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: insert_alike_jobs
 -- Many that differ in their ids and payloads alone: whatever they share is bound once for all of them.
 INSERT INTO taskharbor_jobs
-    (queue, task, priority, run_at, enqueued_at, expires_at, delivery, options, id, payload)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?, ?)
+    (queue, task, priority, run_at, enqueued_at, expires_at, delivery, options, meta, id, payload)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?, ?)
 ON CONFLICT DO NOTHING
 
 -- name: insert_alike_ready

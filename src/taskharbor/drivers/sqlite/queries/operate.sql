@@ -12,7 +12,7 @@ WHERE job_id = ?1 AND number = (SELECT max(number) FROM taskharbor_attempts WHER
 -- name: update_job
 UPDATE taskharbor_jobs
 SET queue = ?, task = ?, delivery = ?, priority = ?, run_at = ?, payload = ?, expires_at = ?, options = ?,
-    version = ?
+    version = ?, meta = ?
 WHERE id = ?
 
 -- name: cancelled_occurrence

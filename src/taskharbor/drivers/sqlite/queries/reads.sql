@@ -1,6 +1,6 @@
 -- name: job
 SELECT id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idempotency_key, delivery, options,
-       version
+       version, meta
 FROM taskharbor_jobs WHERE id = ?
 
 -- name: ended

@@ -20,6 +20,7 @@ CREATE TABLE {schema}.jobs (
     idempotency_key text COLLATE "C",
     delivery        text COLLATE "C",
     options         text,                -- JSON; NULL for the defaults
+    meta            text,                -- JSON; NULL for none
     version         integer NOT NULL DEFAULT 1,
     CONSTRAINT jobs_priority CHECK (priority BETWEEN -100 AND 100),
     CONSTRAINT jobs_delivery CHECK (delivery IN ('at_least_once', 'at_most_once')),

@@ -89,14 +89,15 @@ BEGIN
             SELECT g.*, coalesce(now_at + g.delay * interval '1 microsecond', g.run_at, now_at) AS place
             FROM ROWS FROM (json_to_recordset(p_jobs) AS (
                 id uuid, queue text, task text, payload text, priority smallint, run_at timestamptz, delay bigint,
-                expires_at timestamptz, idempotency_key text, delivery text, options text, tags json
+                expires_at timestamptz, idempotency_key text, delivery text, options text, meta text, tags json
             )) WITH ORDINALITY AS g (id, queue, task, payload, priority, run_at, delay, expires_at, idempotency_key,
-                                     delivery, options, tags, position)
+                                     delivery, options, meta, tags, position)
             WHERE v_leaders IS NULL OR g.position = ANY (v_leaders)
         ), stored AS (
             INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at,
-                                       idempotency_key, delivery, options)
-            SELECT id, queue, task, payload, priority, place, now_at, expires_at, idempotency_key, delivery, options
+                                       idempotency_key, delivery, options, meta)
+            SELECT id, queue, task, payload, priority, place, now_at, expires_at, idempotency_key, delivery, options,
+                   meta
             FROM given ORDER BY queue COLLATE "C", idempotency_key COLLATE "C" NULLS FIRST, position
             ON CONFLICT DO NOTHING
             RETURNING id, run_at

@@ -78,7 +78,8 @@ CREATE FUNCTION {schema}.take_unlocked(
     p_suspects boolean, p_queue text, p_rank integer, p_from timestamptz, p_now timestamptz, p_limit integer,
     p_bytes bigint,
     OUT taken integer, OUT ids uuid[], OUT run_ats timestamptz[], OUT expires_ats timestamptz[], OUT id_texts text,
-    OUT tasks text, OUT payloads text, OUT enqueued_ats timestamptz[], OUT options text[], OUT bytes bigint
+    OUT tasks text, OUT payloads text, OUT enqueued_ats timestamptz[], OUT options text[], OUT metas text,
+    OUT bytes bigint
 ) LANGUAGE plpgsql
 SET lock_timeout = '100ms'
 AS $$
@@ -96,13 +97,15 @@ BEGIN
            string_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.payload END, E'\x1e'), array_agg(j.enqueued_at),
            CASE WHEN count(j.options) > 0
                 THEN array_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.options END) END,
+           json_object_agg(r.id, j.meta) FILTER (WHERE j.meta IS NOT NULL AND j.bytes <= v_bytes_each),
            sum(j.bytes), bool_and(
                (r.xmax = 0 AND r.number = 0 AND r.attempts = 0 AND r.first_number = 1 AND r.due_at IS NULL
                 AND (r.expires_at IS NULL
                      OR {schema}.is_claimable(0, 0, 1, r.run_at, NULL, r.expires_at, NULL))
                 AND r.delivery IS NULL AND j.task IS NOT NULL AND j.bytes <= v_bytes_each
                 AND j.priority = -p_rank AND j.version = 1) IS TRUE)
-    INTO v_count, v_at, ids, run_ats, expires_ats, id_texts, tasks, payloads, enqueued_ats, options, bytes, v_is_plain
+    INTO v_count, v_at, ids, run_ats, expires_ats, id_texts, tasks, payloads, enqueued_ats, options, metas, bytes,
+         v_is_plain
     FROM (
         SELECT r.ctid AS at, r.xmax, r.id, r.run_at, r.number, r.attempts, r.first_number, r.due_at, r.expires_at,
                r.delivery
@@ -112,7 +115,8 @@ BEGIN
     ) AS r
     -- LIMIT keeps the planner from turning this into a join with all of the jobs.
     LEFT JOIN LATERAL (
-        SELECT *, octet_length(payload) + coalesce(octet_length(options), 0) AS bytes
+        SELECT *, octet_length(payload) + coalesce(octet_length(options), 0)
+            + coalesce(octet_length(meta), 0) AS bytes
         FROM {schema}.jobs WHERE jobs.id = r.id LIMIT 1
     ) AS j ON true;
     IF v_is_plain IS NOT TRUE OR bytes > p_bytes
@@ -146,13 +150,14 @@ $$;
 -- p_far     how many dead entries make a search a far one
 -- p_late    microseconds: a job that a long transaction stored up to this long after the job's own due time is still
 --           found on the trail
--- p_bytes   how many bytes of payloads and options the answer may hold; the first job is in it whatever its size
+-- p_bytes   how many bytes of payloads, options and meta the answer may hold; the first job is in it whatever its size
 -- p_max_losses  the worker's setting; the lease keeps it for the process that settles the losses
 -- p_many    whether there are probably many jobs, and all of them plain: then see take_unlocked
 --
 -- The answer has one row for each rank that gave jobs, and most often one row in all. What differs from job to job is a
 -- column: texts joined by a separator, or an array. An array that is NULL stands for jobs that all have the usual value
--- (see `drivers.postgres.leases`). `nobodys` are rows of the order that have no job.
+-- (see `drivers.postgres.leases`). `metas` is JSON: the meta of each job that has one, by its id; NULL if none has.
+-- `nobodys` are rows of the order that have no job.
 -- The last row may have no jobs. Only this row has: the times, trail (NULL after a search that was not far), searched
 -- (how many microseconds the claim took), more (whether the claim ended because of p_bytes), aside (jobs whose rows
 -- cannot be read: they are dead now), and many (what the next claim should be given as p_many).
@@ -166,7 +171,7 @@ CREATE FUNCTION {schema}.claim_on_trail(
     taken integer, ids text, tasks text, payloads text, queue text, queues text[], priority integer,
     priorities integer[], numbers integer[], attempts integer[], first_numbers integer[], run_ats bytea,
     enqueued_ats bytea, due_ats timestamptz[], expires_ats timestamptz[], deliveries text[], options text[],
-    versions integer[], nobodys text[]
+    versions integer[], metas text, nobodys text[]
 ) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -415,9 +420,9 @@ BEGIN
             SELECT u.taken, u.id_texts, u.tasks, u.payloads, v_lanes[1], NULL, -v_rank, NULL, NULL, NULL, NULL,
                    array_send(u.run_ats), array_send(u.enqueued_ats), NULL,
                    CASE WHEN array_remove(u.expires_ats, NULL) <> '{}' THEN u.expires_ats END, NULL, u.options, NULL,
-                   NULL
+                   u.metas, NULL
             INTO taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers,
-                 run_ats, enqueued_ats, due_ats, expires_ats, deliveries, options, versions, nobodys;
+                 run_ats, enqueued_ats, due_ats, expires_ats, deliveries, options, versions, metas, nobodys;
             v_part_bytes := u.bytes;
         ELSIF v_taken > 0 THEN
             -- As many as fit are handed out. (The length of a value that is stored out of line is known without
@@ -435,20 +440,22 @@ BEGIN
                    CASE WHEN count(t.delivery) > 0 THEN array_agg(t.delivery) END,
                    CASE WHEN count(t.options) > 0 THEN array_agg(t.options) END,
                    CASE WHEN NOT bool_and(t.version = 1) THEN array_agg(t.version) END,
+                   json_object_agg(t.id, t.meta) FILTER (WHERE t.meta IS NOT NULL),
                    array_agg(t.id::text) FILTER (WHERE t.task IS NULL), coalesce(sum(t.size), 0),
                    coalesce(max(t.size), 0) <= 4 * p_bytes / p_limit
             INTO taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers,
-                 run_ats, enqueued_ats, due_ats, expires_ats, deliveries, options, versions, nobodys, v_part_bytes,
-                 v_is_small
+                 run_ats, enqueued_ats, due_ats, expires_ats, deliveries, options, versions, metas, nobodys,
+                 v_part_bytes, v_is_small
             FROM (
-                SELECT e.*, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version, j.size,
+                SELECT e.*, j.task, j.payload, j.priority, j.enqueued_at, j.options, j.version, j.meta, j.size,
                        sum(coalesce(j.size, 0)) OVER (ORDER BY e.position ROWS UNBOUNDED PRECEDING) AS bytes
                 FROM unnest(c.ids, c.numbers, c.attempts, c.first_numbers, c.run_ats, c.queues, c.due_ats,
                             c.expires_ats, c.deliveries) WITH ORDINALITY
                     AS e (id, number, attempts, first_number, run_at, queue, due_at, expires_at, delivery, position)
                 -- LIMIT keeps the planner from turning this into a join with all of the jobs.
                 LEFT JOIN LATERAL (
-                    SELECT *, octet_length(payload) + coalesce(octet_length(options), 0) AS size
+                    SELECT *, octet_length(payload) + coalesce(octet_length(options), 0)
+                        + coalesce(octet_length(meta), 0) AS size
                     FROM {schema}.jobs WHERE jobs.id = e.id LIMIT 1
                 ) AS j ON true
             ) AS t
