@@ -77,6 +77,8 @@ OPTIONS = {
     "retry": "A `RetryPolicy`, or None for no retries.",
     "correlation_id": "Kept through every retry and by children; on the log lines of the job.",
     "tags": "Up to 32 labels to find the job by.",
+    "meta": "A small map of names to text that travels with the job, and that its children inherit. "
+    "Operators see it: no secrets.",
     "id": "The job's own id, a UUID. Enqueueing it again gives the same job.",
 }
 

@@ -25,7 +25,7 @@ JOB_KEYS = {
         "worker",
         "leaseExpiresAt",
     ),
-    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow"),
+    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow", "meta"),
 }
 
 
@@ -44,6 +44,7 @@ def test_enqueue_takes_every_option(run):
         *("enqueue", "email:send", '{"to": "a@b.c"}', "--queue", "mail", "--priority", "9", "--delay", "5m"),
         *("--max-retries", "3", "--timeout", "1.5", "--key", "order-42", "--delivery", "at_most_once"),
         *("--tag", "x", "--tag", "y", "--correlation-id", "c-1", "--id", own, "--json"),
+        *("--meta", "tenant=acme", "--meta", "note=a=b"),
     ).document
     assert document.keys() == JOB_KEYS | {"existed"}
     expected = {
@@ -59,9 +60,16 @@ def test_enqueue_takes_every_option(run):
         "delivery": "at_most_once",
         "tags": ["x", "y"],
         "correlationId": "c-1",
+        "meta": {"tenant": "acme", "note": "a=b"},
         "existed": False,
     }
     assert expected.items() <= document.items()
+
+
+def test_meta_that_is_no_map_of_text_is_refused(run):
+    assert "is not NAME=TEXT" in run("enqueue", "echo", "--meta", "tenant", code=2).error
+    assert "given twice" in run("enqueue", "echo", "--meta", "a=1", "--meta", "a=2", code=2).error
+    assert "a name in meta has 1 to 64" in run("enqueue", "echo", "--meta", "a b=1", code=1).error
 
 
 def test_enqueue_at_a_time(run):

@@ -26,6 +26,7 @@ def test_schedule_add(run, harbor, hello):
         "schedule", "add", "hello", "echo", "--schedule", "*/10 * * * * *", "--timezone", "Europe/Berlin",
         "--misfire", "skip", "--misfire-grace", "5s", "--dead-letter", "--queue", "q", "--priority", "3",
         "--max-attempts", "2", "--timeout", "9", "--delivery", "at_most_once", "--tag", "a", "--tag", "b",
+        "--meta", "tenant=acme",
     )  # fmt: skip
     assert told.out.startswith("hello: added, next run ")
     [schedule] = harbor.schedules.list()
@@ -38,6 +39,7 @@ def test_schedule_add(run, harbor, hello):
     assert (schedule.priority, schedule.tags, schedule.payload) == (3, ("a", "b"), {})
     job = harbor.jobs.get(schedule.id)
     assert (job.max_attempts, job.timeout, job.delivery) == (2, 9, "at_most_once")
+    assert job.meta == {"tenant": "acme"}
 
 
 def test_schedule_list(run, hello):

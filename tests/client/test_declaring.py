@@ -247,10 +247,11 @@ def test_options_of_the_declaration_are_resolved_when_a_job_is_enqueued(harbor: 
         retry=policy,
         delivery="at_most_once",
         tags=["a", "b"],
+        meta={"team": "billing"},
     )(plain)
     job = task.enqueue(1).refresh()
     assert (job.queue, job.priority, job.max_attempts, job.timeout) == ("mail", 4, 9, 30.0)
-    assert (job.delivery, job.tags) == ("at_most_once", ("a", "b"))
+    assert (job.delivery, job.tags, job.meta) == ("at_most_once", ("a", "b"), {"team": "billing"})
     assert job.record.options.retry == policy.to_dict()
 
 
@@ -266,6 +267,18 @@ def test_using_may_be_said_twice_and_the_last_holds(harbor: Harbor):
     task = harbor.task(plain)
     job = task.using(priority=1, tags=["a"]).using(priority=2).enqueue(1)
     assert (job.priority, job.tags) == (2, ("a",))
+
+
+def test_entries_of_meta_replace_declared_ones_one_by_one(harbor: Harbor):
+    task = harbor.task(name="t", meta={"team": "billing", "kind": "a"})(plain)
+    assert task.using(meta={"kind": "b", "tenant": "acme"}).enqueue(1).meta == {
+        "team": "billing",
+        "kind": "b",
+        "tenant": "acme",
+    }
+    assert task.using(meta={"x": "1"}).using(meta={"x": "2"}).enqueue(1).meta["x"] == "2"
+    assert task.using(meta={}).enqueue(1).meta == {"team": "billing", "kind": "a"}
+    assert harbor.enqueue("t", {"x": 1}, meta={"kind": "c"}).meta == {"team": "billing", "kind": "c"}
 
 
 def test_a_producer_by_name_stores_only_what_it_was_given(harbor: Harbor):

@@ -16,6 +16,7 @@ DECLARED: dict[str, Any] = {
     "max_attempts": 3,
     "delivery": "at_most_once",
     "tags": ["x"],
+    "meta": {"tenant": "acme"},
 }
 
 

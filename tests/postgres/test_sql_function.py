@@ -18,6 +18,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.changes import channel_of
 from taskharbor.errors import PayloadError
 from tests.postgres import store
+from tests.unit import metas
 
 ID = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
 
@@ -102,6 +103,7 @@ async def test_every_option_is_kept_as_python_keeps_it(dsn: str) -> None:
         "delivery": "at_most_once",
         "correlation_id": "c",
         "tags": ["b", "a", "b"],
+        "meta": {"tenant": "acme", "note": 'é "x"'},
         "id": ID,
     }
     payload = {"x": 1, "nested": {"ü": [1.5, None, True, "\\u0000"]}}
@@ -115,7 +117,7 @@ async def test_every_option_is_kept_as_python_keeps_it(dsn: str) -> None:
     assert str(given) == ID
     mine = await harbor.jobs.aget(ID)
     for name in ("task", "payload", "queue", "run_at", "priority", "expires_at", "idempotency_key", "delivery",
-                 "correlation_id", "tags", "state", "attempts"):  # fmt: skip
+                 "correlation_id", "tags", "meta", "state", "attempts"):  # fmt: skip
         assert getattr(mine, name) == getattr(theirs, name), name
     assert mine.record.options == theirs.record.options
     assert [job.id for job in await harbor.jobs.alist(tag="a")] == [ID]
@@ -140,6 +142,7 @@ async def test_defaults_and_nulls(psql: Psql) -> None:
     ):
         row = await psql.row(job_id)
         assert (row["queue"], row["priority"], row["payload"], row["options"]) == ("default", 0, "{}", None)
+        assert row["meta"] is None
         assert row["run_at"] == row["enqueued_at"]
 
 
@@ -216,6 +219,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("a tag is empty", {"tags": [""]}),
     ("tags that begin with taskharbor: are TaskHarbor's own, not taskharbor:b", {"tags": ["a", "taskharbor:b"]}),
     ("at most 32 tags", {"tags": [f"t{n}" for n in range(33)]}),
+    *((complaint, {"meta": value}) for complaint, value in metas.REFUSED),
 ]  # fmt: skip
 
 
@@ -305,6 +309,9 @@ JUDGED: dict[str, list[Any]] = {
         *([name] for name in _NAMES), *_NAMES, [], ["a", "a"], ["a", 1], [None], [["a"]],
         ["taskharbor"], ["Taskharbor:a"], ["a taskharbor:"], ["taskharbor:"], ["taskharbor:a"], ["a", "taskharbor:a"],
         [f"t{n}" for n in range(32)], [f"t{n % 32}" for n in range(64)], [f"t{n}" for n in range(33)],
+    ],
+    "meta": [
+        {}, *metas.TAKEN, *(value for _, value in metas.REFUSED), {"x": "\0"}, {"x": "\ud800"}, {"x\0": ""},
     ],
     "payload": [
         {}, {"x": None}, {"": [1.5, True, "ü", {"y": []}]}, {"x": "\\u0000"}, {"x": 2**63}, {"x": -(2**63)},

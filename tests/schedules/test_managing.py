@@ -57,7 +57,7 @@ async def test_a_schedule_is_added_once_whatever_is_added_again(harbor: Harbor, 
     added = await harbor.schedules.aadd(
         "tick", "note", {"n": 1}, schedule="0 7 * * MON-FRI", timezone="Europe/Berlin", misfire="skip",
         misfire_grace=5, dead_letter=True, queue="q", priority=2, max_retries=3, timeout=9, tags=["t"],
-        retry=presets.SCHEDULE, delivery="at_most_once",
+        retry=presets.SCHEDULE, delivery="at_most_once", meta={"tenant": "acme"},
     )  # fmt: skip
     assert (added.name, added.task, added.payload, added.queue) == ("tick", "note", {"n": 1}, "q")
     assert (added.schedule, added.timezone, added.misfire) == ("0 7 * * MON-FRI", "Europe/Berlin", "skip")
@@ -65,6 +65,7 @@ async def test_a_schedule_is_added_once_whatever_is_added_again(harbor: Harbor, 
     assert (added.declared, added.paused, added.due_at) == (False, False, at(6 * HOUR))
     job = await harbor.jobs.aget(added.id)
     assert (job.max_attempts, job.timeout, job.tags, job.state) == (4, 9, ("t",), "scheduled")
+    assert (job.meta, added.meta) == ({"tenant": "acme"}, {"tenant": "acme"})
     assert [each.id for each in await harbor.jobs.alist(tag="t")] == [added.id]
 
     again = await harbor.schedules.aadd("tick", "note", {"n": 2}, schedule="@hourly")

@@ -265,7 +265,9 @@ async def test_a_failed_occurrence_leaves_a_one_off_copy_in_the_dlq(harbor: Harb
         if len(ran) < 3:
             raise ValueError(f"broken {len(ran)}")
 
-    ran = declare(harbor, end, max_attempts=2, dead_letter=True, tags=["nightly"], priority=3)
+    ran = declare(
+        harbor, end, max_attempts=2, dead_letter=True, tags=["nightly"], priority=3, meta={"a": "b"}
+    )
     await work(harbor)
     clock.advance(MINUTE)
     await work(harbor)
@@ -278,7 +280,7 @@ async def test_a_failed_occurrence_leaves_a_one_off_copy_in_the_dlq(harbor: Harb
         2,
         "ValueError: broken 2",
     )
-    assert (dead.tags, dead.priority, dead.due_at) == (("nightly",), 3, None)
+    assert (dead.tags, dead.priority, dead.due_at, dead.meta) == (("nightly",), 3, None, {"a": "b"})
     assert [row.error for row in await dead.ahistory()] == ["ValueError: broken 2", "ValueError: broken 1"]
     assert (await the(harbor)).due_at == at(2 * MINUTE)
     await harbor.dlq.arequeue(dead.id)

@@ -176,6 +176,7 @@ async def test_a_schedule_shows_what_it_was_given_and_its_policy_can_be_taken_ba
         "correlationId": "c",
         "misfireGrace": 5.0,
         "tags": ["x"],
+        "meta": {"tenant": "acme"},
         "retry": (await created(client, retry={"neverRetryOn": ["404"]}))["retry"],
     }
     made = await client.post(f"{API}/schedules", json=given)

@@ -53,6 +53,7 @@ async def test_a_created_job_answers_201_and_one_that_existed_200(harbor: Harbor
         "delivery": "at_most_once",
         "runAt": "2100-01-01T00:00:00Z",
         "tags": ["x"],
+        "meta": {"tenant": "acme"},
         "correlationId": "c",
     }
     first = await client.post(f"{API}/jobs", json=document)

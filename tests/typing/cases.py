@@ -170,6 +170,7 @@ add.using(
     retry=RetryPolicy(max_attempts=3),
     correlation_id="c",
     tags=("a", "b"),
+    meta={"tenant": "acme"},
     id=None,
 )
 add.using(priority="high")  # type: ignore[arg-type]
@@ -177,6 +178,7 @@ add.using(prioritty=5)  # type: ignore[call-arg]
 add.using(run_at="tomorrow")  # type: ignore[arg-type]
 add.using(timeout="5")  # type: ignore[arg-type]
 add.using(tags="abc")  # type: ignore[arg-type]
+add.using(meta={"n": 5})  # type: ignore[dict-item]
 add.using(retry="EMAIL")  # type: ignore[arg-type]
 add.using(isolation="process")  # type: ignore[call-arg]
 harbor.enqueue("t", {}, delay=5, queue="q")

@@ -118,6 +118,7 @@ def tell_context(ctx: Context) -> dict[str, Any]:
         "attempt": ctx.attempt,
         "retry_count": ctx.retry_count,
         "correlation_id": ctx.correlation_id,
+        "meta": ctx.job.meta,
         "deadline": None if ctx.deadline is None else ctx.deadline.isoformat(),
         "cancelled": ctx.cancelled,
     }

@@ -40,11 +40,11 @@ async def test_the_job_is_there_as_it_was_claimed(harbor, drained):
     @harbor.task
     async def look(ctx: Context, n: int) -> None:
         job = ctx.job
-        seen.append((job.id, job.state, job.payload, job.queue, job.priority, job.tags))
+        seen.append((job.id, job.state, job.payload, job.queue, job.priority, job.tags, job.meta))
 
-    job = await look.using(queue="q", priority=3, tags=["x"]).aenqueue(5)
+    job = await look.using(queue="q", priority=3, tags=["x"], meta={"tenant": "acme"}).aenqueue(5)
     await drained(harbor)
-    assert seen == [(job.id, State.RUNNING, {"n": 5}, "q", 3, ("x",))]
+    assert seen == [(job.id, State.RUNNING, {"n": 5}, "q", 3, ("x",), {"tenant": "acme"})]
 
 
 async def test_the_correlation_id_is_kept_through_retries_and_passed_on_to_children(harbor, clock, drained):
@@ -68,6 +68,51 @@ async def test_the_correlation_id_is_kept_through_retries_and_passed_on_to_child
     await drained(harbor)
     assert seen[:2] == [("parent", "order-7")] * 2
     assert sorted(seen[2:]) == [("child", "its own"), ("child", "order-7")]
+
+
+async def test_meta_is_kept_through_retries_and_inherited_by_children(harbor, clock, drained):
+    seen = []
+
+    @harbor.task(meta={"kind": "child"})
+    async def child(ctx: Context) -> None:
+        seen.append(ctx.job.meta)
+
+    @harbor.task
+    async def parent(ctx: Context) -> None:
+        seen.append(ctx.job.meta)
+        if ctx.retry_count == 0:
+            raise ValueError
+        ctx.enqueue(child.s())
+        ctx.enqueue(child.using(meta={"tenant": "its own"}).s())
+
+    given = {"tenant": "acme", "kind": "parent", "traceparent": "00-1-2-01"}
+    await parent.using(meta=given).aenqueue()
+    await drained(harbor)
+    clock.advance(60)
+    await drained(harbor)
+    assert seen[:2] == [given] * 2
+    inherited = {"tenant": "acme", "kind": "child", "traceparent": "00-1-2-01"}
+    assert sorted(seen[2:], key=str) == [inherited, inherited | {"tenant": "its own"}]
+
+
+async def test_a_parents_meta_never_keeps_its_child_from_being_stored(harbor, drained):
+    seen = []
+
+    @harbor.task
+    async def child(ctx: Context) -> None:
+        seen.append(ctx.job.meta)
+
+    @harbor.task
+    async def parent(ctx: Context) -> None:
+        ctx.enqueue(child.using(meta={f"own{n}": "" for n in range(31)}).s())
+        ctx.enqueue(child.using(meta={"own": "v" * 500}).s())
+
+    many = {"first": "1"} | {f"n{n}": "v" * 505 for n in range(7)} | {"last": "2"}
+    await parent.using(meta=many).aenqueue()
+    await drained(harbor)
+    few, large = sorted(seen, key=len, reverse=True)
+    assert few == {f"own{n}": "" for n in range(31)} | {"first": "1"}
+    assert large == {"own": "v" * 500} | {name: value for name, value in many.items() if name != "n6"}
 
 
 async def test_the_deadline_is_when_the_attempt_times_out(harbor, clock, drained):

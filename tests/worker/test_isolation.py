@@ -127,7 +127,8 @@ async def test_output_passes_through(memory, capfd):
 
 async def test_the_context_works_inside(harbor, clock, caplog):
     caplog.set_level(logging.INFO)
-    job = await apart(harbor, isolated.tell_context, timeout=90).using(correlation_id="upload-7").aenqueue()
+    task = apart(harbor, isolated.tell_context, timeout=90)
+    job = await task.using(correlation_id="upload-7", meta={"tenant": "acme"}).aenqueue()
     await done(harbor)
     told = await job.aresult()
     assert told == {
@@ -136,6 +137,7 @@ async def test_the_context_works_inside(harbor, clock, caplog):
         "attempt": 1,
         "retry_count": 0,
         "correlation_id": "upload-7",
+        "meta": {"tenant": "acme"},
         "deadline": "2026-01-01T00:01:30+00:00",
         "cancelled": False,
     }
@@ -154,14 +156,14 @@ async def test_the_context_works_inside(harbor, clock, caplog):
 
 async def test_children_exist_if_and_only_if_the_attempt_succeeds(harbor):
     parents = apart(harbor, isolated.with_children)
-    fine = await parents.aenqueue(3)
+    fine = await parents.using(meta={"tenant": "acme"}).aenqueue(3)
     failed = await parents.aenqueue(3, fail=True)
     bad = await apart(harbor, isolated.bad_child).aenqueue()
     await done(harbor, concurrency=1)
     ids = await fine.aresult()
     children = [await harbor.jobs.aget(child) for child in ids]
-    assert [(child.task, child.priority, child.payload) for child in children] == [
-        ("isolated.small", 5, {"n": n}) for n in range(3)
+    assert [(child.task, child.priority, child.payload, child.meta) for child in children] == [
+        ("isolated.small", 5, {"n": n}, {"tenant": "acme"}) for n in range(3)
     ]
     assert len(await harbor.jobs.alist(task="isolated.small")) == 3
     assert (await the_job(harbor, failed)).state is State.DEAD

@@ -448,6 +448,27 @@ async def test_members_know_their_workflow_and_are_kept_with_it(harbor, tasks, c
         await workflow.arefresh()
 
 
+async def test_members_inherit_the_meta_of_their_workflow(harbor, tasks):
+    workflow = (
+        await chain(tasks.number.s(1), tasks.add.using(meta={"tenant": "own", "kind": "sum"}).s())
+        .using(meta={"tenant": "acme", "n": "1"})
+        .aenqueue()
+    )
+    assert [job.meta async for job in workflow.jobs] == [
+        {"tenant": "acme", "n": "1"},
+        {"tenant": "own", "kind": "sum", "n": "1"},
+    ]
+
+
+async def test_failure_task_inherits_the_meta_of_the_member_that_died(harbor, tasks, drained):
+    tasks.failing.add(1)
+    alert = tasks.alert.using(meta={"kind": "alert"}).s()
+    await chain(tasks.number.s(1), tasks.add.s()).using(failure_task=alert, meta={"a": "b"}).aenqueue()
+    await drained(harbor)
+    [alerted] = [job async for job in harbor.jobs.aiter(task="alert")]
+    assert alerted.meta == {"kind": "alert", "a": "b"}
+
+
 async def test_correlation_id_of_a_workflow_is_its_members(harbor, tasks):
     workflow = (
         await chain(tasks.number.s(1), tasks.add.using(correlation_id="own").s())

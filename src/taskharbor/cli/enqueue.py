@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, instant, parse_payload
+from taskharbor.cli.parameters import duration, instant, parse_payload, with_meta
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--key", metavar="KEY", help="Idempotency key: at most one job of the queue has it.")
 @click.option("--delivery", type=click.Choice(["at_least_once", "at_most_once"]))
 @click.option("--tag", "tags", multiple=True, help="A label to find it by; may be given several times.")
+@with_meta
 @click.option("--correlation-id", metavar="ID", help="Written on every log line of the job.")
 @click.option("--id", "job_id", metavar="UUID", help="The job's own id; enqueueing it again changes nothing.")
 @click.option("--wait", type=duration, help="Wait up to this long for the result, and print it.")
@@ -49,6 +50,7 @@ def enqueue(
     key: str | None,
     delivery: str | None,
     tags: tuple[str, ...],
+    meta: dict[str, str] | None,
     correlation_id: str | None,
     job_id: str | None,
     wait: float | None,
@@ -79,6 +81,7 @@ def enqueue(
         "idempotency_key": key,
         "delivery": delivery,
         "tags": tags or None,
+        "meta": meta,
         "correlation_id": correlation_id,
         "id": job_id,
     }

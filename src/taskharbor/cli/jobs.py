@@ -165,6 +165,7 @@ def _pairs(job: Job[Any], document: JobDocument, metrics: RetryMetrics) -> dict[
         "key": job.idempotency_key,
         "correlation id": job.correlation_id,
         "tags": ", ".join(job.tags) or None,
+        "meta": _compact(job.meta or None),
         "workflow": job.workflow,
         "depends on": ", ".join(document.depends_on) or None,
         "enqueued at": job.enqueued_at,

@@ -48,6 +48,30 @@ def host_and_port(value: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
+def _meta(
+    _context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]
+) -> dict[str, str] | None:
+    """A map from NAME=TEXT words; None if there are none."""
+    entries: dict[str, str] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{word!r} is not NAME=TEXT; write for example tenant=acme")
+        if name in entries:
+            raise click.BadParameter(f"{name!r} is given twice")
+        entries[name] = text
+    return entries or None
+
+
+with_meta = click.option(
+    "--meta",
+    metavar="NAME=TEXT",
+    multiple=True,
+    callback=_meta,
+    help="Text that travels with the job and that operators see; may be given several times.",
+)
+
+
 class Payload(NamedTuple):
     """A payload as a person wrote it: its values, and the names of those that are text which the task may read."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, parse_payload
+from taskharbor.cli.parameters import duration, parse_payload, with_meta
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session, with_session
 
@@ -104,6 +104,7 @@ def _note(schedule: Schedule) -> str:
 @click.option("--timeout", type=duration, help="How long one attempt may take.")
 @click.option("--delivery", type=click.Choice(["at_least_once", "at_most_once"]))
 @click.option("--tag", "tags", multiple=True, help="A label to find it by; may be given several times.")
+@with_meta
 @of_application
 @with_session
 def add(

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from taskharbor.client.filters import PAGE_MAX
 from taskharbor.codec import KEY_LIMIT, NAME_LIMIT
 from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, State
+from taskharbor.rules.meta import ENTRIES_MAX
 from taskharbor.rules.retry import MAX_ATTEMPTS
 from taskharbor.views.documents import Retry, Uuid
 from taskharbor.workflow.handle import WorkflowState
@@ -23,6 +24,14 @@ Priority = Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX, description="Hi
 Attempts = Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000, description="Seconds.")]
 Tags = Annotated[list[Name], Meta(max_length=32)]
+MetaEntries = Annotated[
+    dict[str, str],
+    Meta(
+        max_length=ENTRIES_MAX,
+        description="Text that travels with the job: operators see it, and children inherit it. No secrets.",
+        examples=[{"tenant": "acme"}],
+    ),
+]
 WorkflowId = Annotated[str, Meta(description="The id of a workflow.", extra_json_schema={"format": "uuid"})]
 Payload = Annotated[dict[str, Any], Meta(description="The task's arguments, by parameter name.")]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Maximum number of items.")]
@@ -54,6 +63,7 @@ class NewTaskJob(Input):
     delivery: Delivery | UnsetType = UNSET
     correlation_id: Name | None | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
+    meta: MetaEntries | UnsetType = UNSET
     id: Uuid | None | UnsetType = UNSET
 
 
@@ -121,6 +131,7 @@ class ScheduleFields(Input):
     delivery: Delivery | UnsetType = UNSET
     correlation_id: Name | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
+    meta: MetaEntries | UnsetType = UNSET
 
 
 Expression = Annotated[

@@ -122,6 +122,7 @@ class JobDocument(Document):
     retry: Retry
     correlation_id: str | None
     tags: list[str]
+    meta: Annotated[dict[str, str], Meta(description="Text that it carries along, by name.")]
     workflow: Annotated[str, Meta(description="The id of the workflow that the job is a member of.")] | None
     delivery: Delivery
     idempotency_key: str | None
@@ -365,6 +366,7 @@ class ScheduleDocument(Document):
     delivery: Delivery
     correlation_id: str | None
     tags: list[str]
+    meta: dict[str, str]
 
     @classmethod
     def of(cls, source: Schedule, **others: Any) -> Self:

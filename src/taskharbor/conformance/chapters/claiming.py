@@ -41,7 +41,7 @@ class Claiming(Chapter):
         assert store.claimed_ids(limit=3) == wanted[3:]
 
     def test_claim_takes_no_more_bytes_than_its_limit(self, store: Store) -> None:
-        """A claim is bounded in bytes of payloads, options and meta as well; what does not fit stays ready, in order."""
+        """A claim is bounded in bytes as well, of payloads, options and meta; what does not fit stays ready."""
         wanted = [store.enqueue(payload=payload_of(1000)) for _ in range(5)]
         claim = store.ask(bytes_limit=3000)
         assert (ids(claim.jobs), claim.more, claim.next_due) == (wanted[:3], True, None)

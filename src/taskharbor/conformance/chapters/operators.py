@@ -151,7 +151,11 @@ class Operators(Chapter):
         """What an update does not name stays as it is."""
         options = Options(max_attempts=3, timeout=5.0, retry={"initial": 1}, correlation_id="c", tags=("a",))
         job_id = store.enqueue(
-            payload='{"n":1}', priority=3, expires_at=store.now + DAY, options=options, meta='{"tenant":"acme"}'
+            payload='{"n":1}',
+            priority=3,
+            expires_at=store.now + DAY,
+            options=options,
+            meta='{"tenant":"acme"}',
         )
         before = store.job(job_id)
         store.do(Update(payload='{"n":2}'), job_id)

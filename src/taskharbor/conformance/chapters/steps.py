@@ -119,7 +119,12 @@ class Children(Chapter):
         )
         assert store.succeed(held, inserts=(child,)).answer is SettleAnswer.DONE
         record = store.job(child.id)
-        assert (record.task, record.payload, record.queue, record.meta) == ("child", '{"n":1}', "c", child.meta)
+        assert (record.task, record.payload, record.queue, record.meta) == (
+            "child",
+            '{"n":1}',
+            "c",
+            child.meta,
+        )
         assert (record.state, record.enqueued_at, record.options.tags) == (State.READY, store.now, ("x",))
 
     def test_childs_delay_counts_from_the_settle(self, store: Store) -> None:

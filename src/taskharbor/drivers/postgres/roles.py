@@ -94,6 +94,7 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
             "checked_seconds",
             "checked_instant",
             "checked_tags",
+            "checked_meta",
             "checked_payload",
         ),
         frozenset({Role.PRODUCER, Role.WORKER}),

@@ -291,6 +291,55 @@ BEGIN
 END
 $$;
 
+-- The original of these limits is `rules.meta.checked_meta`. Returns the text to store; NULL for an empty map.
+CREATE FUNCTION {schema}.checked_meta(p_value jsonb) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_entry record;
+    v_entries integer;
+    v_size integer;
+BEGIN
+    IF p_value IS NULL OR p_value IN ('null', '{}') THEN
+        RETURN NULL;
+    END IF;
+    IF jsonb_typeof(p_value) <> 'object' THEN
+        PERFORM {schema}.refuse(concat('meta must be a map of names to text, not ', left(p_value::text, 60)),
+                                'For example {"meta": {"tenant": "acme"}}.');
+    END IF;
+    SELECT count(*) INTO v_entries FROM jsonb_object_keys(p_value);
+    IF v_entries > 32 THEN
+        PERFORM {schema}.refuse(concat('a job''s meta takes at most 32 entries, not ', v_entries), 'Leave some out.');
+    END IF;
+    FOR v_entry IN SELECT e.key AS name, e.value, e.value #>> '{}' AS content FROM jsonb_each(p_value) AS e LOOP
+        IF v_entry.name !~ '^[a-zA-Z0-9_.-]{1,64}$' THEN
+            PERFORM {schema}.refuse(
+                concat('a name in meta has 1 to 64 letters of a-z and A-Z, digits, or any of _ . -; ',
+                       left(to_json(v_entry.name)::text, 60), ' is none'),
+                'Give the entry another name.');
+        ELSIF jsonb_typeof(v_entry.value) <> 'string' THEN
+            PERFORM {schema}.refuse(
+                concat('meta[''', v_entry.name, '''] must be text, not ', left(v_entry.value::text, 60)),
+                'Give it as a JSON string.');
+        ELSIF length(v_entry.content) > 512 THEN
+            PERFORM {schema}.refuse(
+                concat('meta[''', v_entry.name, '''] takes at most 512 characters, not ', length(v_entry.content)),
+                'Shorten it, or put it into the payload.');
+        ELSIF v_entry.content ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+            PERFORM {schema}.refuse(
+                concat('meta[''', v_entry.name, '''] has a control character (a newline, a tab, …)'), 'Remove it.');
+        END IF;
+    END LOOP;
+    -- As compact JSON, without the spaces that jsonb puts after colons and commas.
+    v_size := octet_length(convert_to(p_value::text, 'UTF8')) - (2 * v_entries - 1);
+    IF v_size > 4096 THEN
+        PERFORM {schema}.refuse(concat('a job''s meta takes at most 4096 bytes as JSON, not ', v_size),
+                                'What a handler needs belongs into the payload.');
+    END IF;
+    RETURN p_value::text;
+END
+$$;
+
 -- Refuses JSON that no handler can be called with.
 CREATE FUNCTION {schema}.checked_payload(p_payload jsonb) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -330,7 +379,8 @@ LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_known constant text[] := ARRAY['queue', 'run_at', 'delay', 'priority', 'max_attempts', 'max_retries', 'timeout',
-                                     'expires_at', 'idempotency_key', 'delivery', 'correlation_id', 'tags', 'id'];
+                                     'expires_at', 'idempotency_key', 'delivery', 'correlation_id', 'tags', 'meta',
+                                     'id'];
     v_given jsonb := coalesce(options, '{}');
     v_unknown text;
     v_id uuid;
@@ -343,6 +393,7 @@ DECLARE
     v_timeout numeric;
     v_limit integer;
     v_tags text[];
+    v_meta text;
     v_kept jsonb;
     v_job json;
     v_existing uuid[];
@@ -357,6 +408,7 @@ BEGIN
         PERFORM {schema}.refuse(concat('unknown options ', left(v_unknown, 200)),
                                 concat('The options are ', array_to_string(v_known, ', '), '.'));
     END IF;
+    v_meta := {schema}.checked_meta(v_given -> 'meta');
     v_given := jsonb_strip_nulls(v_given);  -- an option that is null was not given
     IF v_given ?& ARRAY['run_at', 'delay'] THEN
         PERFORM {schema}.refuse('run_at and delay say the same thing', 'Give one of them.');
@@ -412,6 +464,7 @@ BEGIN
         'expires_at', {schema}.checked_instant('expires_at', v_given -> 'expires_at'),
         'idempotency_key', v_key, 'delivery', v_delivery,
         'options', CASE WHEN v_kept <> '{}' THEN v_kept::text END,
+        'meta', v_meta,
         'tags', CASE WHEN v_tags <> '{}' THEN to_json(v_tags) END));
     SELECT s.existing INTO v_existing FROM {schema}.store_jobs(v_job, NULL, true, true) AS s;
     RETURN coalesce(v_existing[1], v_id);
