@@ -465,7 +465,7 @@ async def test_failure_task_inherits_the_meta_of_the_member_that_died(harbor, ta
     alert = tasks.alert.using(meta={"kind": "alert"}).s()
     await chain(tasks.number.s(1), tasks.add.s()).using(failure_task=alert, meta={"a": "b"}).aenqueue()
     await drained(harbor)
-    [alerted] = [job async for job in harbor.jobs.aiter(task="alert")]
+    [alerted] = await harbor.jobs.alist(task="alert")
     assert alerted.meta == {"kind": "alert", "a": "b"}
 
 
