@@ -18,7 +18,7 @@ from packaging.version import Version
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-AT_RUN_TIME = ["", "postgres", "pydantic", "http", "server", "metrics", "uvloop"]
+AT_RUN_TIME = ["", "postgres", "pydantic", "http", "server", "metrics", "otel", "uvloop"]
 
 # By package: the first version without a known vulnerability, and the one that it mends.
 FIXED_IN = {
@@ -34,9 +34,11 @@ FIXED_IN = {
     "pydantic": ("2.4", "CVE-2024-3772: an address stops the validator"),
     "pygments": ("2.20", "CVE-2026-4539: a text stops the lexer"),
     "pytest": ("9.0.3", "CVE-2025-71176: another user's folder is used"),
+    "sentry-sdk": ("2.8", "CVE-2024-40647: a subprocess is given variables that were kept from it"),
     "sqlalchemy": ("1.3", "CVE-2019-7548: SQL injection"),
     "starlette": ("1.3.1", "CVE-2026-54283, CVE-2026-48710: limits and paths can be got around"),
     "uvicorn": ("0.11.7", "CVE-2020-7695: one response is read as two"),
+    "zipp": ("3.19.1", "CVE-2024-5569: an archive stops the reader"),
 }
 
 

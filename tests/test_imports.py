@@ -21,6 +21,7 @@ HEAVY = [
     "starlette",
     "uvicorn",
     "prometheus_client",
+    "opentelemetry",
     "taskharbor.cli",
     "taskharbor.server",
     "taskharbor.views",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from string import digits, punctuation
@@ -22,6 +22,7 @@ from taskharbor.http.secrets import secrets_in
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.http.client import Network, Outgoing
+    from taskharbor.telemetry.tracing import Request
 
 T = TypeVar("T")
 
@@ -73,15 +74,24 @@ def http_task(harbor: Harbor, network: Network | None = None) -> Task[Any, Any, 
 async def _call(
     ctx: Context, harbor: Harbor, payload: dict[str, Any], network: Network | None
 ) -> dict[str, Any]:
-    from taskharbor.http.answers import HttpError, failure_of, result_of, told_without
-    from taskharbor.http.client import SYSTEM, AddressRefused, exchange
-
     try:
         call = checked_call(payload)
     except PayloadError as error:
         raise Unrecoverable(str(error)) from None
+    if harbor.tracing is None:
+        return await _exchanged(ctx, harbor, call, network)
+    with harbor.tracing.request(call.method, call.target) as request:
+        return await _exchanged(ctx, harbor, call, network, request)
+
+
+async def _exchanged(
+    ctx: Context, harbor: Harbor, call: Call, network: Network | None, traced: Request | None = None
+) -> dict[str, Any]:
+    from taskharbor.http.answers import HttpError, failure_of, result_of, told_without
+    from taskharbor.http.client import SYSTEM, AddressRefused, exchange
+
     clock = harbor.driver.clock
-    outgoing = _outgoing(ctx, call, clock.now())
+    outgoing = _outgoing(ctx, call, clock.now(), () if traced is None else traced.headers)
     # The worker enforces the job's own timeout, if it has one.
     seconds = call.timeout or (None if ctx.deadline is not None else TIMEOUT_SECONDS)
     length = sum(len(value) for _, value in call.headers)
@@ -103,6 +113,8 @@ async def _call(
         kind, failure = type(error), str(error)
     except Exception as error:  # noqa: BLE001 - a library's error may quote what it was given
         failure = f"the exchange with {call.target} failed: {type(error).__name__}: {error}"
+    if traced is not None and answer is not None:
+        traced.answered(answer.status)
     # Raised only here: an error that is raised while another is handled carries that one along, unscrubbed.
     work = len(secrets) * (len(failure) if answer is None else len(answer.body))
     if answer is None:
@@ -125,7 +137,7 @@ def _secrets(call: Call, outgoing: Outgoing) -> list[str]:
     return secrets_in(call.target.path, [*call.headers, *signatures], call.signing_secrets)
 
 
-def _outgoing(ctx: Context, call: Call, now: int) -> Outgoing:
+def _outgoing(ctx: Context, call: Call, now: int, trace_headers: Iterable[tuple[str, str]]) -> Outgoing:
     from taskharbor.http.client import Outgoing
 
     message_id = run_id(ctx)
@@ -135,6 +147,7 @@ def _outgoing(ctx: Context, call: Call, now: int) -> Outgoing:
         ("Idempotency-Key", message_id),
         ("TaskHarbor-Job", ctx.job.id),
         ("TaskHarbor-Attempt", str(ctx.attempt)),
+        *trace_headers,
     ]
     if ctx.correlation_id is not None:
         own.append(("X-Correlation-ID", quote(ctx.correlation_id, safe=_PRINTABLE)))
