@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from taskharbor.http.addresses import AllowList
     from taskharbor.schedule import Schedule as Recurring
     from taskharbor.server.auth import Authorize
+    from taskharbor.telemetry.tracing import Tracing
 
 logger = logging.getLogger("taskharbor")
 
@@ -113,6 +114,7 @@ class Harbor:
         self.workflows = Workflows(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
+        self.tracing: Tracing | None = None  # set by `telemetry.tracing.instrument`
         # The module that created this harbor; handler processes import it first.
         self.made_in: list[str] = [sys._getframe(1).f_globals.get("__name__", "")]
         self.start_hooks: list[Callable[[], Any]] = []
@@ -275,7 +277,10 @@ class Harbor:
             block.refuse_when_over()
         if isinstance(jobs, AlikeJobs) and not self.driver.stores_in_turn:
             jobs.made_until(len(jobs))  # before a store begins with them
-        answers = await self.driver.enqueue(jobs)
+        if self.tracing is None:
+            answers = await self.driver.enqueue(jobs)
+        else:
+            jobs, answers = await self.tracing.send(jobs, self.driver.enqueue)
         if block is None and self.events.wanted("enqueued"):
             self._report_enqueued(jobs, answers)
         if not any(answer.existed for answer in answers):

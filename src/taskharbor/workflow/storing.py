@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,7 +43,10 @@ async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -
     if block is not None:
         block.refuse_when_over()
     workflows = Workflows.of(harbor.driver)
-    answer = await workflows.enqueue_workflow(new, jobs)
+    if harbor.tracing is None:
+        answer = await workflows.enqueue_workflow(new, jobs)
+    else:
+        _, answer = await harbor.tracing.send(jobs, partial(workflows.enqueue_workflow, new))
     if answer.existed:
         [known] = await workflows.get_workflows([answer.id])
         if known is not None:
