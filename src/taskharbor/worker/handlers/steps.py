@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 STEPS_MAX = 1_000  # of one job, sleeps included
 STEPS_BYTES_MAX = 16 * RESULT_LIMIT  # an attempt reads all of them at once
+_NO_SPAN = nullcontext()
 GLANCE_SECONDS = 0.05  # how often a waiting thread wakes, so that an interruption can reach it
 
 
@@ -86,9 +88,10 @@ class Steps:
         known = self._await(self._recall(checked))
         if known is not None:
             return decode(known)
-        value = function(*args, **kwargs)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
+        with self._span(checked):
+            value = function(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = asyncio.run(_awaited(value))
         return decode(self._await(self._remember(checked, value)))
 
     def sleep(self, name: str, seconds: float) -> Any:
@@ -111,9 +114,10 @@ class Steps:
         known = await self._recall(name)
         if known is not None:
             return decode(known)
-        value = function(*args, **kwargs)
-        if inspect.isawaitable(value):
-            value = await value
+        with self._span(name):
+            value = function(*args, **kwargs)
+            if inspect.isawaitable(value):
+                value = await value
         return decode(await self._remember(name, value))
 
     async def _sleep(self, name: str, micros: int) -> None:
@@ -128,6 +132,10 @@ class Steps:
         # clock says.
         if self._execution.claimed.run_at < until and (left := until - self._time.now()) > 0:
             raise FallAsleep(name, left / MICROS_PER_SECOND)
+
+    def _span(self, name: str) -> AbstractContextManager[None]:
+        tracing = self._execution.harbor.tracing
+        return _NO_SPAN if tracing is None else tracing.step(name)
 
     # -- remembering --
 

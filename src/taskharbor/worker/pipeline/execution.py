@@ -302,6 +302,8 @@ class Execution(msgspec.Struct, eq=False):
             child = msgspec.structs.replace(child, options=options)
         if self.claimed.meta is not None:
             child = msgspec.structs.replace(child, meta=with_inherited(child.meta, self.claimed.meta))
+        if self.harbor.tracing is not None:
+            child = self.harbor.tracing.create(child)
         self.keep_child(child)
         return child.id
 

@@ -203,7 +203,13 @@ class HandlerProcess:
         except PayloadError as error:
             self._link.send(NotFound(call.serial, f"its process takes other arguments: {error}"))
             return
-        ended = self._call_handler(IsolatedExecution.for_call(call, task, self._link), task, arguments)
+        context = contextvars.copy_context()
+        if call.trace is not None:
+            from taskharbor.telemetry import tracing
+
+            context.run(tracing.enter, call.trace)
+        execution = IsolatedExecution.for_call(call, task, self._link)
+        ended = self._call_handler(execution, task, arguments, context)
         _flush()
         if isinstance(ended, Failed):
             self._link.send(Raised(call.serial, ended))
@@ -215,9 +221,12 @@ class HandlerProcess:
             self._link.send(Returned(call.serial, ended.result))
 
     def _call_handler(
-        self, execution: IsolatedExecution, task: Task[Any, Any, Any, Any], arguments: dict[str, Any]
+        self,
+        execution: IsolatedExecution,
+        task: Task[Any, Any, Any, Any],
+        arguments: dict[str, Any],
+        context: contextvars.Context,
     ) -> Any:
-        context = contextvars.copy_context()
         context.run(current_execution.set, execution)
         with self._lock:
             self._execution = execution

@@ -48,6 +48,7 @@ class Call(CallMessage, frozen=True):
     lease_expires_at: int
     started_at: int
     deadline: int | None
+    trace: dict[str, str] | None = None  # the context of the attempt's span
 
 
 class AskToStop(CallMessage, frozen=True):

@@ -77,6 +77,7 @@ class ProcessRunner:
             execution.lease.expires_at,
             execution.started_at,
             execution.deadline,
+            None if execution.harbor.tracing is None else execution.harbor.tracing.current(),
         )
         execution.end = lambda why: self._end_handler(process, why)
 
