@@ -36,7 +36,7 @@ from taskharbor.drivers.base import Driver, Leasing
 from taskharbor.drivers.capabilities import CAPABILITIES
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
-from taskharbor.telemetry import logs
+from taskharbor.telemetry import logs, tracing
 from taskharbor.telemetry.events import EVENTS
 from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.catalogue import Source
@@ -116,6 +116,7 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
         taskharbor.RemoteError, taskharbor.UnresponsiveHandler,
     ],
+    "Tracing": [tracing.instrument],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
     "Time in tests": [clock.ManualClock],
     "Writing a driver": [Leasing, Driver, *CAPABILITIES],

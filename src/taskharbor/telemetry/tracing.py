@@ -29,6 +29,7 @@ from taskharbor.rules.retry import type_name
 try:
     from opentelemetry import context as contexts
     from opentelemetry import trace as otel
+    from opentelemetry.trace import TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as error:
     raise ConfigurationError(
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskharbor.tracing")
 
 T = TypeVar("T")
-Trace = Literal["link", "child"]
 Carrier = dict[str, str]  # `traceparent`, and `tracestate` where there is one
 
 CRASHED = "process_crashed"  # the error's type where no exception has one
@@ -52,7 +52,7 @@ _NOTHING = contexts.Context()
 
 
 def instrument(
-    harbor: Harbor, *, trace: Trace = "link", tracer_provider: otel.TracerProvider | None = None
+    harbor: Harbor, *, trace: Literal["link", "child"] = "link", tracer_provider: TracerProvider | None = None
 ) -> None:
     """Make spans for the jobs that this harbor enqueues and that its workers execute.
 
@@ -320,9 +320,7 @@ def _attributes_of_jobs(operation: str, jobs: Sequence[NewJob]) -> dict[str, Any
 
 def _attributes_of_attempt(execution: Execution) -> dict[str, Any]:
     claimed, options = execution.claimed, execution.options
-    attributes = _attributes(
-        "process", claimed.queue, claimed.task, options.correlation_id, options.workflow
-    )
+    attributes = _attributes("process", claimed.queue, claimed.task, options.correlation_id, options.workflow)
     attributes["messaging.message.id"] = claimed.id
     attributes["taskharbor.attempt"] = claimed.number
     return attributes
