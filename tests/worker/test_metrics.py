@@ -335,7 +335,9 @@ async def test_every_way_in_counts_once_and_a_rollback_counts_nothing(tmp_path: 
 # -- on and off ------------------------------------------------------------------------------------------------
 
 
-async def test_a_worker_without_metrics_calls_no_meter(harbor: Harbor, monkeypatch: pytest.MonkeyPatch):
+async def test_a_worker_without_metrics_and_roll_ups_calls_no_meter(
+    harbor: Harbor, monkeypatch: pytest.MonkeyPatch
+):
     def refuse(*_: Any) -> None:
         raise AssertionError("it counts")
 
@@ -346,7 +348,7 @@ async def test_a_worker_without_metrics_calls_no_meter(harbor: Harbor, monkeypat
     async def send() -> None: ...
 
     await send.aenqueue_many([{}] * 20)
-    await soon(Worker(harbor).drain())
+    await soon(Worker(harbor, rollups=False).drain())
     assert (await harbor.jobs.acounts())[State.SUCCEEDED] == 20
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor import Harbor
+from taskharbor import Harbor, Worker
 from taskharbor.clock import ManualClock
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
@@ -15,12 +15,12 @@ from taskharbor.rules.rollups import COUNTS, DAY, HOUR, MINUTE, begin_of
 from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.upkeep.rollups import RollupWriter
 from tests.telemetry.attempts import SECOND, attempt, job, new_meter, settle
-from tests.worker.stage import FaultyDriver
+from tests.worker.stage import FaultyDriver, working
 
 
 def writer_for(harbor: Harbor, meter: Meter) -> RollupWriter:
     clock = harbor.driver.clock
-    return RollupWriter(harbor.driver, clock, read=meter.cells.jobs, now=clock.now)
+    return RollupWriter(harbor.driver, clock, meter=meter, now=clock.now)
 
 
 async def rollups(harbor: Harbor, period: Period = Period.MINUTE) -> list[Rollup]:
@@ -161,6 +161,59 @@ async def test_pairs_beyond_the_limit_count_as_other(memory: Harbor, clock: Manu
     found = await rollups(memory)
     assert len(found) == 201
     assert [row.figures.started for row in found if row.task == "_other"] == [10]
+
+
+# -- in a worker -----------------------------------------------------------------------------------
+
+
+async def test_a_worker_writes_what_it_did_when_it_stops(harbor: Harbor, clock: ManualClock):
+    """A drain is enough, on each store."""
+
+    @harbor.task(name="send", queue="mail", retry=None)
+    def send(fails: bool) -> None:
+        if fails:
+            raise RuntimeError("no luck")
+
+    for fails in (False, False, True):
+        await send.aenqueue(fails)
+    await Worker(harbor).drain()
+    [row] = await rollups(harbor)
+    assert (row.at, row.queue, row.task) == (minute(clock), "mail", "send")
+    assert [getattr(row.figures, name) for name in COUNTS] == [3, 3, 2, 1, 0, 1, 0, 0]
+    assert (sum(row.figures.wait[1:]), sum(row.figures.duration[1:])) == (3, 3)
+
+
+async def test_a_running_worker_writes_every_ten_seconds(memory: Harbor, clock: ManualClock):
+    @memory.task(name="send")
+    async def send() -> None: ...
+
+    async with working(memory):
+        job = await send.aenqueue()
+        await job.aresult(timeout=60)
+        assert await rollups(memory) == []
+        await clock.jump(10)
+        assert [row.figures.succeeded for row in await rollups(memory)] == [1]
+
+
+async def test_a_worker_without_roll_ups_writes_none(memory: Harbor):
+    @memory.task(name="send")
+    def send() -> None: ...
+
+    await send.aenqueue()
+    await Worker(memory, rollups=False).drain()
+    assert await rollups(memory) == []
+
+
+async def test_a_task_that_the_worker_does_not_know_is_not_named(memory: Harbor):
+    """Any producer can name a task, and a name could contain anything."""
+
+    @memory.task(name="send")
+    def send() -> None: ...
+
+    await memory.aenqueue("token-0123456789", max_attempts=1)
+    await send.aenqueue()
+    await Worker(memory, unrunnable_grace_seconds=0).drain()
+    assert {row.task for row in await rollups(memory)} == {"send", "_other"}
 
 
 def test_figures_without_counts_are_empty():

@@ -144,6 +144,9 @@ POLICIES = (
     help="Show the depth and age of queues, and all workers, among the metrics.",
 )
 @click.option(
+    "--no-rollups", is_flag=True, help="Keep what this worker counts out of `taskharbor stats --series`."
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     help="How log lines look, on standard error.  [default: text]",
@@ -174,6 +177,7 @@ def worker(
     metrics_port: tuple[str, int] | None,
     metrics_prefix: str | None,
     metrics_store: bool,
+    no_rollups: bool,
     log_format: Literal["text", "json"] | None,
     no_tracebacks: bool,
     log_level: str,
@@ -226,6 +230,7 @@ def worker(
         include=list(include),
         default_gc=default_gc,
         metrics=metrics is not None,
+        rollups=not no_rollups,
     )
     if processes is not None:
         from taskharbor.cli.supervise import supervise
@@ -279,7 +284,7 @@ def work_here(
             reports = HealthReports(lambda: health_of(works), health_file, health_address)
 
             async def work_and_report() -> None:
-                totals = Totals() if works._meter is None else works._totals()
+                totals = works._totals() if works.metrics else Totals()
                 async with serving(metrics, totals, lambda: read_store(harbor.driver)):
                     await work_with_health_reports(works, work, reports)
 

@@ -38,6 +38,7 @@ from taskharbor.worker.upkeep.parts import Parts
 from taskharbor.worker.upkeep.presence import Presence
 from taskharbor.worker.upkeep.retirement import Retirement
 from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.worker.upkeep.rollups import RollupWriter
 from taskharbor.worker.upkeep.unresponsive import UNWIND_SECONDS, UnresponsiveWatch
 
 if TYPE_CHECKING:
@@ -148,6 +149,12 @@ class WorkerRun:
             reporter=reporter,
         )
         self._presence = Presence(driver, clock, self._who)
+        self._rollups = RollupWriter(
+            driver,
+            clock,
+            meter=self._meter if worker.rollups else None,
+            now=self._time.now,
+        )
 
     # -- start, work, stop --
 
@@ -215,7 +222,7 @@ class WorkerRun:
         finally:
             await self._executor.close()
             if not self._ending_now.is_set():
-                await self._presence.sign_off()
+                await asyncio.gather(self._presence.sign_off(), self._rollups.stop())
         self._retirement.leave()
         log_line(logger, logging.INFO, "Worker {worker} stopped", {"worker": self._worker.name})
 
@@ -230,12 +237,13 @@ class WorkerRun:
                 self._maintenance.run,
                 self._unresponsive.run,
                 self._presence.run,
+                self._rollups.run,
                 self._retirement.run,
                 self._hand_back_stalled,
                 lambda: warn_on_loop_lag(beat_seconds),
             ):
                 parts.start(part)
-            if self._meter is not None:
+            if self._meter is not None and self._worker.metrics:
                 parts.start(partial(watch_loop, self._meter))
             reasons = [
                 parts.start(partial(_until, each)) for each in (self._stopping, self._retirement.is_due)

@@ -18,6 +18,7 @@ from taskharbor.client.options import checked_timeout, checked_worker_retry
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import DEFAULT_MAX_LOSSES
+from taskharbor.drivers.capabilities import Rollups
 from taskharbor.errors import ConfigurationError
 from taskharbor.function_refs import forbid_during_import
 from taskharbor.rules.policy import UNRUNNABLE_GRACE_SECONDS
@@ -62,6 +63,7 @@ class Worker:
     `log_tracebacks=False` keeps the tracebacks of failed attempts out of the log; the history still has them.
 
     With `metrics=True` the worker counts what docs/metrics.md lists; `collector()` gives it to Prometheus.
+    `rollups=False` keeps what it counts out of the store's roll-ups, which docs/stats.md describes.
     """
 
     _supervisor_link: SupervisorLink | None = None  # a supervisor in another process
@@ -91,6 +93,7 @@ class Worker:
         max_memory_mib: int | None = None,
         log_tracebacks: bool = True,
         metrics: bool = False,
+        rollups: bool = True,
         name: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
@@ -125,7 +128,9 @@ class Worker:
             if name is not None
             else f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         )
-        if metrics:
+        self.metrics = bool(metrics)
+        self.rollups = bool(rollups) and Rollups.offered_by(harbor.driver) is not None
+        if self.metrics or self.rollups:
             self._count_in(Cells())
         self._run: WorkerRun | None = None
         self._background: asyncio.Task[None] | None = None
@@ -147,7 +152,7 @@ class Worker:
         self._meter = Meter(cells, lambda task: harbor._known(task) is not None)
 
     def _totals(self) -> Totals:
-        if self._meter is None:
+        if self._meter is None or not self.metrics:
             raise ConfigurationError("this worker counts nothing; make it with Worker(harbor, metrics=True)")
         totals = Totals()
         totals.add(self._meter.cells)

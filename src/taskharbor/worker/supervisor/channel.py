@@ -49,6 +49,7 @@ class WorkerConfig(Struct, tag=True, omit_defaults=True):
     metrics: bool = (
         False  # count what happens to jobs; a child counts in memory that it shares with the supervisor
     )
+    rollups: bool = True  # write what was counted into the store's roll-ups
 
 
 class LeaseUpdate(Struct, tag=True, omit_defaults=True):

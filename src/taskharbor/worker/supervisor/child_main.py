@@ -206,6 +206,7 @@ def worker_for(harbor: Harbor, config: WorkerConfig) -> Worker:
         max_memory_mib=config.max_memory_mib,
         log_tracebacks=config.log_tracebacks,
         metrics=config.metrics,
+        rollups=config.rollups,
     )
 
 

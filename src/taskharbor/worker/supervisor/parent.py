@@ -98,7 +98,8 @@ class Supervisor:
         self._start_child = start_child or partial(os_process.start, settings.command, clock)
         self._forwarder = EventForwarder(self._current_children)
         self._totals = Totals()  # of all children, and of what the supervisor settles for dead ones
-        meter = _counted_in(self._totals) if settings.config.metrics else None
+        counts = settings.config.metrics or settings.config.rollups
+        meter = _counted_in(self._totals) if counts else None
         reports = Reports(self._forwarder, logger, meter)
         self._liveness = LivenessMonitor(settings.stuck_seconds, self._current_children, reports, clock)
         self._config = replace(settings.config, liveness_seconds=self._liveness.interval)

@@ -21,6 +21,7 @@ from taskharbor.worker.supervisor.child_process import ChildProcess
 from taskharbor.worker.supervisor.crash_recovery import ProcessExit, RecoveredJobs, settle_orphaned_jobs
 from taskharbor.worker.supervisor.lease_keeper import SupervisorLeaseKeeper
 from taskharbor.worker.upkeep.presence import Presence
+from taskharbor.worker.upkeep.rollups import RollupWriter
 
 logger = logging.getLogger("taskharbor.supervisor")
 
@@ -51,6 +52,7 @@ class StoreDuties:
         self._open_store = open_store
         self._driver: Driver | None = None
         self._presence: Presence | None = None
+        self._rollups: RollupWriter | None = None  # of what the supervisor settles for dead children
         self._parts: list[asyncio.Task[None]] = []
 
     def connect(self, hello: Hello) -> None:
@@ -74,7 +76,10 @@ class StoreDuties:
                 driver, lease=self._lease, time=self._time, children=self._children
             )
             presence = self._presence = Presence(driver, self._clock, self._worker_records)
-            self._parts = [asyncio.create_task(part) for part in (keeper.run(), presence.run())]
+            meter = self._reports.meter if self._config.rollups else None
+            rollups = self._rollups = RollupWriter(driver, self._clock, meter=meter, now=self._time.now)
+            parts = (keeper.run(), presence.run(), rollups.run())
+            self._parts = [asyncio.create_task(part) for part in parts]
 
     def store_now(self) -> int:
         """Return the store's time, which children write into shared memory; our own clock may be wrong."""
@@ -152,6 +157,8 @@ class StoreDuties:
                     if not at_once:
                         if self._presence is not None:
                             await self._presence.sign_off()
+                        if self._rollups is not None:
+                            await self._rollups.stop()
                         counts = {str(state): jobs for state, jobs in (await self._driver.counts()).items()}
                     await self._driver.close()
         return counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from operator import sub
 
@@ -24,6 +24,7 @@ from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics import buckets, catalogue
 from taskharbor.telemetry.metrics.catalogue import Metric
 from taskharbor.telemetry.metrics.cells import JOB_METRICS, JOB_WORDS, Pair
+from taskharbor.telemetry.metrics.meter import Meter
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -50,19 +51,12 @@ _NOTHING = [0] * JOB_WORDS
 
 
 class RollupWriter:
-    """Writes the roll-ups of one process. `read` gives its words by queue and task, `now` the store's time."""
+    """Writes what one process counts with its meter, and nothing without one. `now` is the store's time."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        clock: Clock,
-        *,
-        read: Callable[[], Iterable[tuple[Pair, list[int]]]],
-        now: Callable[[], int],
-    ) -> None:
+    def __init__(self, driver: Driver, clock: Clock, *, meter: Meter | None, now: Callable[[], int]) -> None:
         self._driver = driver
         self._clock = clock
-        self._read = read
+        self._meter = meter if Rollups.offered_by(driver) else None
         self._now = now
         self._read_until = now()  # all before it has been taken
         self._words: dict[Pair, list[int]] = {}  # as they were read last
@@ -70,9 +64,7 @@ class RollupWriter:
         self._folded_at = self._read_until
 
     async def run(self) -> None:
-        if Rollups.offered_by(self._driver) is None:
-            return
-        while True:
+        while self._meter is not None:
             await self._wait_for_boundary()
             self._take()
             has_appended = bool(self._pending)
@@ -84,8 +76,6 @@ class RollupWriter:
 
     async def stop(self) -> None:
         """Append the rest; once, and not for long."""
-        if Rollups.offered_by(self._driver) is None:
-            return
         self._take()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
@@ -103,7 +93,7 @@ class RollupWriter:
     def _take(self) -> None:
         """Keep what was counted since the last reading, under the minute in which that was."""
         at = begin_of(self._read_until, Period.MINUTE)
-        for pair, words in self._read():
+        for pair, words in self._meter.cells.jobs() if self._meter is not None else ():
             earlier = self._words.get(pair, _NOTHING)
             if words == earlier:
                 continue
