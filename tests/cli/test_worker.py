@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shlex
 import signal
@@ -13,7 +12,7 @@ import time
 import pytest
 
 from taskharbor import State, presets
-from taskharbor.worker.garbage import YOUNG_OBJECTS
+from taskharbor.worker.garbage import DEFAULT_THRESHOLDS, YOUNG_OBJECTS
 from tests.cli.conftest import COMMAND
 
 
@@ -141,7 +140,7 @@ def test_a_worker_process_collects_garbage_less_often(started, harbor, url, tmp_
     process = started("worker", "-A", "shop:harbor", "--url", url, "--drain", *words, cwd=tmp_path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert job.result(timeout=0) == (gc.get_threshold()[0] if words == ["--default-gc"] else YOUNG_OBJECTS)
+    assert job.result(timeout=0) == (DEFAULT_THRESHOLDS[0] if words == ["--default-gc"] else YOUNG_OBJECTS)
 
 
 def test_a_store_that_cannot_be_opened_is_one_line(started):

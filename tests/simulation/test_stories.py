@@ -70,7 +70,7 @@ def _told(kind: str, seeds: range) -> Counter[str]:
 
 
 def test_stories_are_full_of_what_they_are_made_for():
-    recurring = _told("recurring", range(10)) + _told("hectic", range(10))
+    recurring = _told("recurring", range(25)) + _told("hectic", range(10))
     assert recurring["runs"] >= 150
     assert recurring["extra runs"] >= 15
     assert recurring["dead letters"] >= 10

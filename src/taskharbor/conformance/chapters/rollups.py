@@ -72,6 +72,7 @@ class Rollups(Chapter):
         assert self.read(store) == [queue, tasks[1], tasks[0], later]
 
     def test_roll_ups_are_read_from_begin_to_before_end(self, store: Store) -> None:
+        """A series includes the row of its begin, and not the row of its end."""
         at = self.minute(store)
         rows = [self.append(store, at + minute * MINUTE) for minute in range(4)]
         assert self.read(store, begin=at + MINUTE, end=at + 3 * MINUTE) == rows[1:3]
@@ -122,6 +123,7 @@ class Rollups(Chapter):
         assert self.fold(store) == 1
 
     def test_row_that_comes_after_its_minute_was_folded_counts_in_it(self, store: Store) -> None:
+        """A row that is appended late is added to its minute, also after that minute was folded."""
         at = self.minute(store, ago=10 * MINUTE)
         self.append(store, at)
         self.fold(store)
