@@ -49,9 +49,15 @@ faults: export TASKHARBOR_FAULT_SECONDS ?= 60
 faults: export TASKHARBOR_FAULT_SCHEDULES ?= 10000
 faults: export TASKHARBOR_FAULT_RESTARTS ?= 50
 faults: export TASKHARBOR_FAULT_RECYCLED ?= 1000
+faults: export TASKHARBOR_FAULT_GROUPED ?= 10000
 faults: export TASKHARBOR_SIMULATION_SECONDS ?= 120
+faults: export TASKHARBOR_CONFORMANCE_EXAMPLES ?= 300
+faults: export TASKHARBOR_FAULT_MESSAGES ?= 50000
+faults: export TASKHARBOR_FAULT_STREAM_KILLS ?= 30
 faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
-	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation $(ARGS)
+	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation \
+		tests/drivers/test_state_machine.py tests/postgres/test_state_machine.py tests/postgres/test_settles.py \
+		tests/stores/test_sqlite_settles.py tests/streams/test_kills.py $(ARGS)
 
 check: $(VENV)/.ready-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = discover()
     if options.publish or options.load:
         return publish_page(options, settings, scratch, found)
+    if options.telemetry:
+        return measure_telemetry(options, settings, scratch)
     entries = choose(found, options)
     if not entries:
         print(plain([contestants_table([], found.absent)]), file=sys.stderr)
@@ -61,6 +63,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables.append(contestants_table(contestants, found.absent))
     tell(tables, samples, settings, machine, options)
     return 1 if samples.failures else 0
+
+
+def measure_telemetry(options: argparse.Namespace, settings: Settings, scratch: Path) -> int:
+    from benchmarks.telemetry import STORES, run_telemetry
+
+    stores = [store for store in STORES if store in (options.store or STORES)]
+    machine = describe(scratch)
+    with ExitStack() as servers:
+        if "postgresql" in stores:
+            machine["PostgreSQL"] = start_postgres(servers, options, scratch)
+        tables = run_telemetry(stores, settings, scratch)
+    tell(tables, Samples(), settings, machine, options)
+    return 0
 
 
 def publish_page(options: argparse.Namespace, settings: Settings, scratch: Path, found: Field) -> int:
@@ -215,6 +230,11 @@ def parser() -> argparse.ArgumentParser:
         "--durations",
         action="store_true",
         help="handlers that sleep 0, 1, 10 and 100 ms: peak, cost, and the wait of a job, idle and at half the peak",
+    )
+    parser.add_argument(
+        "--telemetry",
+        action="store_true",
+        help="what metrics, roll-ups and tracing cost a drain, and a scrape",
     )
     parser.add_argument(
         "--snapshot-seconds", type=float, metavar="S", help="load while a snapshot is held open for S seconds"

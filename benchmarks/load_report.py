@@ -252,8 +252,10 @@ def picture(costs: Costs) -> str:
     legend = [("carried", "what the server carries")]
     lines.append(curve("carried", {cores: each.jobs_per_second for cores, each in by_cores.items()}))
     for resource, (kind, label) in CURVES.items():
-        lines.append(curve(kind, {cores: each.limits[resource] for cores, each in by_cores.items()}))
-        legend.append((kind, label))
+        rates = {cores: each.limits[resource] for cores, each in by_cores.items()}
+        if min(rates.values()) <= top:  # what lies above the picture is not in it
+            lines.append(curve(kind, rates))
+            legend.append((kind, label))
     for index, (kind, label) in enumerate(legend):
         x, y = LEFT + (index % 2) * 300, HEIGHT - 32 + (index // 2) * 20
         lines.append(f'  <path class="curve {kind}" d="M{x},{y - 4} h34"/>')

@@ -196,11 +196,11 @@ def ratios_table(
 BENCHMARKS = [
     Section(
         "postgresql",
-        11,
+        15,
         on("postgresql"),
         by_measures("enqueue_one", "enqueue_concurrent", "enqueue_batches", "drain", "drain_sync", "latency"),
         store_tables("postgresql"),
-        {"jobs": 30_000, "single_jobs_max": 1_000, "probes": 40},
+        {"jobs": 60_000, "single_jobs_max": 1_000, "probes": 100},
     ),
     Section(
         "processes",

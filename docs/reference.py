@@ -23,7 +23,9 @@ import msgspec
 import taskharbor
 from taskharbor import clock, presets, schedule
 from taskharbor.cli import cli
+from taskharbor.client.audit import Audit, AuditEntry, AuditPage
 from taskharbor.client.dead_letters import DeadLetters
+from taskharbor.client.holds import Hold, Holding
 from taskharbor.client.jobs import JobPage, Jobs
 from taskharbor.client.options import EnqueueOptions
 from taskharbor.client.queues import Queue, Queues
@@ -32,10 +34,13 @@ from taskharbor.client.schedules import Schedules
 from taskharbor.client.stats import Demand, Point, QueueDemand, Stats, Times
 from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
-from taskharbor.drivers.base import Driver, Leasing
+from taskharbor.drivers.base import Driver, JobSource, Leasing
 from taskharbor.drivers.capabilities import CAPABILITIES
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
+from taskharbor.rules.why_facts import AwaitedJob, Why, WhyCode, WhyFacts
+from taskharbor.streams import StreamWorker
+from taskharbor.streams.producer import Published, Stream
 from taskharbor.telemetry import logs, tracing
 from taskharbor.telemetry.events import EVENTS
 from taskharbor.telemetry.metrics import catalogue
@@ -54,11 +59,13 @@ HIDDEN = {
     taskharbor.Task: {
         "new_job", "new_job_of", "validate", "decode_result",
         "declared_max_attempts", "declared_timeout", "declared_delivery", "declared_policy",
+        "declared_failure_task",
         "is_isolated", "only_asked_to_end",
     },
     taskharbor.Signature: {"new_job"},
     Schedule: {"of"},
     Times: {"of"},
+    AuditEntry: {"of"},
     schedule.Schedule: {"next_micros", "latest_micros"},
     clock.ManualClock: {"DEFAULT_START"},
 }  # fmt: skip
@@ -68,22 +75,29 @@ OPTIONS = {
     "run_at": "An aware datetime; the job is not claimed before it.",
     "delay": "Seconds from the store's now, instead of `run_at`.",
     "priority": "From -100 to 100; higher runs first. Default: 0.",
-    "max_attempts": "The failure that is final. At most 10,000; 0 leaves the limit to the policy.",
+    "max_attempts": "The failure that is final. At most 10,000; 0 leaves the limit to the policy. "
+    "The number travels with the job.",
     "max_retries": "The same limit without the first attempt: `max_retries=4` is `max_attempts=5`.",
     "timeout": "Seconds that one attempt may take. Default: no limit.",
     "expires_at": "An aware datetime; a run that has not begun by then is cancelled.",
+    "expires_in": "Seconds from the store's now, instead of `expires_at`.",
     "idempotency_key": "At most one job of the queue has it, for as long as that job is kept.",
     "delivery": '`"at_least_once"` (the default) or `"at_most_once"`.',
-    "retry": "A `RetryPolicy`, or None for no retries.",
+    "retry": "A `RetryPolicy`, or None for no retries. A declared one "
+    "[follows the code](retries.md#what-travels-with-the-job-and-what-follows-the-code) of the worker that sees the "
+    "failure; one given to a job is stored with it.",
     "correlation_id": "Kept through every retry and by children; on the log lines of the job.",
     "tags": "Up to 32 labels to find the job by.",
     "meta": "A small map of names to text that travels with the job, and that its children inherit. "
     "Operators see it: no secrets.",
+    "failure_task": "A signature such as `alert.s()` whose job is "
+    "[enqueued with the death](retries.md#a-task-for-dead-jobs) of this one; None for none although the "
+    "task declares one.",
     "id": "The job's own id, a UUID. Enqueueing it again gives the same job.",
 }
 
 SECTIONS: dict[str, list[Any]] = {
-    "The harbor": [taskharbor.Harbor],
+    "The harbor": [taskharbor.Harbor, taskharbor.PayloadCodec],
     "Tasks": [taskharbor.Task, taskharbor.Signature],
     "Jobs": [taskharbor.Job, taskharbor.Attempt, taskharbor.Step, taskharbor.Progress],
     "Workflows": [
@@ -91,12 +105,14 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.Workflow, WorkflowJobs, WorkflowProgress, taskharbor.WorkflowState,
     ],
     "Looking after jobs": [
-        Jobs, DeadLetters, Queues, Workflows,
-        JobPage, Queue, taskharbor.JobFilter,
+        Jobs, DeadLetters, Queues, Holding, Workflows,
+        JobPage, Queue, Hold, taskharbor.JobFilter, Why, WhyCode, WhyFacts, AwaitedJob,
     ],
+    "Who did what": [Audit, AuditEntry, AuditPage],
     "Rates": [Stats, Point, Times, Demand, QueueDemand],
     "Schedules": [Schedules, Schedule, schedule.parse, schedule.every, schedule.Schedule],
     "Workers": [Worker],
+    "Streams": [StreamWorker, Stream, Published],
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
         taskharbor.StopRequested,
@@ -114,12 +130,12 @@ SECTIONS: dict[str, list[Any]] = {
         taskharbor.LeaseLost, taskharbor.WorkflowError, taskharbor.WorkflowNotFound, taskharbor.WorkflowStuck,
         taskharbor.WorkflowCancelled,
         taskharbor.StoreError, taskharbor.StoreUnavailable, taskharbor.AccessDenied, taskharbor.SchemaError,
-        taskharbor.RemoteError, taskharbor.UnresponsiveHandler,
+        taskharbor.StreamError, taskharbor.RemoteError, taskharbor.UnresponsiveHandler,
     ],
     "Tracing": [tracing.instrument],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
     "Time in tests": [clock.ManualClock],
-    "Writing a driver": [Leasing, Driver, *CAPABILITIES],
+    "Writing a driver": [Leasing, JobSource, Driver, *CAPABILITIES],
 }  # fmt: skip
 
 # The names of an enumeration, or of events, as a type of its own.
@@ -133,6 +149,8 @@ ENTRANCES: dict[type, str] = {
     Jobs: "harbor.jobs",
     DeadLetters: "harbor.dlq",
     Queues: "harbor.queues",
+    Audit: "harbor.audit",
+    Holding: "harbor.holds",
     Stats: "harbor.stats",
     Schedules: "harbor.schedules",
     Workflows: "harbor.workflows",
@@ -148,7 +166,8 @@ Every method that talks to the store has two forms: `harbor.jobs.get(…)` for c
 """
 OPTIONS_PREFACE = """\
 What `harbor.task(…)`, `task.using(…)` and `harbor.enqueue(…)` take. A declaration takes those that make sense for
-every job of the task: not `run_at`, `delay`, `expires_at`, `idempotency_key`, `correlation_id`, `id`.
+every job of the task: not `run_at`, `delay`, `expires_at`, `expires_in`, `idempotency_key`, `correlation_id`,
+`id`. Declared options are stored with each job when it is enqueued, except `retry`, which follows the worker's code.
 """
 # Where the signature in the source speaks to a type checker, not to a person.
 SIGNATURES = {

@@ -20,6 +20,7 @@ LONGEST = (
     "tests/postgres/test_state_machine.py",
     "tests/drivers/test_state_machine.py",
     "tests/simulation/",
+    "tests/streams/test_kills.py",
 )
 
 

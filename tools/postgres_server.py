@@ -7,12 +7,10 @@ To start one by hand: `python -m tools.postgres_server --help`.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tools.loopback import end_with_the_run, free_port
 
 USER = "harbor"
 START_SECONDS = 60.0
@@ -75,7 +75,7 @@ class Server:
                 group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
                 start_new_session=True,
-                preexec_fn=_end_with_the_run,  # noqa: PLW1509 - one call of the system, and then the server
+                preexec_fn=end_with_the_run,  # noqa: PLW1509 - one call of the system, and then the server
             )
         self._wait_until_it_answers()
 
@@ -118,19 +118,6 @@ def running(
     finally:
         server.stop(signal.SIGQUIT)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end_with_the_run() -> None:
-    """Ask the kernel, where it can, to shut the server down when the run is killed: a killed run cleans up nothing."""
-    if sys.platform.startswith("linux"):
-        parent_death_signal = 1
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGINT)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def binary(name: str) -> Path:

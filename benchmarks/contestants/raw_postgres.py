@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncpg
@@ -21,7 +22,11 @@ TABLES = (
     "CREATE TABLE finished (id bigint PRIMARY KEY, finished_at timestamptz DEFAULT clock_timestamp())",
 )
 INSERT = "INSERT INTO jobs (payload) VALUES ($1)"
-CLAIM = "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING id"
+CLAIM = (
+    "DELETE FROM jobs WHERE id IN (SELECT id FROM jobs ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED) "
+    "RETURNING id, payload"
+)
+PROBE = "WITH stored AS (INSERT INTO jobs (payload) VALUES ($1)) SELECT pg_notify('jobs', '')"
 FINISH = "INSERT INTO finished (id) SELECT * FROM unnest($1::bigint[])"
 
 
@@ -29,12 +34,11 @@ class RawPostgres(PostgresContestant):
     name = "raw asyncpg"
     role = "limit"
     durability_note = (
-        f"one insert a commit, COPY, and claims and ends of {BATCH} by one connection; no queue at all, the limit of "
-        "server and library"
+        f"one insert a commit, COPY, claims and ends of {BATCH} by one connection, NOTIFY in the commit of a probe; "
+        "no queue at all, the limit of server and library"
     )
     distribution = "asyncpg"
     own_worker = False
-    separate_worker = False
 
     @classmethod
     def install(cls, url: str) -> None:
@@ -64,12 +68,36 @@ class RawPostgres(PostgresContestant):
         await self.pool.copy_records_to_table("jobs", records=[(PAYLOAD,)] * count, columns=["payload"])
 
     async def put_probe(self, number: int) -> None:
-        raise NotImplementedError
+        await self.pool.execute(PROBE, str(number))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        raise NotImplementedError
-        yield
+        working = asyncio.create_task(self.work())
+        try:
+            yield
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+
+    async def work(self) -> None:
+        """Claim what is there, and wait for a notification when there is nothing: two connections, no lease."""
+        heard = asyncio.Event()
+        async with self.pool.acquire() as listener, self.pool.acquire() as connection:
+            await listener.add_listener("jobs", lambda *_: heard.set())
+            while True:
+                heard.clear()
+                while claimed := await connection.fetch(CLAIM, BATCH):
+                    for _, payload in claimed:
+                        self.handle(payload)
+                    await connection.execute(FINISH, [row["id"] for row in claimed])
+                await heard.wait()
+
+    def handle(self, payload: str) -> None:
+        if payload == PAYLOAD:
+            self.count_one()
+        else:
+            self.started(int(payload))
 
     async def timed_drain(self, count: int) -> float:
         """Claim and end by batches: no lease, no handler, no second process."""

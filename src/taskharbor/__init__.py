@@ -38,6 +38,7 @@ from taskharbor.errors import (
     StopRequested,
     StoreError,
     StoreUnavailable,
+    StreamError,
     TaskHarborError,
     Unrecoverable,
     UnresponsiveHandler,
@@ -57,6 +58,7 @@ from taskharbor.records import (
     StateName,
 )
 from taskharbor.rules.retry import Decision, Failure, RetryPolicy
+from taskharbor.sealing import PayloadCodec
 from taskharbor.telemetry.events import Event, EventName
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ __all__ = [
     "JobNotFound",
     "LeaseLost",
     "MissingCapability",
+    "PayloadCodec",
     "PayloadError",
     "PayloadTooLarge",
     "Progress",
@@ -102,6 +105,7 @@ __all__ = [
     "StopRequested",
     "StoreError",
     "StoreUnavailable",
+    "StreamError",
     "UnresponsiveHandler",
     "Task",
     "TaskHarborError",

@@ -1,7 +1,7 @@
 """Tasks that need no application.
 
-Every harbor knows `http`; a task that you declare under the same name takes precedence. `echo`, `sleep` and `fail` are
-for trying a store, a worker or a command:
+Every harbor knows `http` and `taskharbor.replay`; a task that you declare under the same name takes precedence.
+`echo`, `sleep` and `fail` are for trying a store, a worker or a command:
 
 taskharbor worker
 taskharbor enqueue echo message=hello --wait 10
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.task import Task
 
-EVERYWHERE = frozenset({"http"})
+REPLAY = "taskharbor.replay"
+EVERYWHERE = frozenset({"http", REPLAY})
 TRIAL_NAMES = ("echo", "sleep", "fail")
 
 
@@ -30,16 +31,24 @@ def task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
         return None
     found = harbor.built_in.get(name)
     if found is None:
-        from taskharbor.http.task import http_task
-
-        found = harbor.built_in[name] = http_task(harbor)
+        found = harbor.built_in[name] = _made(harbor, name)
     return found
+
+
+def _made(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any]:
+    if name == REPLAY:
+        from taskharbor.replay import replay_task
+
+        return replay_task(harbor)
+    from taskharbor.http.task import http_task
+
+    return http_task(harbor)
 
 
 def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
     """Return the task, if the packages that it needs to run are installed."""
-    if name not in EVERYWHERE:
-        return None
+    if name not in EVERYWHERE or name == REPLAY:
+        return task_of(harbor, name)
     from taskharbor.http.task import is_installed
 
     return task_of(harbor, name) if is_installed() else None

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from taskharbor.clock import from_micros
-from taskharbor.codec import clean_text
+from taskharbor.codec import clean_text, encode_result
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import Progress, StopReason
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("taskharbor.task")
 
 PROGRESS_MESSAGE_MAX = 500
+PROGRESS_VALUE_MAX = 4_096  # bytes of JSON
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,11 +95,19 @@ class Context:
         """A logger whose lines carry the job, the task, the attempt and the correlation id."""
         return ContextLogger(_logger, {"fields": self._execution.fields()})
 
-    def progress(self, fraction: float, message: str = "") -> None:
-        """Report how far the work is, from 0 to 1; the next batch stores it, and the job shows it."""
+    def progress(self, fraction: float, message: str = "", *, value: Any = None) -> None:
+        """Report how far the work is, from 0 to 1; the next batch stores it, and the job shows it.
+
+        `value` is anything that JSON can hold, of at most 4,096 bytes: counts, the last line read, an address.
+        """
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ConfigurationError(f"progress takes a fraction from 0 to 1, not {fraction!r}")
-        self._execution.report(Progress(float(fraction), _message(message)))
+        text = None
+        if value is not None:
+            what = "the value of progress"
+            text = encode_result(value, limit=PROGRESS_VALUE_MAX, what=what)
+            text = self._execution.harbor.sealing.seal(text, what)
+        self._execution.report(Progress(float(fraction), _message(message), text))
 
     @overload
     def step(

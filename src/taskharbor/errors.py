@@ -169,6 +169,10 @@ class StoreError(TaskHarborError):
     """The store could not do what was asked."""
 
 
+class StreamError(TaskHarborError):
+    """The brokers of a stream refuse what a worker or a producer needs, and waiting does not help."""
+
+
 class StoreUnavailable(StoreError):
     """The store cannot be reached, is locked, or is full.
 

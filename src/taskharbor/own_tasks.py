@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from taskharbor.context import current_execution
+from taskharbor.sync import in_sync_call
 
 T = TypeVar("T")
 
@@ -66,6 +67,26 @@ async def result_of(task: OwnTask[T]) -> T:
     if cancelled is None or (not task.cancelled() and task.exception() is not None):
         return task.result()
     raise cancelled
+
+
+async def finished(coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+    """Return the coroutine's result. If this call is cancelled, let the coroutine finish first, within these seconds.
+
+    It is for a change of the store that has to be reported: once the store has committed, only its answer says what to
+    report. A synchronous call has no loop, and nothing cancels it.
+    """
+    if in_sync_call():
+        return await coroutine
+    task = own_task(coroutine)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=seconds)
+        if task.done() and not task.cancelled():
+            task.exception()  # the cancellation counts, so nothing else would fetch it
+        raise
+    finally:
+        task.end()
 
 
 class _Waiting(asyncio.Future[None]):

@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 DEFAULT_QUEUE = "default"
 PRIORITY_MIN, PRIORITY_MAX = -100, 100
+GROUP_NAMES_MAX = 20  # tasks, and versions, that one group of dead jobs lists
 RESERVED_TAGS = "taskharbor:"  # tags of callers must not begin with this
 SCHEDULE_TAG = "taskharbor:schedule"  # on the job of every schedule, so that a list of them needs no scan
 
@@ -65,7 +66,7 @@ DeliveryName = Literal["at_least_once", "at_most_once"]
 
 
 class Reason(StrEnum):
-    """Why a job is dead (up to `unreadable`) or cancelled (the rest)."""
+    """Why a job is dead (up to `operator`) or cancelled (the rest)."""
 
     EXHAUSTED = "exhausted"
     UNRECOVERABLE = "unrecoverable"
@@ -77,6 +78,7 @@ class Reason(StrEnum):
     UNKNOWN_TASK = "unknown_task"
     UNSETTLEABLE = "unsettleable"  # a bug of TaskHarbor's kept it from being settled, again and again
     UNREADABLE = "unreadable"  # its stored row cannot be read
+    OPERATOR = "operator"  # an operator dead-lettered it
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DISCARDED = "discarded"
@@ -94,6 +96,7 @@ ReasonName = Literal[
     "unknown_task",
     "unsettleable",
     "unreadable",
+    "operator",
     "cancelled",
     "expired",
     "discarded",
@@ -155,10 +158,37 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     recurrence: Recurrence | None = None  # a schedule, for a job that re-arms itself
     workflow: str | None = None  # that it is a member of
     takes: Takes | None = None
-    failure_task: bool = False  # its workflow has a task to run should it die
+    # What is enqueued with its death: its own failure task, True for its workflow's, False for none whatever its task
+    # declares, None where nothing was said.
+    failure_task: bool | FailureTask | None = None
+    dead_copy: DeadCopy | None = None  # of a message: where its copy goes, should it die
 
 
 NO_OPTIONS = Options()
+
+
+class DeadCopy(Struct, frozen=True):
+    """Where a dead message is copied to, and the group that it was read by."""
+
+    source: str  # the topic that it came from
+    topic: str
+    group: str
+
+
+class FailureTask(Struct, frozen=True, omit_defaults=True):
+    """A failure task as it is stored; its job still lacks an id and the argument that says what died."""
+
+    task: str
+    payload: str
+    queue: str
+    parameter: str | None = None  # takes the description of what died; None for none
+    priority: int = 0
+    delay: int | None = None
+    delivery: Delivery | None = None
+    options: Options = NO_OPTIONS
+    meta: str | None = None
+
+
 _decode_options = msgspec.json.Decoder(Options).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -209,6 +239,8 @@ class NewJob(Struct, frozen=True, gc=False):
     due_at: int | None = None  # of the first occurrence, for a recurring job
     ends_with_members: bool = False  # cancelled as soon as one of them is dead or cancelled
     meta: str | None = None  # JSON of a map of text to text, within the limits of `rules.meta`; None for none
+    # Microseconds from the store's now, instead of expires_at, which the client makes of it: no store sees this one.
+    expires_in: int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -254,13 +286,26 @@ class JobRecord(Struct, frozen=True, gc=False):
     # Invalid stored values, as JSON; the fields here have placeholders for them.
     unreadable: str | None = None
     meta: str | None = None  # the stored text; see `rules.meta.read_meta`
+    fingerprint: str | None = None  # of the latest attempt's failure; every dead job has one
+    aside: str | None = None  # the label of the place where it stands aside; see `rules.aside`
+    action_id: str | None = None  # of the latest action that changed it, which may no longer be kept
+    code_version: str | None = None  # of the application that the latest attempt failed in
 
 
-class Progress(Struct, frozen=True):
+class Progress(Struct, frozen=True, repr_omit_defaults=True):
     """The progress that a running handler reported."""
 
     fraction: float
     message: str = ""
+    value_json: str | None = None  # a value of the handler's own
+
+    @property
+    def value(self) -> Any:
+        """The value that the handler reported with it, as JSON has it; None for none."""
+        try:
+            return None if self.value_json is None else msgspec.json.decode(self.value_json)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return self.value_json  # another program wrote it
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
@@ -280,6 +325,8 @@ class AttemptRecord(Struct, frozen=True, gc=False):
     retry_delay: int | None = (
         None  # microseconds granted before the retry, if it failed and was to be retried
     )
+    fingerprint: str | None = None  # of its failure; see `rules.fingerprint`
+    code_version: str | None = None  # of the application that it failed in
 
 
 class StepRecord(Struct, frozen=True, gc=False):
@@ -322,13 +369,35 @@ class MemberResult(Struct, frozen=True, gc=False):
 
 
 class JobFilter(Struct, frozen=True):
-    """Selects jobs for a list or a bulk operation; None matches any."""
+    """Selects jobs for a list or a bulk operation; None matches any. `rules.filtering` says which jobs match."""
 
     state: State | None = None
     queue: str | None = None
     task: str | None = None
     tag: str | None = None
     workflow: str | None = None  # by its id
+    reason: Reason | None = None
+    error: str | None = None  # a part of the first characters of the latest attempt's error
+    fingerprint: str | None = None  # of dead jobs
+    correlation_id: str | None = None
+    enqueued_after: int | None = None  # that instant or later
+    enqueued_before: int | None = None  # earlier than that instant
+    finished_after: int | None = None
+    finished_before: int | None = None
+    ids: tuple[str, ...] | None = None
+
+
+class GroupRecord(Struct, frozen=True, gc=False):
+    """Dead jobs of one cause: those whose latest attempts failed with the same fingerprint."""
+
+    fingerprint: str
+    count: int
+    first_seen: int  # when the first of them died, and the last
+    last_seen: int
+    tasks: tuple[str, ...]  # sorted; at most `GROUP_NAMES_MAX`, as are the versions
+    versions: tuple[str, ...]  # of the code that they failed in, as far as it was known
+    sample_id: str  # the newest of them
+    error: str | None = None  # of the sample, its first characters
 
 
 class TokenRecord(Struct, frozen=True):

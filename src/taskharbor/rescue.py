@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import uuid_utils
@@ -21,6 +21,7 @@ from taskharbor.drivers.base import (
     Transition,
 )
 from taskharbor.drivers.capabilities import Steps, Workflows
+from taskharbor.own_tasks import finished
 from taskharbor.records import AttemptRecord, Options, State, StepRecord
 from taskharbor.rules.policy import settle_loss
 from taskharbor.rules.recurrence import armed, armed_blindly, decoded_options
@@ -41,6 +42,9 @@ COLLECTOR_LEASE_MAX = 30 * MICROS_PER_SECOND
 PUT_OFF_MAX = 300 * MICROS_PER_SECOND  # between two tries to settle what a bug of ours keeps in its lease
 LEASES_MAX = 100  # in one go, so that every collection ends
 JOBS_AT_ONCE = 200  # settled together: a collector that loses its lease has got on by this much
+REPORT_SECONDS = (
+    0.5  # that a collector which is stopped waits for the store's answer, to report what it has settled
+)
 HISTORY_ROWS = 1_000  # of a job's attempts, to weigh its losses by: more than any limit asks for
 
 Done = Sequence[tuple[Transition, SettleResult]]
@@ -92,12 +96,9 @@ class Collector:
                 if not await self._keep(lease):
                     return collected, False
                 endings += await self._ending(lease, job)
-            settled = await settle_endings(self._driver, endings, lease.now, reports=self._reports)
+            settled = await finished(self._settle_endings(endings, lease.now), REPORT_SECONDS)
             answered += len(settled)
-            done = [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
-            if done:
-                collected += done
-                await self._tell(done)
+            collected += [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]
             if any(
                 pair[1].answer in (SettleAnswer.LEASE_EXPIRED, SettleAnswer.LEASE_MISMATCH)
                 for pair in settled
@@ -106,6 +107,13 @@ class Collector:
         if answered < len(lease.jobs):
             await self._put_off(lease)
         return collected, True
+
+    async def _settle_endings(self, endings: Sequence[Rescued], now: int) -> Done:
+        """Settle some jobs of a lease, and report those for which that was done."""
+        settled = await settle_endings(self._driver, endings, now, reports=self._reports)
+        if done := [pair for pair in settled if pair[1].answer is SettleAnswer.DONE]:
+            await self._tell(done)
+        return settled
 
     async def _tell(self, done: Done) -> None:
         try:
@@ -245,13 +253,14 @@ async def loss_history(
 
 
 async def with_failure_task(driver: Driver, transition: Transition, job: Claimed) -> Transition:
-    """If this is the death of a workflow's member: with the task that the workflow runs then."""
+    """If this is the death of a job that was stored with a failure task: with that."""
     if transition.to is not State.DEAD or job.options is None or '"failure_task"' not in job.options:
         return transition
-    from taskharbor.workflow.failure import FailureTasks
+    from taskharbor.failure_tasks import FailureTasks
 
     try:
         options = msgspec.json.decode(job.options, type=Options)
     except msgspec.MsgspecError:  # of a newer version: its own workers know better
         return transition
-    return await FailureTasks(Workflows.of(driver)).added(transition, job, options)
+    store: Any = Workflows.of(driver) if options.failure_task is True else driver
+    return await FailureTasks(store).added(transition, job, options)

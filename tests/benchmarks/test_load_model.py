@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,15 @@ def test_workers_and_server_share_the_cores_of_one_machine() -> None:
 def test_table_and_picture_tell_the_same_capacity() -> None:
     row = next(row for row in capacity_table(COSTS).rows if row[0] == "16")
     assert f"16 cores carry {row[1]} jobs a second, {row[2]} end first" in picture(COSTS)
+
+
+@pytest.mark.parametrize("log_bytes", [250, 25])
+def test_legend_names_the_curves_that_are_in_the_picture(log_bytes: float) -> None:
+    drawn = picture(replace(COSTS, log_bytes=log_bytes, enqueue=Enqueued(server_us=8, log_bytes=log_bytes)))
+    curves = re.findall(r'<polyline class="curve (\w+)" points="[^"]', drawn)
+    named = re.findall(r'<path class="curve (\w+)"', drawn)
+    assert sorted(named) == sorted(curves)
+    assert ("log" in named) == (log_bytes == 250)
 
 
 @pytest.mark.parametrize(("value", "above"), [(1, 1), (3, 4), (81_000, 100_000), (199_999, 200_000)])

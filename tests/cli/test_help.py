@@ -38,9 +38,18 @@ def test_all_the_commands_that_are_due_are_there():
     assert set(map(named, ALL)) == {
         *COMMANDS,
         *("job retry", "job run-now", "job update", "job delete"),
-        *("dlq list", "dlq requeue", "dlq requeue-all", "dlq discard", "dlq discard-all"),
+        *(
+            "dlq list",
+            "dlq add",
+            "dlq groups",
+            "dlq requeue",
+            "dlq requeue-all",
+            "dlq discard",
+            "dlq discard-all",
+        ),
         *("token create", "token list", "token revoke"),
         *("queue list", "queue pause", "queue resume"),
+        *("task list", "task hold", "task release"),
         *(f"schedule {verb}" for verb in ("list", "add", "pause", "resume", "run", "delete")),
         *("workflow list", "workflow show", "workflow cancel", "workflow retry"),
     }
@@ -51,6 +60,7 @@ def test_help_says_what_it_does_and_gives_an_example(path):
     answer = CliRunner().invoke(cli, [*path, "--help"], prog_name="taskharbor")
     assert answer.exit_code == 0
     assert "Example" in answer.stdout
+    assert "\\b" not in answer.stdout  # click's mark of a block, written with one backslash too many
     assert f"  taskharbor {' '.join(path)}" in answer.stdout
     assert (
         ALL[path].get_short_help_str().endswith((".", "?", "…", "..."))

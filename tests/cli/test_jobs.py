@@ -7,8 +7,9 @@ import re
 import uuid
 
 import msgspec
+from msgspec import UNSET
 
-from taskharbor import Context
+from taskharbor import Context, presets
 from taskharbor.views.documents import JobDocument
 
 JOB_KEYS = {
@@ -25,7 +26,8 @@ JOB_KEYS = {
         "worker",
         "leaseExpiresAt",
     ),
-    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow", "meta"),
+    *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow", "meta", "failureTask"),
+    *("fingerprint", "actionId"),
 }
 
 
@@ -130,7 +132,7 @@ def test_waiting_in_vain_says_what_may_be_missing(run):
 def test_list_as_json(run, harbor):
     ids = [harbor.enqueue("echo", {"message": number}).id for number in range(3)]
     document = run("list", "--json").document
-    assert document.keys() == {"items", "nextCursor"}
+    assert document.keys() == {"items", "nextCursor", "examined", "reached"}
     assert document["nextCursor"] is None
     assert [item["id"] for item in document["items"]] == ids[::-1]
     assert all(item.keys() == JOB_KEYS for item in document["items"])
@@ -166,7 +168,7 @@ def test_list_in_a_pipe_is_columns_without_escape_codes(run, harbor):
 def test_an_empty_list_is_only_its_header(run, harbor):
     harbor.migrate()
     assert len(run("list").out.splitlines()) == 1
-    assert run("list", "--json").document == {"items": [], "nextCursor": None}
+    assert run("list", "--json").document == {"items": [], "nextCursor": None, "examined": 0, "reached": None}
 
 
 # -- inspect -------------------------------------------------------------------------------------
@@ -176,13 +178,12 @@ def test_inspect_shows_the_job_and_its_history(run, harbor, drain):
     job = harbor.enqueue("fail", {"message": "no\nluck"}, max_attempts=2, timeout=3, tags=["x"])
     drain_until_dead(harbor, drain, job.id)
     plain = run("inspect", job.id).out
-    assert "reason        exhausted" in plain
-    assert "max attempts  2" in plain
-    assert "timeout       3.0s" in plain
-    assert "error         RuntimeError: no\\nluck" in plain
-    assert (
-        "retries       Task: fail | FAILED | Total Attempts: 2 | Last Error: RuntimeError: no luck" in plain
-    )
+    said = re.sub(" {2,}", "  ", plain)  # the columns are as wide as their widest name
+    assert "reason  exhausted" in said
+    assert "max attempts  2" in said
+    assert "timeout  3.0s" in said
+    assert "error  RuntimeError: no\\nluck" in said
+    assert "retries  Task: fail | FAILED | Total Attempts: 2 | Last Error: RuntimeError: no luck" in said
     ended = dict(re.findall(r"^(finished at|failed at) +(.+)$", plain, re.MULTILINE))
     assert ended["failed at"] == ended["finished at"]
     assert plain.count(" failed ") == 2
@@ -195,7 +196,7 @@ def test_inspect_as_json(run, harbor, drain):
     job = harbor.enqueue("fail", {}, max_attempts=2)
     drain_until_dead(harbor, drain, job.id)
     document = run("inspect", job.id, "--json").document
-    assert document.keys() == JOB_KEYS | {"history", "steps", "retryMetrics"}
+    assert document.keys() == JOB_KEYS | {"history", "steps", "retryMetrics", "latestAction"}
     assert document["failedAt"] == document["finishedAt"] == document["history"][0]["finishedAt"]
     metrics, [last, first] = document["retryMetrics"], document["history"]
     assert (metrics["totalAttempts"], metrics["successfulAt"]) == (2, None)
@@ -316,6 +317,41 @@ def test_job_update_changes_what_is_given_and_nothing_else(run, harbor):
     assert run("job", "update", job.id, "--payload", "-", "--json", stdin='{"message": 1}').document[
         "payload"
     ] == {"message": 1}
+
+
+def test_update_all_changes_those_that_match(run, harbor):
+    jobs = [harbor.enqueue("echo", delay=60, tags=[tag]) for tag in ("a", "a", "b")]
+    words = (
+        "update-all",
+        "--tag",
+        "a",
+        "--timeout",
+        "30s",
+        "--retry",
+        "email",
+        "--set-tag",
+        "a",
+        "--set-tag",
+        "z",
+    )
+    assert run(*words, "--dry-run").out == "2 would be changed\n"
+    assert jobs[0].refresh().timeout is None
+    assert run(*words, "--yes").out == "2 changed\n"
+    found = [job.refresh() for job in jobs]
+    assert [job.timeout for job in found] == [30.0, 30.0, None]
+    assert (found[0].tags, found[0].max_attempts) == (("a", "z"), presets.EMAIL.max_attempts)
+    shown = run("update-all", "--retry", "declared", "--expires-in", "1h", "--yes", "--json").document
+    assert shown["changed"] == 3
+    assert jobs[0].refresh().record.options.retry is UNSET
+    assert "say what to change" in run("update-all", "--tag", "a", "--yes", code=2).error
+    assert "contradict" in run("update-all", "--set-tag", "a", "--no-tags", "--yes", code=2).error
+
+
+def test_job_update_takes_a_policy_and_an_expiry(run, harbor):
+    job = harbor.enqueue("echo", delay=60)
+    document = run("job", "update", job.id, "--retry", "none", "--expires-in", "5m", "--json").document
+    assert (document["retry"], document["expiresAt"] is None) == ("none", False)
+    assert "--retry" in run("job", "update", job.id, "--retry", "often", code=2).error
 
 
 def test_job_update_that_says_nothing_or_two_things_is_refused(run, harbor):

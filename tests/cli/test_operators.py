@@ -8,9 +8,11 @@ import sqlite3
 import pytest
 
 from taskharbor import State
-from taskharbor.drivers.base import ClaimRequest, Extension
+from taskharbor.drivers.base import ClaimRequest, Extension, WorkerRecord
 from taskharbor.drivers.capabilities import Rollups
+from taskharbor.drivers.contract.audit import ActionFilter
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
+from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.rules.rollups import begin_of
 from taskharbor.sync import run_inline
 
@@ -61,6 +63,33 @@ def test_dlq_requeue_all(run, harbor, dead):
     assert harbor.jobs.counts()["ready"] == 2
 
 
+def test_dlq_groups(run, dead):
+    header, row = run("dlq", "groups").out.splitlines()
+    assert header.split() == ["GROUP", "JOBS", "FIRST", "LAST", "TASKS", "VERSIONS", "SAMPLE", "ERROR"]
+    assert row.endswith("RuntimeError: no luck")
+    [group] = run("dlq", "groups", "--json").document["items"]
+    assert (group["fingerprint"], group["count"], group["tasks"]) == (row.split()[0], 2, ["fail"])
+    assert group["sampleId"] == dead[1].id
+    [group] = run("dlq", "groups", "--queue", "mail", "--json").document["items"]
+    assert (group["count"], group["sampleId"]) == (1, dead[0].id)
+    assert run("dlq", "requeue-all", "--group", group["fingerprint"]).out == "2 requeued\n"
+    assert run("dlq", "groups", "--json").document["items"] == []
+
+
+def test_dlq_requeue_all_with_a_brake_enqueues_the_replay(run, harbor, dead, drain):
+    out = run("dlq", "requeue-all", "--queue", "mail", "--brake", "20%").out
+    assert "replays them, and stops above 20%" in out
+    document = run("dlq", "requeue-all", "--brake", "0.5", "--json").document
+    assert (document["task"], document["payload"]["brake"], document["state"]) == (
+        "taskharbor.replay",
+        0.5,
+        "ready",
+    )
+    for unfit in ("200%", "x", "-1"):
+        assert "is not a share" in run("dlq", "requeue-all", "--brake", unfit, code=2).error
+    assert "--keep-attempts" in run("dlq", "requeue-all", "--brake", "1", "--keep-attempts", code=2).error
+
+
 def test_dlq_discard(run, dead):
     document = run("dlq", "discard", dead[0].id, "--json").document
     assert (document["state"], document["reason"]) == ("cancelled", "discarded")
@@ -93,11 +122,38 @@ def test_queues_are_listed_paused_and_resumed(run, harbor):
     [queue] = run("queue", "list", "--json").document["items"]
     assert queue.keys() == {
         *("name", "paused", "ready", "scheduled", "running", "oldestReadyAt", "oldestReadySeconds"),
+        *("pausedBy", "pausedSince"),
     }
     assert (queue["name"], queue["paused"], queue["ready"]) == ("mail", True, 1)
     assert run("queue", "list").out.splitlines()[1].split()[:3] == ["mail", "yes", "1"]
     assert run("queue", "resume", "mail", "--json").document == {"name": "mail", "paused": False}
     assert not harbor.queues.list()[0].paused
+
+
+# -- task ----------------------------------------------------------------------------------------
+
+
+def test_tasks_are_held_released_and_listed(run, harbor):
+    run_inline(WORKERS.put(harbor.driver, [WorkerRecord("w", "h", 1, 1, 0, tasks=("echo",))], 60_000_000))
+    assert run("task", "hold", "mail:send").out == "mail:send: held\n"
+    assert run("task", "hold", "bulk", "--tag", "--json").document == {
+        "kind": "tag",
+        "name": "bulk",
+        "held": True,
+    }
+    echo, held, tag = run("task", "list", "--json").document["items"]
+    assert (echo["name"], echo["held"], echo["workers"]) == ("echo", False, ["w"])
+    assert (held["name"], held["held"], held["workers"]) == ("mail:send", True, [])
+    assert held["heldBy"]
+    assert held["heldSince"]
+    assert (tag["kind"], tag["name"]) == ("tag", "bulk")
+    assert run("task", "list").out.splitlines()[2].split()[:3] == ["mail:send", "task", "yes"]
+    assert run("task", "hold", "mail:send").out == "mail:send: was held already\n"
+    assert run("task", "release", "bulk").out.startswith("bulk: no task of this name was held")
+    assert run("task", "release", "bulk", "--tag").out == "bulk: released\n"
+    assert [hold.name for hold in harbor.holds.list()] == ["mail:send"]
+    kept = run_inline(harbor.driver.actions(ActionFilter())).actions
+    assert [action.verb for action in kept] == ["task.release", "task.hold", "task.hold"]
 
 
 # -- stats ---------------------------------------------------------------------------------------

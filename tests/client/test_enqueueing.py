@@ -20,8 +20,10 @@ from taskharbor import (
     PayloadTooLarge,
     State,
     Task,
+    Worker,
+    group,
 )
-from taskharbor.clock import ManualClock
+from taskharbor.clock import ManualClock, from_micros
 
 Sending = Task[Any, Any, Any, Any]
 
@@ -190,6 +192,29 @@ def test_times_are_kept_to_the_microsecond_whatever_their_zone(harbor: Harbor):
     assert job.run_at == at
     assert job.expires_at == at + timedelta(microseconds=1)
     assert job.run_at.tzinfo is UTC
+
+
+def test_expires_in_counts_from_the_stores_now(timed: Harbor, clock: ManualClock):
+    """In each of the ways that store a job."""
+    task = timed.task(name="t")(lambda: None)
+    using = task.using(expires_in=timedelta(minutes=1))
+    jobs = [
+        timed.enqueue("elsewhere", expires_in=60),
+        using.enqueue(),
+        *using.enqueue_many([{}, {}]),
+        *timed.enqueue_many([using.s(), using.s()]),
+        *group(using.s(), using.s()).enqueue().jobs,
+    ]
+    due = from_micros(clock.now()) + timedelta(seconds=60)
+    assert [job.expires_at for job in jobs] == [due] * len(jobs)
+    assert [job.refresh().expires_at for job in jobs] == [due] * len(jobs)
+    later = from_micros(clock.now()) + timedelta(days=1)
+    assert using.using(expires_at=later).enqueue().expires_at == later
+    assert task.using(expires_at=later).using(expires_in=60).enqueue().expires_at == due
+    assert using.using(expires_in=None).enqueue().expires_at is None
+    clock.advance(61)
+    Worker(timed).drain_sync()
+    assert {job.refresh().reason for job in jobs} == {"expired"}
 
 
 def test_every_option_comes_back(harbor: Harbor):

@@ -114,19 +114,23 @@ def test_a_wrong_keyword_names_the_ones_that_there_are(harbor: Harbor):
         harbor.dlq.discard_all,
         harbor.jobs.cancel_all,
         harbor.jobs.delete_all,
+        harbor.jobs.list,
+        harbor.jobs.count,
     ):
         assert said(lambda bulk=bulk: bulk(quue="mail")) == (  # type: ignore[misc]
-            "unknown filter quue: did you mean queue? The filters are queue, state, tag, task, workflow"
+            "unknown filter quue: did you mean queue? The filters are correlation_id, enqueued_after, "
+            "enqueued_before, error, fingerprint, finished_after, finished_before, ids, queue, reason, state, tag, "
+            "task, workflow"
         )
     assert harbor.jobs.get(job.id).state == "ready"
 
 
-def test_a_wrong_keyword_of_a_list_is_told_of_the_method_that_was_called(harbor: Harbor):
+def test_a_wrong_keyword_is_told_of_the_method_that_was_called(harbor: Harbor):
     with pytest.raises(TypeError) as caught:
-        harbor.jobs.list(quue="mail")  # type: ignore[call-arg]
+        harbor.jobs.history("x", lmit=1)  # type: ignore[call-arg]
     text = str(caught.value)
-    assert "Jobs.list() got an unexpected keyword argument 'quue'" in text
-    assert text.endswith("it takes state, queue, task, tag, workflow, cursor, limit")
+    assert "Jobs.history() got an unexpected keyword argument 'lmit'" in text
+    assert text.endswith("it takes id, limit")
     with pytest.raises(
         TypeError, match=r"Jobs.get\(\) missing 1 required positional argument: 'id'; it takes id$"
     ):

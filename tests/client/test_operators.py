@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from taskharbor import (
     ConfigurationError,
@@ -21,8 +22,10 @@ from taskharbor import (
     JobNotFound,
     PayloadError,
     Reason,
+    RetryPolicy,
     State,
     Worker,
+    presets,
 )
 from taskharbor.clock import ManualClock
 from taskharbor.records import NewJob
@@ -110,6 +113,32 @@ def test_a_bad_id_is_one_clear_error(timed: Harbor, verb: str, id: Any):
         do(timed, id)
 
 
+def test_a_bad_workflow_id_is_named_as_one(timed: Harbor):
+    with pytest.raises(ConfigurationError, match="a workflow's id is a UUID such as .*, not 'x'"):
+        timed.jobs.list(workflow="x")
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_an_error_text_that_no_store_keeps_is_refused(timed: Harbor, text: str):
+    with pytest.raises(
+        ConfigurationError, match="holds a NUL or a lone surrogate, which no stored error has"
+    ):
+        timed.dlq.count(error=text)
+
+
+def test_a_bulk_update_names_filters_and_changes_where_a_word_is_neither(timed: Harbor):
+    update_all: Any = timed.jobs.update_all
+    with pytest.raises(ConfigurationError, match="unknown argument prioritee: did you mean priority"):
+        update_all(prioritee=3)
+    with pytest.raises(ConfigurationError, match="or 'declared' to follow the code, not 'bogus'"):
+        update_all(retry="bogus")
+
+
+def test_a_fingerprint_may_be_in_upper_case(timed: Harbor, make: Making):
+    job = make("dead")
+    assert [each.id for each in timed.dlq.list(fingerprint=str(job.fingerprint).upper())] == [job.id]
+
+
 def test_an_id_may_be_spelt_as_any_uuid(timed: Harbor, make: Making):
     job = make("ready")
     for given in (job.id, job.id.upper(), uuid.UUID(job.id), job.id.replace("-", "")):
@@ -186,6 +215,54 @@ def test_update_changes_what_is_given_and_nothing_else(timed: Harbor, make: Maki
     assert timed.jobs.list(tag="a") == []
     assert [j.id for j in timed.jobs.list(tag="c")] == [job.id]
     assert timed.jobs.update(job.id, expires_at=None, max_attempts=None).expires_at is None
+    assert (
+        timed.jobs.update(job.id, expires_in=60).record.expires_at
+        == run_inline(timed.driver.now()) + 60_000_000
+    )
+
+
+def test_update_gives_a_job_a_policy_of_its_own_or_takes_it_away(timed: Harbor, make: Making):
+    job = make("ready", max_attempts=3)
+    policy = RetryPolicy(max_attempts=9, initial=7)
+    changed = timed.jobs.update(
+        job.id, retry=policy
+    )  # with its limit: the one before belonged to another policy
+    assert (changed.record.options.retry, changed.max_attempts) == (policy.to_dict(), 9)
+    changed = timed.jobs.update(job.id, retry=presets.EMAIL, max_attempts=2)
+    assert (changed.record.options.retry, changed.max_attempts) == (presets.EMAIL.to_dict(), 2)
+    changed = timed.jobs.update(job.id, retry=None)
+    assert (changed.record.options.retry, changed.max_attempts) == (None, 2)
+    changed = timed.jobs.update(job.id, retry="declared", priority=3)
+    assert (changed.record.options.retry, changed.max_attempts, changed.priority) == (UNSET, 2, 3)
+
+
+def test_update_all_changes_those_that_wait_and_match(timed: Harbor, make: Making):
+    jobs = {state: make(state, tags=["x"], timeout=5) for state in ("dead", "running", "scheduled", "ready")}
+    other = make("ready", tags=["y"], timeout=5)
+    timed.task(name="recurs")(lambda: None)
+    timed.schedules.add("s", "recurs", schedule="@every 1h", tags=["x"], timeout=5)
+    assert timed.jobs.update_all(tag="x", timeout=9, dry_run=True) == 2
+    assert jobs["ready"].refresh().timeout == 5
+    assert timed.jobs.update_all(tag="x", timeout=9, tags=["x", "z"], retry=presets.EMAIL) == 2
+    assert {state: job.refresh().timeout for state, job in jobs.items()} == {
+        "dead": 5.0, "running": 5.0, "scheduled": 9.0, "ready": 9.0,
+    }  # fmt: skip
+    assert (other.refresh().timeout, timed.schedules.get("s").timeout) == (5.0, 5.0)
+    assert jobs["ready"].refresh().tags == ("x", "z")
+    assert timed.jobs.update_all(state="scheduled", run_at=datetime(2020, 1, 1, tzinfo=UTC)) == 1
+    assert jobs["scheduled"].refresh().state is State.READY
+
+
+def test_update_all_refuses_what_it_cannot_change(timed: Harbor):
+    for given, said in (
+        ({"tag": "x"}, "nothing to change was given; give expires_at, expires_in, max_attempts"),
+        ({"payload": {}}, "unknown argument payload"),
+        ({"priority": 1000}, "priority must be a whole number"),
+        ({"expires_in": 5, "expires_at": datetime(2030, 1, 1, tzinfo=UTC)}, "say the same thing"),
+        ({"retry": "often"}, "retry must be a RetryPolicy"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            timed.jobs.update_all(**given)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +546,7 @@ async def test_bulk_verbs_by_the_async_form(timed: Harbor, task: Any):
         (
             (),
             {"quue": "mail"},
-            "unknown filter quue: did you mean queue\\? The filters are queue, state, tag, task",
+            "unknown filter quue: did you mean queue\\? The filters are correlation_id, enqueued_after,",
         ),
         ((), {"queue": ""}, "cannot be a queue"),
         ((JobFilter(queue=""),), {}, "cannot be a queue"),
@@ -593,3 +670,23 @@ def test_a_verb_refused_inside_a_transaction_is_named(verb: str, tmp_path: Path)
             ):
                 VERBS[verb][0](harbor, job.id)
         own.rollback()
+
+
+# -- holds ---------------------------------------------------------------------------------------
+
+
+def test_a_hold_says_what_it_holds_by_whom_and_since_when(timed: Harbor) -> None:
+    with timed.acting_as("ann"):
+        assert timed.holds.hold(task="mail:send")
+    assert not timed.holds.hold(task="mail:send")
+    [hold] = timed.holds.list()
+    assert (str(hold.kind), hold.name, hold.by) == ("task", "mail:send", "ann")
+    assert hold.since == timed.jobs.get(timed.enqueue("t").id).enqueued_at
+    assert timed.holds.release(task="mail:send")
+    assert not timed.holds.release(task="mail:send")
+
+
+@pytest.mark.parametrize("given", [{}, {"task": "a", "tag": "b"}, {"task": ""}, {"tag": "a\nb"}])
+def test_a_hold_of_nothing_or_of_two_things_is_refused(timed: Harbor, given: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        timed.holds.hold(**given)

@@ -1,60 +1,72 @@
-"""A load on a worker's meter makes the alerts on retries fire, and a healthy one leaves them quiet.
+"""A load on a worker makes the alerts on retries fire, and a healthy one leaves them quiet.
 
-What the meter has counted is scraped every minute of the load. The samples become the input of promtool.
+The worker drains a store in memory once in every minute of a clock that only the test moves, and is scraped each time.
+The samples become the input of promtool.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]  # it says nothing of its types
 from prometheus_client.parser import text_string_to_metric_families
 
-from taskharbor.records import AttemptStatus, Reason, State
-from taskharbor.telemetry.metrics.cells import Cells
-from taskharbor.telemetry.metrics.exposition import Renderer
-from taskharbor.telemetry.metrics.meter import Meter
-from taskharbor.telemetry.metrics.totals import Totals
+from taskharbor import Context, Harbor, RetryPolicy, Worker
+from taskharbor.clock import ManualClock
 from tests.deploy.expressions import DEPLOY
-from tests.telemetry.attempts import SECOND, Attempt, attempt, job, settle
 from tools import promtool
 
 MINUTES = 20
 ALERTS = ("TaskHarborRetryRateHigh", "TaskHarborRetriesExhausted", "TaskHarborRetryDelayLong")
 
-SUCCESS = attempt(took=SECOND // 10)
-DEATH = attempt(AttemptStatus.FAILED, State.DEAD, reason=Reason.EXHAUSTED)
+SUCCEEDS, FAILS_ONCE, FAILS_TWICE = 0, 1, 2  # failed attempts of a job; with two of them it is dead
 
-
-def retry(seconds: int) -> Attempt:
-    return attempt(AttemptStatus.FAILED, State.READY, delay=seconds * SECOND)
-
-
-# What is settled in each minute, and the alerts that fire in the end.
-LOADS: dict[str, tuple[list[Attempt], set[str]]] = {
-    "healthy": ([SUCCESS] * 95 + [retry(2)] * 5, set()),
-    "retries at the threshold": ([SUCCESS] * 100 + [retry(2)] * 10, set()),
-    "one job in five is retried": ([SUCCESS] * 80 + [retry(2)] * 20, {"TaskHarborRetryRateHigh"}),
+# The jobs of each minute, the delay of retries in seconds, and the alerts that fire in the end.
+LOADS: dict[str, tuple[list[int], float, set[str]]] = {
+    "healthy": ([SUCCEEDS] * 95 + [FAILS_ONCE] * 5, 2, set()),
+    "retries at the threshold": ([SUCCEEDS] * 90 + [FAILS_ONCE] * 10, 2, set()),
+    "one job in five is retried": ([SUCCEEDS] * 80 + [FAILS_ONCE] * 20, 2, {"TaskHarborRetryRateHigh"}),
     "many use up their retries": (
-        [SUCCESS] * 80 + [retry(2)] * 15 + [DEATH] * 5,
+        [SUCCEEDS] * 80 + [FAILS_ONCE] * 15 + [FAILS_TWICE] * 5,
+        2,
         {"TaskHarborRetryRateHigh", "TaskHarborRetriesExhausted"},
     ),
-    "retries wait for ten minutes": ([SUCCESS] * 95 + [retry(600)] * 5, {"TaskHarborRetryDelayLong"}),
+    "retries wait for ten minutes": (
+        [SUCCEEDS] * 95 + [FAILS_ONCE] * 5,
+        600,
+        {"TaskHarborRetryDelayLong"},
+    ),
 }
 
 
-def scraped(load: list[Attempt], renderer: Renderer, meter: Meter) -> Iterator[dict[str, float]]:
-    for _ in range(MINUTES + 1):
-        yield {
-            f"{sample.name}{json.dumps(sample.labels)}": sample.value
-            for family in text_string_to_metric_families(renderer.render()[1].decode())
-            for sample in family.samples
-        }
-        meter.claimed([job() for _ in load], 0.01)
-        settle(meter, *load, seconds=0.01)
+async def scraped(load: list[int], delay: float) -> list[dict[str, float]]:
+    """Return the samples of each minute in which a worker has executed these jobs."""
+    clock, minutes = ManualClock(), []
+    async with Harbor("memory://", clock=clock) as harbor:
+
+        @harbor.task(
+            name="send", retry=RetryPolicy(max_attempts=2, initial=delay, maximum=delay, jitter=None)
+        )
+        async def send(ctx: Context, failures: int) -> None:
+            if ctx.attempt <= failures:
+                raise ConnectionError("no route")
+
+        worker = Worker(harbor, metrics=True)
+        for _ in range(MINUTES + 1):
+            text = worker.collector().render()[1].decode()
+            minutes.append(
+                {
+                    f"{sample.name}{json.dumps(sample.labels)}": sample.value
+                    for family in text_string_to_metric_families(text)
+                    for sample in family.samples
+                }
+            )
+            await send.aenqueue_many([{"failures": failures} for failures in load])
+            await worker.drain()
+            clock.advance(60)
+    return minutes
 
 
 def series_of(name: str) -> str:
@@ -65,11 +77,12 @@ def series_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_alerts_on_retries_fire_with_the_load_that_they_are_for(name: str, tmp_path: Path):
-    load, expected = LOADS[name]
-    totals, meter = Totals(), Meter(Cells(), lambda task: True)
-    totals.add(meter.cells)
-    minutes = list(scraped(load, Renderer(totals.snapshot), meter))
+async def test_alerts_on_retries_fire_with_the_load_that_they_are_for(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("CRITICAL", "taskharbor")
+    load, delay, expected = LOADS[name]
+    minutes = await scraped(load, delay)
     names = {sample for minute in minutes for sample in minute if "retr" in sample or "_total" in sample}
     series = [
         {

@@ -11,6 +11,7 @@ import pytest
 from tests.docs.markdown import PAGES, ROOT, blocks, named
 from tests.docs.session import PageSession, assert_output
 from tests.postgres import store
+from tools import kafka_server
 
 LANGUAGES = {"python", "console", "output", "sql", "text", ""}
 MARKS = {"python": {"continues"}, "console": {"no-run"}}
@@ -43,7 +44,18 @@ def its_database(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("its_database")
+@pytest.fixture
+def its_brokers(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a page that speaks of them."""
+    if "TASKHARBOR_BROKERS" not in "".join(block.text for block in blocks(page)):
+        yield
+        return
+    with kafka_server.running() as broker:
+        monkeypatch.setenv("TASKHARBOR_BROKERS", broker.bootstrap)
+        yield
+
+
+@pytest.mark.usefixtures("its_database", "its_brokers")
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
 def test_page_does_what_it_says(page: Path, session: PageSession) -> None:
     for block in blocks(page):

@@ -13,6 +13,7 @@ from taskharbor import conformance
 from taskharbor.clock import Clock
 from taskharbor.conformance.machine import bound, machine_settings
 from taskharbor.drivers.base import (
+    Action,
     Claim,
     ClaimRequest,
     Delete,
@@ -72,10 +73,15 @@ class KeepsKeysOfTheDeleted(MemoryDriver):
         self._ghosts: dict[tuple[str, str], str] = {}
 
     async def operate(
-        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> list[OperationResult]:
         records = await self.get(ids, now=now)
-        answers = await super().operate(operation, ids, now=now)
+        answers = await super().operate(operation, ids, now=now, action=action)
         for record, answer in zip(records, answers, strict=True):
             if isinstance(operation, Delete) and answer.verdict is OperationVerdict.DONE and record:
                 self._ghosts[record.queue, record.idempotency_key or ""] = record.id
@@ -138,6 +144,6 @@ class RemembersStepsForEver(MemoryDriver):
     ],
 )
 def test_state_machine_finds_planted_bugs(broken: type[MemoryDriver]) -> None:
-    settings = machine_settings(400, database=None, derandomize=True, phases=[Phase.generate])
+    settings = machine_settings(1000, database=None, derandomize=True, phases=[Phase.generate])
     with pytest.raises(AssertionError, match="the driver differs from the reference"):
         run_state_machine_as_test(bound(broken), settings=settings)

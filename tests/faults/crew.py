@@ -92,6 +92,23 @@ def declare(harbor: Harbor) -> None:
         await asyncio.sleep(random.uniform(0.0, 0.03))
         return [*trail, n]
 
+    @harbor.task(name="charge", max_attempts=1)
+    async def charge(n: int) -> None:
+        """Fail in one of three ways, in words of its own; a file says from which number on the cause is gone."""
+        tell("charges", f"{n} {current_context().job.number}")
+        await asyncio.sleep(random.uniform(0.0, 0.02))
+        fixed = FOLDER / "fixed"
+        if fixed.exists() and n >= int(fixed.read_text()):
+            return
+        given = uuid_utils.uuid4()
+        match n % 3:
+            case 0:
+                raise ValueError(f"order {given} of {n} has no address")
+            case 1:
+                raise ConnectionError(f"cannot reach https://bank.example/{given}?n={n} within {n / 7:.3f} s")
+            case _:
+                raise LookupError(f"no file /srv/orders/{given}.json at {time.time()}: 'order {n}'")
+
     @harbor.task(name="poison")
     async def poison() -> None:
         tell("strikes", str(os.getpid()))

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from taskharbor.drivers.base import (
+    Action,
     Cancel,
     Claimed,
     ClaimRequest,
@@ -26,8 +27,10 @@ from taskharbor.drivers.base import (
     StepNote,
     Transition,
     Update,
+    Verb,
     member_id,
 )
+from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.drivers.postgres import PostgresDriver
@@ -268,8 +271,13 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert await do(Delete(), ready3) is OperationVerdict.DONE
     assert await do(Delete(), waiting) is OperationVerdict.DONE
     assert await do(Delete(), ready) is OperationVerdict.DONE
-    await driver.pause(queue, True)
+    action = Action(str(uuid.uuid4()), Verb.PAUSE_QUEUE, "ana", subject=queue)
+    await driver.pause(queue, True, action=action)
     await driver.pause(queue, False)
+    assert await driver.hold(HoldKind.TASK, queue)
+    assert queue in [hold.name for hold in await driver.holds()]
+    assert await driver.release(HoldKind.TASK, queue)
+    assert await driver.get_actions([action.id]) != [None]
     token = TokenRecord(queue, "name", "read", "digest", now)  # the queue is another one each time
     await TOKENS.put(driver, [token])
     assert token in await TOKENS.all(driver)

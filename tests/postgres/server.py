@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tools import postgres_server
-from tools.postgres_server import DURABLE, Server, free_port
+from tools.loopback import free_port
+from tools.postgres_server import DURABLE, Server
 
 __all__ = ["DURABLE", "QUICK", "Server", "free_port", "running"]
 

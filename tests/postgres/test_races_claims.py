@@ -109,6 +109,17 @@ async def test_job_that_another_claim_takes_while_a_claim_looks_is_claimed_once(
 
 
 @race
+async def test_claim_of_many_locks_no_row_behind_a_rank_that_holds_only_future_jobs(race: Race) -> None:
+    await race.driver.enqueue([race.new(priority=100, delay=3_600_000_000)], now=NOW)
+    ids = await stored(race)
+    async with deletion_awaited(race) as claiming, race.transaction() as session:
+        await session.connection.execute("SET LOCAL session_replication_role = replica")
+        other, _ = await leases.claim(session, request("worker/few", 3), SearchPlan())
+    assert [job.id for job in other.jobs] == ids[:3]  # a row that is locked would be passed over
+    assert [job.id for job in (await claiming).jobs] == ids[3:]
+
+
+@race
 async def test_row_that_is_changed_while_a_claim_looks_is_handed_out_as_it_is_then(race: Race) -> None:
     ids = await stored(race)
     async with deletion_awaited(race) as claiming:

@@ -11,7 +11,16 @@ from click.testing import CliRunner
 
 from taskharbor import AccessDenied, Context, Harbor, Worker
 from taskharbor.cli import cli
-from taskharbor.drivers.base import Cancel, ClaimRequest, Delete, Discard, Extension, Requeue, Transition
+from taskharbor.drivers.base import (
+    Cancel,
+    ClaimRequest,
+    DeadLetter,
+    Delete,
+    Discard,
+    Extension,
+    Requeue,
+    Transition,
+)
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.postgres import PostgresDriver, sql
 from taskharbor.drivers.postgres.roles import FUNCTIONS, TABLES, Role, grants, quoted_role
@@ -119,6 +128,7 @@ FORBIDDEN: dict[str, Callable[[PostgresDriver], Awaitable[object]]] = {
     "settle": lambda d: d.settle([Transition(TOKEN, NOBODY, 1, AttemptStatus.SUCCEEDED, State.SUCCEEDED)]),
     "cancel": lambda d: d.operate(Cancel(), [NOBODY]),
     "delete": lambda d: d.operate(Delete(), [NOBODY]),
+    "dead_letter": lambda d: d.operate(DeadLetter(), [NOBODY]),
     "discard": lambda d: d.operate(Discard(), [NOBODY]),
     "requeue": lambda d: d.operate(Requeue(), [NOBODY]),
     "prune": lambda d: d.prune({State.DEAD: 2**52}, 10),

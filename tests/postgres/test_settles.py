@@ -7,6 +7,7 @@ one on. The long form (`make faults`) runs the whole contract in this way: see f
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,7 +50,9 @@ def another_sharing(first: PostgresDriver, clock: Clock | None = None) -> Postgr
     return driver
 
 
-TestSharingMachine = pytest.mark.timeout(900)(conformance.state_machine(sharing))
+# A few stories: the same machine tells many to the usual driver, and `make faults` tells many to this one too.
+STORIES = int(os.environ.get("TASKHARBOR_CONFORMANCE_EXAMPLES", "15"))
+TestSharingMachine = pytest.mark.timeout(1_800)(conformance.state_machine(sharing, examples=STORIES))
 
 
 # -- telling -------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ async def test_defaults_and_nulls(psql: Psql) -> None:
     for job_id in (
         await psql.enqueue(),
         str(await psql.ask("t", None, None)),
-        await psql.enqueue(**dict.fromkeys(OPTION_NAMES - {"retry"})),
+        await psql.enqueue(**dict.fromkeys(OPTION_NAMES - {"retry", "failure_task"})),
         str(await psql.connection.fetchval(f"SELECT {psql.schema}.enqueue(task => 't', options => '{{}}')")),
     ):
         row = await psql.row(job_id)
@@ -180,6 +180,8 @@ async def test_time_zone_of_the_session_changes_nothing(psql: Psql) -> None:
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("unknown options", {"prio": 1}),
     ("unknown options", {"retry": {"max_attempts": 3}}),
+    ("expires_at and expires_in say the same", {"expires_at": "2030-01-01T00:00:00Z", "expires_in": 5}),
+    ("expires_in must be more than 0 seconds", {"expires_in": 0}),
     ("priority must be a whole number from -100 to 100", {"priority": 101}),
     ("priority", {"priority": 1.5}),
     ("priority", {"priority": "1"}),
@@ -304,6 +306,7 @@ JUDGED: dict[str, list[Any]] = {
     "timeout": _SECONDS,
     "run_at": _INSTANTS,
     "expires_at": _INSTANTS,
+    "expires_in": _SECONDS,
     "delivery": ["at_least_once", "at_most_once", "AT_MOST_ONCE", "exactly_once", "", 1, True, [], {}],
     "tags": [
         *([name] for name in _NAMES), *_NAMES, [], ["a", "a"], ["a", 1], [None], [["a"]],
@@ -370,8 +373,8 @@ async def test_sql_refuses_what_python_refuses_and_nothing_else(psql: Psql, name
 
 
 def test_table_of_judged_values_has_every_option() -> None:
-    """Of a retry policy SQL knows nothing; the forms of an id are a matter of either language."""
-    assert {*JUDGED, "id", "retry"} == {*OPTION_NAMES, "task", "payload"}
+    """Of a retry policy and of signatures SQL knows nothing; the forms of an id are a matter of either language."""
+    assert {*JUDGED, "id", "retry", "failure_task"} == {*OPTION_NAMES, "task", "payload"}
 
 
 async def test_names_are_judged_as_python_judges_them(psql: Psql) -> None:

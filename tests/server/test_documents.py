@@ -13,6 +13,7 @@ from taskharbor import Harbor, RetryPolicy, Worker, chain, presets
 from taskharbor.server.requests import Input
 from taskharbor.views import documents
 from taskharbor.views.documents import Document, RetryDocument
+from taskharbor.views.why import WhyDocument
 from tests.server.test_resources import API, created, dead_job, error_of
 
 POLICIES = {
@@ -64,6 +65,7 @@ async def test_every_document_that_is_shown_is_described(harbor: Harbor, client:
         "/jobs": documents.JobPage,
         "/dlq": documents.JobPage,
         f"/jobs/{job['id']}/history": documents.History,
+        f"/jobs/{job['id']}/why": WhyDocument,
         "/queues": documents.QueueList,
         "/schedules": documents.ScheduleList,
         "/schedules/tick": documents.ScheduleDocument,
@@ -117,9 +119,10 @@ async def test_no_retries_and_no_word_about_them_can_be_sent_as_they_are_shown(
     ]
     for sent, shown in cases:
         assert (await created(client, **sent))["retry"] == shown
-    # Where the task is declared here, null leaves that to it.
+    # Where the task is declared here, null leaves that to it: its policy follows the code, and its limit is stored.
     for sent in ({"retry": None}, {}):
-        assert (await created(client, task="declared", **sent))["retry"]["maxAttempts"] == 11
+        job = await created(client, task="declared", **sent)
+        assert (job["retry"], job["maxAttempts"]) == (None, 11)
 
 
 async def test_a_policy_may_leave_out_what_the_default_says(client: httpx.AsyncClient):

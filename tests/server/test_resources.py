@@ -98,6 +98,28 @@ async def test_a_job_is_changed_run_cancelled_retried_and_deleted(client: httpx.
     assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found")
 
 
+async def test_jobs_that_wait_are_changed_by_a_filter(harbor: Harbor, client: httpx.AsyncClient):
+    jobs = [await harbor.aenqueue("t", delay=60, tags=[tag]) for tag in ("a", "a", "b")]
+    body = {"tag": "a", "changes": {"timeout": 30, "retry": {"maxAttempts": 7, "initial": 2}}}
+    for dry_run in (True, False):
+        answer = await client.post(f"{API}/jobs/update-all", json={**body, "dryRun": dry_run})
+        assert (answer.status_code, answer.json()["changed"]) == (200, 2)
+        assert answer.json().get("dryRun", False) is dry_run
+    [first, _, other] = [(await client.get(f"{API}/jobs/{job.id}")).json() for job in jobs]
+    assert (first["timeout"], first["maxAttempts"], first["retry"]["initial"]) == (30.0, 7, 2.0)
+    assert (other["timeout"], other["retry"]) == (None, None)
+    changed = await client.patch(f"{API}/jobs/{jobs[0].id}", json={"retry": None, "expiresIn": 60})
+    assert (changed.json()["retry"], changed.json()["expiresAt"] is None) == (None, False)
+    refused: list[dict[str, Any]] = [
+        {},
+        {"changes": {}},
+        {"changes": {"payload": {}}},
+        {"changes": {"priority": 1000}},
+    ]
+    for wrong in refused:
+        assert (await client.post(f"{API}/jobs/update-all", json=wrong)).status_code in (400, 422)
+
+
 async def test_history_tells_of_each_attempt_newest_first(
     harbor: Harbor, clock: ManualClock, client: httpx.AsyncClient
 ):
@@ -173,12 +195,40 @@ async def test_dead_jobs_are_listed_requeued_and_discarded(harbor: Harbor, clien
     assert (await client.get(f"{API}/jobs/{three['id']}")).json()["state"] == "ready"
 
 
+async def test_dead_jobs_are_grouped_by_cause_and_replayed(harbor: Harbor, client: httpx.AsyncClient):
+    one, two = [await dead_job(harbor, client, queue=queue) for queue in ("a", "b")]
+    listed = (await client.get(f"{API}/dlq/groups")).json()
+    [group] = listed["items"]
+    assert (group["count"], group["sampleId"], listed["nextCursor"]) == (2, two["id"], None)
+    assert (await client.get(f"{API}/jobs/{one['id']}")).json()["fingerprint"] == group["fingerprint"]
+    [group] = (await client.get(f"{API}/dlq/groups", params={"queue": "a"})).json()["items"]
+    assert group["count"] == 1
+    body = {"fingerprint": group["fingerprint"], "brake": 0.1, "onQueue": "operations"}
+    job = (await client.post(f"{API}/dlq/replay", json=body)).json()
+    assert (job["task"], job["queue"], job["payload"]["brake"]) == ("taskharbor.replay", "operations", 0.1)
+    assert (await client.post(f"{API}/dlq/replay", json={"brake": 2})).status_code == 400
+
+
 async def test_queues_are_paused_and_resumed_whatever_their_name(client: httpx.AsyncClient):
     await created(client, queue="a/b")
     assert (await client.post(f"{API}/queues/a%2Fb/pause")).json() == {"name": "a/b", "paused": True}
     [queue] = (await client.get(f"{API}/queues")).json()["items"]
     assert (queue["name"], queue["paused"], queue["ready"]) == ("a/b", True, 1)
     assert (await client.post(f"{API}/queues/a%2Fb/resume")).json()["paused"] is False
+
+
+async def test_tasks_and_tags_are_held_and_released_whatever_their_name(client: httpx.AsyncClient):
+    held = {"kind": "task", "name": "a/b", "held": True}
+    assert (await client.post(f"{API}/tasks/a%2Fb/hold")).json() == held
+    assert (await client.post(f"{API}/tags/x/hold")).json() == {"kind": "tag", "name": "x", "held": True}
+    items = (await client.get(f"{API}/tasks")).json()["items"]
+    assert [(item["kind"], item["name"], item["held"]) for item in items] == [
+        ("task", "a/b", True),
+        ("tag", "x", True),
+    ]
+    assert (await client.post(f"{API}/tasks/a%2Fb/release")).json()["held"] is False
+    assert (await client.post(f"{API}/tags/x/release")).json()["held"] is False
+    assert (await client.get(f"{API}/tasks")).json()["items"] == []
 
 
 async def test_schedules_are_made_changed_paused_run_and_deleted(client: httpx.AsyncClient):
@@ -330,6 +380,21 @@ async def test_a_queue_whose_name_ends_in_pause_is_not_another_one(client: httpx
     [queue] = (await client.get(f"{API}/queues")).json()["items"]
     assert (queue["name"], queue["paused"]) == ("a", False)
     assert (await client.post(f"{API}/queues/a%2Fpause/pause")).json()["name"] == "a/pause"
+
+
+async def test_why_says_the_reason_with_its_facts(harbor: Harbor, client: httpx.AsyncClient):
+    job = await created(client, queue="mail")
+    found = (await client.get(f"{API}/jobs/{job['id']}/why")).json()
+    assert found.keys() == {"id", "code", "sentence", "facts"}
+    assert (found["id"], found["code"]) == (job["id"], "no_worker")
+    assert found["sentence"].startswith("No worker serves the queue mail (")
+    assert (found["facts"]["state"], found["facts"]["workers"], found["facts"]["waitsFor"]) == (
+        "ready",
+        0,
+        None,
+    )
+    unknown = await client.get(f"{API}/jobs/019b76da-a800-7000-8000-000000000001/why")
+    assert unknown.status_code == 404
 
 
 async def test_members_that_may_have_been_executed_are_retried_by_force(

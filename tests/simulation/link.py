@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import (
+    Action,
     CancelRequests,
     ClaimRequest,
     Extension,
@@ -160,13 +161,24 @@ class Link(MemoryDriver):
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> Any:
         return await self._call("note", notes, lambda: MemoryDriver.note(self, notes))
 
-    async def operate(self, operation: Operation, ids: Sequence[str], *, now: int | None = None) -> Any:
+    async def operate(
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        *,
+        now: int | None = None,
+        action: Action | None = None,
+    ) -> Any:
         return await self._call(
-            "operate", (operation, ids), lambda: MemoryDriver.operate(self, operation, ids)
+            "operate", (operation, ids), lambda: MemoryDriver.operate(self, operation, ids, action=action)
         )
 
-    async def pause(self, queue: str, paused: bool) -> None:
-        await self._call("pause", (queue, paused), lambda: MemoryDriver.pause(self, queue, paused))
+    async def pause(
+        self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None
+    ) -> None:
+        await self._call(
+            "pause", (queue, paused), lambda: MemoryDriver.pause(self, queue, paused, action=action)
+        )
 
     async def expire(self, limit: int, *, now: int | None = None) -> Any:
         return await self._call("expire", limit, lambda: MemoryDriver.expire(self, limit))
@@ -180,7 +192,15 @@ class Link(MemoryDriver):
     async def history(self, job_id: str, limit: int = 100) -> Any:
         return await self._call("history", job_id, lambda: MemoryDriver.history(self, job_id, limit))
 
-    async def put_records(self, kind: Any, about: Any, lasts: int | None, *, now: int | None = None) -> None:
+    async def put_records(
+        self,
+        kind: Any,
+        about: Any,
+        lasts: int | None,
+        *,
+        now: int | None = None,
+        action: Action | None = None,
+    ) -> None:
         await self._call("put_records", about, lambda: MemoryDriver.put_records(self, kind, about, lasts))
 
     async def list(

@@ -29,6 +29,7 @@ from taskharbor.worker.pipeline.fetcher import Fetcher
 from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
 from taskharbor.worker.pipeline.leases import StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.upkeep.colleagues import Colleagues
 
 Planted = Callable[[], AbstractContextManager[Any]]
 PLANTED: dict[str, Planted] = {}
@@ -262,6 +263,14 @@ def _leases_of(fetcher: Any, claim: Any) -> list[str]:
     """The token that the store knows these jobs by."""
     jobs = fetcher._driver._store.jobs
     return [jobs[job.id].lease.token for job in claim.jobs if jobs[job.id].lease is not None]
+
+
+@plant("no worker looks after the jobs that stand aside")
+def aside_forgotten() -> Any:
+    async def nowhere(self: Any, labels: Any, queues: Any) -> Any:
+        return (), ()
+
+    return mock.patch.object(Colleagues, "to_look_into", nowhere)
 
 
 @plant("children exist before the attempt has succeeded")

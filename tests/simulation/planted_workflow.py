@@ -7,14 +7,13 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from taskharbor import rescue
+from taskharbor import failure_tasks, rescue
 from taskharbor.drivers.base import OperationVerdict, SettleAnswer, StepNote
 from taskharbor.drivers.memory import enqueue, operate, reads, settle
 from taskharbor.drivers.memory.store import Store
 from taskharbor.records import State, StepRecord
 from taskharbor.rules import operating
 from taskharbor.worker.handlers.steps import LeasedSteps, Steps
-from taskharbor.workflow import failure
 from tests.simulation.planted import _both, released_early
 from tests.simulation.planted_story import plant
 from tests.simulation.workflow_world import StepsWorld, WorkflowWorld
@@ -170,22 +169,22 @@ def does_not_wait() -> Any:
 
 @plant("nobody is told of a member's death", WorkflowWorld, "failure task")
 def no_failure_task() -> Any:
-    async def untold(self: Any, transition: Any, job: Any, options: Any) -> Any:
+    async def untold(self: Any, transition: Any, job: Any, options: Any, declared: Any = None) -> Any:
         return transition
 
-    return mock.patch.object(failure.FailureTasks, "added", untold)
+    return mock.patch.object(failure_tasks.FailureTasks, "added", untold)
 
 
 @plant("every death is told of", WorkflowWorld, "failure task")
 def told_too_often() -> Any:
-    make = failure._job
+    make = failure_tasks._job
 
-    def each(template: Any, transition: Any, job: Any, workflow_id: str) -> Any:
+    def each(template: Any, transition: Any, job: Any, options: Any) -> Any:
         return replace(
-            make(template, transition, job, workflow_id), id=f"{job.id[:-2]}{0xF0 + job.number % 16:x}"
+            make(template, transition, job, options), id=f"{job.id[:-2]}{0xF0 + job.number % 16:x}"
         )
 
-    return mock.patch.object(failure, "_job", each)
+    return mock.patch.object(failure_tasks, "_job", each)
 
 
 @plant("to cancel a workflow leaves those that wait", WorkflowWorld, "cancel")

@@ -279,7 +279,7 @@ def test_schema_of_a_url_is_quoted_or_refused(name: str) -> None:
         with pytest.raises(ConfigurationError, match="a schema's name has"):
             PostgresDriver("postgresql://localhost/none", schema=name)
     else:
-        assert f'"{name}".jobs' in sql.statements(name)["ids"]
+        assert f'"{name}".jobs' in sql.statements(name)["search"]
 
 
 @pytest.mark.parametrize("name", ['a"; DROP SCHEMA public; --', "a.b", "pg_catalog", "a%22b", "é", ""])

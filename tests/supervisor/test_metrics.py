@@ -8,6 +8,7 @@ import socket
 import sys
 import urllib.request
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,27 @@ def test_a_job_that_kills_its_process_is_counted_by_the_supervisor(small: Shop):
     small.wait(lambda: counted(port, "jobs_dead_total", "die") == 1, "the count")
     assert counted(port, "jobs_lost_total", "die") == attempts(small, [poison])["lost"] > 1
     assert counted(port, "jobs_enqueued_total", "die") == 1
+
+
+def test_processes_leave_what_they_counted_in_the_roll_ups(shop: Shop):
+    """Exactly, because each of them retires or is stopped."""
+    parent = shop.started(processes=2, max_jobs=10)
+    shop.enqueue_notes(range(45))
+    failed = [shop.harbor.enqueue("fail", max_attempts=1) for _ in range(5)]
+    shop.wait(lambda: shop.is_done() and all(job.refresh().state == "dead" for job in failed), "the jobs")
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(60) == 0
+    found: Counter[tuple[str, str]] = Counter()
+    for task in ("note", "fail"):
+        for point in shop.harbor.stats.series(task=task, since=timedelta(hours=1)):
+            for name in ("enqueued", "started", "succeeded", "dead"):
+                found[task, name] += getattr(point, name)
+    assert found == {
+        **{("note", name): 45 for name in ("enqueued", "started", "succeeded")},
+        **{("fail", name): 5 for name in ("enqueued", "started", "dead")},
+        ("note", "dead"): 0,
+        ("fail", "succeeded"): 0,
+    }
 
 
 @pytest.mark.parametrize("processes", [{}, {"processes": 2}], ids=["one process", "supervised"])

@@ -13,6 +13,7 @@ from taskharbor.drivers.base import ClaimRequest
 from taskharbor.telemetry.events import EVENT_NAMES, EVENTS, EVERY_EVENT
 from tests.worker.stage import soon, working
 
+META = {"tenant": "acme"}
 STEADY = RetryPolicy(max_attempts=2, initial=1, jitter=None)
 
 
@@ -44,17 +45,17 @@ async def test_events_have_the_fields_that_are_listed():
             begun.set()
             await asyncio.Event().wait()
 
-        lost = await harbor.aenqueue("unknown")
+        lost = await harbor.aenqueue("unknown", meta=META)
         await harbor.driver.claim(ClaimRequest("dead/1-1", 1_000_000, 1))
         clock.advance(5)
         await Worker(harbor, retry=STEADY).drain()
         await harbor.jobs.acancel(lost.id)
-        await send.aenqueue(fails=False)
-        await send.aenqueue(fails=True)
+        await send.using(meta=META).aenqueue(fails=False)
+        await send.using(meta=META).aenqueue(fails=True)
         for _ in range(2):
             await soon(Worker(harbor, retry=STEADY).drain())
             clock.advance(60)
-        running = await hang.aenqueue()
+        running = await hang.using(meta=META).aenqueue()
         async with working(harbor):
             await soon(begun.wait())
             await harbor.jobs.acancel(running.id)
@@ -63,6 +64,9 @@ async def test_events_have_the_fields_that_are_listed():
     assert set(seen) == set(EVENT_NAMES) - {"stuck"}  # that one is about a process, and has tests of its own
     for kind in EVENTS:
         for event in seen[kind.name]:
-            there = {name for name, value in msgspec.structs.asdict(event).items() if value not in (None, ())}
+            there = {
+                name for name, value in msgspec.structs.asdict(event).items() if value not in (None, (), {})
+            }
             more = there - set(EVERY_EVENT)
+            assert event.meta == META
             assert set(kind.fields) <= more <= {*kind.fields, *kind.sometimes}, event

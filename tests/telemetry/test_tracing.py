@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import types
@@ -14,19 +15,22 @@ from typing import Any
 import pytest
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from taskharbor import ConfigurationError, Context, Harbor, RetryPolicy, Unrecoverable, Worker, chain, group
 from taskharbor.clock import ManualClock
+from taskharbor.drivers.base import Driver
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.records import NO_OPTIONS, State
 from taskharbor.rules.meta import read_meta
 from taskharbor.telemetry.tracing import Tracing, instrument
 from taskharbor.worker.handlers.threads import Interruption
+from tests.postgres import store as postgres
 from tests.telemetry import traced
 from tests.telemetry.attempts import job as a_job
+from tests.telemetry.spans import Spans
 from tests.worker import isolated
 from tests.worker.apart import apart
 from tests.worker.stage import FaultyDriver, soon, statuses, until, until_state, working
@@ -35,27 +39,6 @@ THRICE = RetryPolicy(max_attempts=3, initial=1, jitter=None)
 W3C = TraceContextTextMapPropagator()
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PARENT_TRACE = 0x0AF7651916CD43DD8448EB211C80319C
-
-
-class Spans:
-    """The spans that have ended, in that order."""
-
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        self.provider = TracerProvider(shutdown_on_exit=False)
-        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-
-    def all(self, operation: str | None = None) -> list[ReadableSpan]:
-        spans = self._exporter.get_finished_spans()
-        return [span for span in spans if operation is None or span.name.split()[0] == operation]
-
-    def one(self, operation: str) -> ReadableSpan:
-        [span] = self.all(operation)
-        return span
-
-    @property
-    def current(self) -> trace.Tracer:
-        return self.provider.get_tracer("test")
 
 
 @pytest.fixture
@@ -68,12 +51,20 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def harbor(
-    request: pytest.FixtureRequest, spans: Spans, clock: ManualClock, tmp_path: Path
-) -> AsyncIterator[Harbor]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/harbor.db?synchronous=normal"
-    async with Harbor(url, clock=clock, worker_retry=THRICE) as harbor:
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def driver(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) -> Iterator[Driver]:
+    if request.param == "memory":
+        yield MemoryDriver(clock)
+    elif request.param == "sqlite":
+        yield SQLiteDriver(str(tmp_path / "harbor.db"), clock=clock, synchronous="normal")
+    else:
+        with postgres.fresh(clock) as driver:
+            yield driver
+
+
+@pytest.fixture
+async def harbor(driver: Driver, spans: Spans) -> AsyncIterator[Harbor]:
+    async with Harbor(driver=driver, worker_retry=THRICE) as harbor:
         instrument(harbor, tracer_provider=spans.provider)
         yield harbor
 
@@ -623,6 +614,19 @@ async def test_a_handlers_process_that_fails_or_dies_ends_the_span(
     assert outcome(spans.all("process")[0]) == expected
 
 
+@pytest.mark.parametrize("error", [None, ValueError, asyncio.CancelledError, SystemExit])
+def test_every_way_out_of_a_span_detaches_its_context(spans, error):
+    """An attempt and a step make their span the current one in the same way."""
+    tracing = Tracing(spans.current, is_child=False, is_on=True)
+    before = context.get_current()
+    with contextlib.suppress(BaseException), tracing.step("s"):
+        assert context.get_current() != before
+        if error is not None:
+            raise error
+    assert context.get_current() == before
+    assert spans.one("step").end_time
+
+
 def test_an_attempt_that_is_closed_outside_of_its_context_ends_its_span(spans, caplog):
     """The loop ends and leaves the attempt behind. To detach there would log an error."""
 
@@ -633,7 +637,7 @@ def test_an_attempt_that_is_closed_outside_of_its_context_ends_its_span(spans, c
 
     execution = SimpleNamespace(claimed=a_job(), options=NO_OPTIONS)
     ctx: Any = SimpleNamespace(_execution=execution)
-    attempt = Tracing(spans.current, is_child=False).attempt(ctx, forever)
+    attempt = Tracing(spans.current, is_child=False, is_on=True).attempt(ctx, forever)
     contextvars.copy_context().run(attempt.send, None)
     attempt.close()
     assert outcome(spans.one("process")) == ("lost", None)
@@ -677,7 +681,34 @@ async def test_without_a_provider_no_span_is_made_and_no_job_changes(clock):
         assert not seen[0].get_span_context().is_valid
 
 
-async def test_a_harbor_that_is_not_instrumented_has_no_middleware(clock):
+async def test_without_a_provider_no_attempt_is_wrapped_and_one_that_is_set_later_counts(
+    clock, spans, monkeypatch
+):
+    async with Harbor("memory://", clock=clock) as harbor:
+        instrument(harbor)
+        calls = []
+        attempt = Tracing.attempt
+
+        def seen(self, ctx, call):
+            calls.append(ctx._execution.claimed.id)
+            return attempt(self, ctx, call)
+
+        monkeypatch.setattr(Tracing, "attempt", seen)
+
+        @harbor.task(name="t")
+        async def t() -> None: ...
+
+        first = await t.aenqueue()
+        await drain(harbor)
+        monkeypatch.setattr(trace, "get_tracer_provider", lambda: spans.provider)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
+        second = await t.aenqueue()
+        await drain(harbor)
+    assert (calls, first.meta, "traceparent" in second.meta) == ([second.id], {}, True)
+    assert [span.name for span in spans.all()] == ["send default", "process default"]
+
+
+async def test_a_harbor_that_is_not_instrumented_is_not_traced(clock):
     harbor = Harbor("memory://", clock=clock)
     assert (harbor.tracing, harbor.middlewares) == (None, [])
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
     Cancel,
+    DeadLetter,
     Delete,
     Discard,
     Occurrence,
@@ -207,6 +208,7 @@ OPERATIONS: list[Operation] = [
     Cancel(),
     Cancel(Occurrence(NOW + 60, 1)),
     Delete(),
+    DeadLetter(),
     Discard(),
     Requeue(),
     Requeue(NOW + 7, reset_attempts=False),

@@ -109,7 +109,7 @@ def length_of(text: str) -> int:
 
 def tell_context(ctx: Context) -> dict[str, Any]:
     assert current_context().job.id == ctx.job.id
-    ctx.progress(0.25, "begun")
+    ctx.progress(0.25, "begun", value={"rows": 1})
     ctx.logger.warning("from the %s", "process", extra={"fields": {"own": 5, "odd": Path("/")}})
     logging.getLogger("elsewhere").error("plain")
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -68,6 +68,21 @@ async def test_the_correlation_id_is_kept_through_retries_and_passed_on_to_child
     await drained(harbor)
     assert seen[:2] == [("parent", "order-7")] * 2
     assert sorted(seen[2:]) == [("child", "its own"), ("child", "order-7")]
+
+
+async def test_a_childs_expires_in_counts_from_its_enqueue(harbor, clock, drained):
+    ids = []
+
+    @harbor.task
+    async def child() -> None: ...
+
+    @harbor.task
+    async def parent(ctx: Context) -> None:
+        ids.append(ctx.enqueue(child.using(expires_in=60, delay=30).s()))
+
+    await parent.aenqueue()
+    await drained(harbor)
+    assert (await harbor.jobs.aget(ids[0])).record.expires_at == clock.now() + 60_000_000
 
 
 async def test_meta_is_kept_through_retries_and_inherited_by_children(harbor, clock, drained):
@@ -212,11 +227,12 @@ async def test_progress_reported_right_before_the_end_is_kept(harbor, drained):
     async def work(ctx: Context) -> None:
         ctx.progress(1, "all")
 
-    job = await work.aenqueue()
+    jobs = [await work.aenqueue() for _ in range(3)]
     await drained(harbor)
-    progress = (await the_job(harbor, job)).progress
-    assert progress is not None
-    assert (progress.fraction, progress.message) == (1.0, "all")
+    for job in jobs:
+        progress = (await the_job(harbor, job)).progress
+        assert progress is not None
+        assert (progress.fraction, progress.message) == (1.0, "all")
 
 
 async def test_a_hostile_progress_message_is_stored_in_a_safe_form(harbor, drained):
@@ -231,6 +247,36 @@ async def test_a_hostile_progress_message_is_stored_in_a_safe_form(harbor, drain
     progress = (await the_job(harbor, job)).progress
     assert progress is not None
     assert progress.message == "\ufffd\ufffd" + "x" * 498
+
+
+async def test_progress_takes_a_small_json_value(harbor, drained):
+    @harbor.task
+    async def work(ctx: Context) -> None:
+        ctx.progress(0.5, "half", value={"rows": [1, "é"], "at": datetime(2026, 1, 1, tzinfo=UTC)})
+
+    job = await work.aenqueue()
+    await drained(harbor)
+    progress = (await the_job(harbor, job)).progress
+    assert progress is not None
+    assert progress.value == {"rows": [1, "é"], "at": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("x" * 4_095, "the value of progress takes 4,097 bytes as JSON, and the limit is 4,096"),
+        ({"x": float("nan")}, "the value of progress cannot be stored as JSON"),
+        (object(), "the value of progress cannot be stored as JSON"),
+    ],
+)
+async def test_a_value_that_cannot_be_stored_is_the_handlers_error(memory, drained, value, complaint):
+    @memory.task(max_attempts=1)
+    async def work(ctx: Context) -> None:
+        ctx.progress(0.5, value=value)
+
+    job = await work.aenqueue()
+    await drained(memory)
+    assert complaint in ((await the_job(memory, job)).error or "")
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), "0.5", None, True])

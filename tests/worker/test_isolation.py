@@ -143,7 +143,11 @@ async def test_the_context_works_inside(harbor, clock, caplog):
     }
     found = await the_job(harbor, job)
     assert found.progress is not None
-    assert (found.progress.fraction, found.progress.message) == (0.25, "begun")
+    assert (found.progress.fraction, found.progress.message, found.progress.value) == (
+        0.25,
+        "begun",
+        {"rows": 1},
+    )
     [line] = [record for record in caplog.records if record.name == "taskharbor.task"]
     assert line.getMessage() == "from the process"
     assert vars(line)["fields"] == {

@@ -175,7 +175,7 @@ async def test_the_end_of_the_grace_says_what_is_interrupted(memory, clock, capl
 async def test_a_worker_with_nothing_to_wait_for_says_only_that_it_stops(memory, caplog):
     with caplog.at_level(logging.INFO, "taskharbor.worker"):
         async with working(memory) as worker:
-            pass
+            await until(lambda: worker._phase == "at work")
     assert [said(record) for record in caplog.records][-2:] == [
         f"Worker {worker.name} stops",
         f"Worker {worker.name} stopped",

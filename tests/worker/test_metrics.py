@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from taskharbor import ConfigurationError, Context, Harbor, Worker, chain
+from taskharbor import ConfigurationError, Context, Event, Harbor, Worker, chain
 from taskharbor.clock import ManualClock, from_micros
 from taskharbor.drivers.base import ClaimRequest
 from taskharbor.errors import StoreUnavailable
@@ -76,7 +76,7 @@ async def test_successes_of_several_queues_and_tasks_are_counted_apart(harbor: H
     assert succeeded == {("default", "send"): 3, ("default", "bill"): 4, ("night", "bill"): 5}
 
 
-async def test_successes_that_are_told_of_one_by_one_are_counted_as_well(harbor: Harbor, caplog: Any):
+async def test_successes_that_are_logged_one_by_one_are_counted_as_well(harbor: Harbor, caplog: Any):
     caplog.set_level(logging.INFO, "taskharbor.worker")
 
     @harbor.task(name="send")
@@ -164,6 +164,41 @@ async def test_an_attempt_of_a_dead_worker_is_counted_by_the_one_that_settles_it
     assert "jobs_enqueued" not in counters(found)  # its first claim was not this worker's
 
 
+async def test_losses_that_a_worker_collects_while_it_is_stopped_are_counted_and_reported(
+    faulty: Harbor, store: FaultyDriver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+):
+    """The store has committed, and its answer comes after the worker has ended its parts."""
+    monkeypatch.setattr("taskharbor.rescue.REPORT_SECONDS", 60.0)
+    settled, answer = asyncio.Event(), asyncio.Event()
+    heard: list[str] = []
+
+    @faulty.task(name="send", queue="elsewhere")
+    async def send() -> None: ...
+
+    @faulty.on("lost")
+    async def hear(event: Event) -> None:
+        heard.append(event.job_id)
+
+    async def answer_late() -> None:
+        del store.after["settle"]
+        settled.set()
+        await answer.wait()
+
+    worker = Worker(faulty, metrics=True, queues=["default"])
+    async with worker:
+        lost = await send.aenqueue()
+        await faulty.driver.claim(ClaimRequest("dead/1-1", 1_000_000, 1))
+        store.after["settle"] = answer_late
+        await clock.jump(5)
+        await soon(settled.wait())
+        worker.stop()
+        for _ in range(100):  # turns of the loop, in which the worker ends its parts
+            await asyncio.sleep(0)
+        answer.set()
+    assert counters(counted(worker), queue="elsewhere") == {"jobs_lost": 1}
+    assert heard == [lost.id]
+
+
 # -- jobs that no worker begins --------------------------------------------------------------------------
 
 
@@ -182,7 +217,7 @@ async def test_jobs_that_expire_are_counted_as_cancelled(harbor: Harbor, clock: 
 async def test_jobs_that_end_with_a_dependency_are_counted_as_cancelled(
     harbor: Harbor, caplog: pytest.LogCaptureFixture, level: int
 ):
-    """Whether or not anybody wants to hear of them."""
+    """Whether or not they are logged."""
     caplog.set_level(level, "taskharbor.worker")
 
     @harbor.task(name="send", max_attempts=1)

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from taskharbor import Harbor
 from taskharbor.clock import MICROS_PER_SECOND, ManualClock
 from taskharbor.drivers.base import Claimed
-from taskharbor.rules.outcome import CancelledOnRequest, Expired, HandedBack, Missed, Unrunnable
+from taskharbor.rules.aside import hold_label
+from taskharbor.rules.outcome import CancelledOnRequest, Expired, HandedBack, Held, Missed, Unrunnable
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLease, StoreTime
 from taskharbor.worker.pipeline.preflight import (
@@ -41,7 +42,11 @@ CLAIMED = Claimed(
 
 
 def execution(
-    claimed: Claimed = CLAIMED, *, is_closing: bool = False, lease: HeldLease | None = None
+    claimed: Claimed = CLAIMED,
+    *,
+    is_closing: bool = False,
+    lease: HeldLease | None = None,
+    holds: frozenset[str] = frozenset(),
 ) -> Execution:
     harbor, clock = Harbor("memory://"), ManualClock()
 
@@ -49,7 +54,7 @@ def execution(
     async def add(n: int) -> int:
         return n
 
-    pipeline: Any = SimpleNamespace(is_closing=is_closing)
+    pipeline: Any = SimpleNamespace(is_closing=is_closing, holds=holds)
     return Execution.of(claimed, lease or HeldLease("token", LATER), harbor, StoreTime(clock), pipeline)
 
 
@@ -77,6 +82,7 @@ IN_THEIR_ORDER = [
     (lambda: execution(lease=lost()), NotOurs),
     (lambda: execution(is_closing=True), HandedBack),
     (lambda: execution(lease=HeldLease("token", NOW)), HandedBack),
+    (lambda: execution(holds=frozenset({hold_label("task", "add")})), Held),
     (lambda: execution(UNKNOWN), Unrunnable),
     (lambda: execution(EXPIRED), Expired),
     (lambda: execution(UNREADABLE), Unrunnable),

@@ -34,22 +34,6 @@ async def test_a_tasks_functions_decide_about_its_jobs(harbor, clock, drained):
     assert (await the_job(harbor, job)).reason is Reason.EXHAUSTED
 
 
-async def test_functions_follow_the_code_and_are_not_stored(memory, clock, drained):
-    """A job that was enqueued under one version is decided about by the version of its worker."""
-
-    async def fail() -> None:
-        raise ValueError("no")
-
-    before = memory.task(name="fail", retry=RetryPolicy(max_attempts=2, delay=lambda failure: 5))(fail)
-    job = await before.aenqueue()
-    [record] = await memory.driver.get([job.id])
-    assert not isinstance(record.options.retry, dict)
-    memory.task(name="fail", retry=RetryPolicy(max_attempts=9, delay=lambda failure: 77))(fail)
-    await drained(memory)
-    found = await the_job(memory, job)
-    assert found.run_at == from_micros(clock.now()) + timedelta(seconds=77)
-
-
 async def test_a_function_is_given_the_job(memory, drained):
     seen = []
 

@@ -239,6 +239,7 @@ async def test_a_second_stop_ends_now_and_leaves_the_rest_to_the_lease(memory, c
     worker.stop()
     await soon(running)  # no time had to pass
     assert (await the_job(memory, job)).state is State.RUNNING
+    begun.clear()
     clock.advance(31)
     rescuer = Worker(memory)
     async with rescuer:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--delay", type=duration, help="Not before this much time has passed, such as 30s or 5m.")
 @click.option("--run-at", type=instant, metavar="ISO8601", help="Not before this time.")
 @click.option("--expires-at", type=instant, metavar="ISO8601", help="Cancel it if it has not begun by then.")
+@click.option("--expires-in", type=duration, help="Cancel it if it has not begun after this much time.")
 @click.option("--max-attempts", type=int, help="The failure that is final.")
 @click.option("--max-retries", type=int, help="The same, counted without the first attempt.")
 @click.option("--timeout", type=duration, help="How long one attempt may take.")
@@ -44,6 +45,7 @@ def enqueue(
     delay: float | None,
     run_at: datetime | None,
     expires_at: datetime | None,
+    expires_in: float | None,
     max_attempts: int | None,
     max_retries: int | None,
     timeout: float | None,
@@ -75,6 +77,7 @@ def enqueue(
         "delay": delay,
         "run_at": run_at,
         "expires_at": expires_at,
+        "expires_in": expires_in,
         "max_attempts": max_attempts,
         "max_retries": max_retries,
         "timeout": timeout,

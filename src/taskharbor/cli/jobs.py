@@ -4,53 +4,83 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from taskharbor.cli.confirming import yes_option
+from taskharbor.cli.filters import (
+    PAGE_MAX,
+    act_on_all,
+    count_option,
+    dry_run_option,
+    each_job,
+    ids_argument,
+    job_filters,
+    named,
+    paged,
+    tell_count,
+    tell_more,
+)
 from taskharbor.cli.screen import Cell, Screen, span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
+    from taskharbor.client.audit import AuditEntry
     from taskharbor.client.handle import Attempt, Job, Step
     from taskharbor.client.harbor import Harbor
+    from taskharbor.client.jobs import JobPage as Page
     from taskharbor.client.retry_metrics import RetryMetrics
-    from taskharbor.views.documents import JobDocument
-
-STATES = ("waiting", "scheduled", "ready", "running", "succeeded", "dead", "cancelled")
-PAGE_MAX = 1_000
+    from taskharbor.views.documents import JobDocument, LatestAction
 
 
 # -- list ----------------------------------------------------------------------------------------
 
 
 @click.command("list")
-@click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
-@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
-@click.option("--task", metavar="NAME", help="Only jobs of this task.")
-@click.option("--tag", metavar="TAG", help="Only jobs with this tag.")
-@click.option("--workflow", metavar="ID", help="Only jobs of this workflow.")
-@click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=50, show_default=True)
-@click.option("--cursor", metavar="ID", help="Continue after the previous list.")
+@job_filters
+@paged
+@count_option
 @with_session
-def list_jobs(session: Session, /, limit: int, cursor: str | None, **where: str | None) -> None:
+def list_jobs(session: Session, /, limit: int, cursor: str | None, count: bool, **where: Any) -> None:
     """Show jobs, newest first.
+
+    A search that no index serves looks at the newest jobs for a tenth of a second, or at 100,000 of them. It then says
+    how far back it got, and how to go on.
 
     \b
     Examples:
       taskharbor list --state dead --queue mail
       taskharbor list --tag nightly --limit 200 --json
+      taskharbor list --correlation-id order-7
+      taskharbor list --error "connection refused" --enqueued-after 2026-01-31T08:00:00Z
     """
-    jobs, next_cursor = session.run(lambda harbor: page_of(harbor, limit, cursor, where))
-    tell_page(session.screen, jobs, next_cursor)
-
-
-async def page_of(
-    harbor: Harbor, limit: int, cursor: str | None, where: dict[str, Any]
-) -> tuple[list[Job[Any]], str | None]:
-    return await whole_page(partial(harbor.jobs.alist, **where), limit, cursor)
+    if count:
+        tell_count(session, session.run(lambda harbor: harbor.jobs.acount(**where)), "{count}")
+        return
+    page = session.run(lambda harbor: harbor.jobs.alist(limit=limit, cursor=cursor, **where))
+    if session.screen.as_json:
+        tell_page_as_json(session.screen, page)
+        return
+    session.screen.table(
+        ("ID", "STATE", "TASK", "QUEUE", "PRIORITY", "FAILURES", "WHEN"),
+        [
+            (
+                job.id,
+                job.state,
+                job.task,
+                job.queue,
+                job.priority,
+                job.attempts,
+                job.finished_at or job.run_at,
+            )
+            for job in page
+        ],
+        empty="no jobs",
+        optional=("PRIORITY", "FAILURES", "QUEUE", "WHEN"),
+    )
+    tell_more(session, page)
 
 
 async def whole_page(
@@ -66,35 +96,10 @@ async def whole_page(
             return found, cursor
 
 
-def tell_page(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:
-    if screen.as_json:
-        tell_page_as_json(screen, jobs, next_cursor)
-        return
-    screen.table(
-        ("ID", "STATE", "TASK", "QUEUE", "PRIORITY", "FAILURES", "WHEN"),
-        [
-            (
-                job.id,
-                job.state,
-                job.task,
-                job.queue,
-                job.priority,
-                job.attempts,
-                job.finished_at or job.run_at,
-            )
-            for job in jobs
-        ],
-        empty="no jobs",
-        optional=("PRIORITY", "FAILURES", "QUEUE", "WHEN"),
-    )
-    if next_cursor is not None:
-        screen.note(f"there are more: --cursor {next_cursor}")
-
-
-def tell_page_as_json(screen: Screen, jobs: list[Job[Any]], next_cursor: str | None) -> None:
+def tell_page_as_json(screen: Screen, page: Page) -> None:
     from taskharbor.views.documents import JobDocument, JobPage
 
-    screen.document(JobPage([JobDocument.of(job) for job in jobs], next_cursor))
+    screen.document(JobPage.of(page, items=[JobDocument.of(job) for job in page]))
 
 
 # -- inspect -------------------------------------------------------------------------------------
@@ -118,16 +123,24 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
       taskharbor inspect 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --json | jq .history
     """
 
-    async def work(harbor: Harbor) -> tuple[Job[Any], list[Step], list[Attempt], RetryMetrics]:
-        job, steps = await harbor.jobs.aget(job_id), await harbor.jobs.asteps(job_id)
-        return job, steps, await job.ahistory(limit), await job.aretry_metrics()
+    async def work(
+        harbor: Harbor,
+    ) -> tuple[Job[Any], list[Step], list[Attempt], RetryMetrics, AuditEntry | None]:
+        whole_id = await harbor.jobs._whole_id(job_id)
+        job, steps = await harbor.jobs.aget(whole_id), await harbor.jobs.asteps(whole_id)
+        action = await job.alatest_action()
+        return job, steps, await job.ahistory(limit), await job.aretry_metrics(), action
 
-    from taskharbor.views.documents import HistoryEntry, InspectedJob, RetryMetricsDocument
+    from taskharbor.views.documents import HistoryEntry, InspectedJob, LatestAction, RetryMetricsDocument
 
-    found, steps, history, metrics = session.run(work)
+    found, steps, history, metrics, action = session.run(work)
     entries = [HistoryEntry.of(attempt) for attempt in history]
     document = InspectedJob.of(
-        found, steps=steps, history=entries, retry_metrics=RetryMetricsDocument.of(metrics)
+        found,
+        steps=steps,
+        history=entries,
+        retry_metrics=RetryMetricsDocument.of(metrics),
+        latest_action=LatestAction.maybe(action),
     )
     if session.screen.as_json:
         session.screen.document(document)
@@ -179,10 +192,18 @@ def _pairs(job: Job[Any], document: JobDocument, metrics: RetryMetrics) -> dict[
         "cancel requested": True if job.cancel_requested else None,
         "progress": None
         if job.progress is None
-        else f"{job.progress.fraction:.0%} {job.progress.message}".strip(),
+        else f"{job.progress.fraction:.0%} {job.progress.message} {job.progress.value_json or ''}".strip(),
+        "latest action": _told(document.latest_action or None),
         "payload": _compact(document.payload),
         "result": _compact(document.result),
     }
+
+
+def _told(action: LatestAction | None) -> str | None:
+    if action is None:
+        return None
+    at = action.at.strftime("%Y-%m-%d %H:%M:%S %Z")
+    return f"{action.verb} by {action.actor or 'an unknown actor'} at {at} ({action.id})"
 
 
 def _compact(value: object) -> str | None:
@@ -218,18 +239,67 @@ def _tell_history(screen: Screen, history: list[Attempt], *, traceback: bool) ->
 
 
 @click.command
-@click.argument("job_id", metavar="ID")
+@ids_argument
 @with_session
-def cancel(session: Session, job_id: str) -> None:
-    """Cancel the job ID, or ask it to stop if it is running.
+def cancel(session: Session, job_ids: tuple[str, ...]) -> None:
+    """Cancel the jobs ID..., or ask those that run to stop.
 
     \b
     Example:
       taskharbor cancel 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10
     """
-    found = session.run(lambda harbor: harbor.jobs.acancel(job_id))
-    asked = "asked to stop; it is still running" if found.cancel_requested else str(found.state)
-    tell_job(session.screen, found, asked)
+    each_job(
+        session,
+        job_ids,
+        lambda harbor, job_id: harbor.jobs.acancel(job_id),
+        lambda job: "asked to stop; it is still running" if job.cancel_requested else str(job.state),
+    )
+
+
+@click.command("cancel-all")
+@job_filters
+@dry_run_option
+@yes_option
+@with_session
+def cancel_all(session: Session, /, dry_run: bool, yes: bool, **where: Any) -> None:
+    """Cancel every job that matches and is not finished, or ask it to stop if it is running.
+
+    \b
+    Example:
+      taskharbor cancel-all --tag nightly --dry-run
+    """
+    act_on_all(
+        session,
+        "cancel",
+        "cancelled",
+        lambda harbor, dry: harbor.jobs.acancel_all(dry_run=dry, **where),
+        named(where),
+        dry_run=dry_run,
+        yes=yes,
+    )
+
+
+@click.command("delete-all")
+@job_filters
+@dry_run_option
+@yes_option
+@with_session
+def delete_all(session: Session, /, dry_run: bool, yes: bool, **where: Any) -> None:
+    """Delete every job that matches and is not running, with its history.
+
+    \b
+    Example:
+      taskharbor delete-all --state cancelled --finished-before 2026-01-31T00:00:00Z --yes
+    """
+    act_on_all(
+        session,
+        "delete",
+        "deleted",
+        lambda harbor, dry: harbor.jobs.adelete_all(dry_run=dry, **where),
+        named(where),
+        dry_run=dry_run,
+        yes=yes,
+    )
 
 
 def tell_job(screen: Screen, job: Job[Any], what: str) -> None:

@@ -48,7 +48,12 @@ NO_QUEUES = "no queue has unfinished jobs"
 
 
 def tell_queues(screen: Screen, queues: list[QueueDocument]) -> None:
-    screen.table(QUEUE_COLUMNS, queue_rows(queues), empty=NO_QUEUES)
+    rows = queue_rows(queues)
+    if not any(queue.paused for queue in queues):
+        screen.table(QUEUE_COLUMNS, rows, empty=NO_QUEUES)
+        return
+    told = [(*row, q.paused_by, q.paused_since) for row, q in zip(rows, queues, strict=True)]
+    screen.table((*QUEUE_COLUMNS, "PAUSED BY", "SINCE"), told, optional=("SINCE", "PAUSED BY"))
 
 
 def queue_rows(queues: list[QueueDocument]) -> list[tuple[Cell, ...]]:

@@ -89,9 +89,9 @@ def revoke(session: Session, token_id: str) -> None:
     Example:
       taskharbor token revoke 4f1c2a9b8d07
     """
-    from taskharbor.drivers.typed_records import TOKENS
+    from taskharbor.server.tokens import revoke_token
 
-    if not session.run(lambda harbor: TOKENS.drop(harbor.driver, [token_id])):
+    if not session.run(lambda harbor: revoke_token(harbor.driver, token_id)):
         raise click.ClickException(f"no token has the id {token_id}; `taskharbor token list` lists them")
     if session.screen.as_json:
         session.screen.document({"id": token_id, "revoked": True})

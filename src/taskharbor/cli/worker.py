@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from taskharbor.cli.changes import POLICIES
 from taskharbor.cli.entry import CommandFailed
 from taskharbor.cli.parameters import duration, host_and_port
 from taskharbor.cli.session import Session, with_session
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("taskharbor.cli")
 
 LEVELS = ("debug", "info", "warning", "error")
-# Presets, as their names are written here; and no policy at all.
-POLICIES = (
-    *("default", "full_jitter", "conservative", "aggressive", "standard"),
-    *("network", "external_api", "database", "email", "schedule", "none"),
-)
 
 
 @click.command

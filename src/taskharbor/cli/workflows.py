@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.jobs import PAGE_MAX, whole_page
+from taskharbor.cli.filters import PAGE_MAX
+from taskharbor.cli.jobs import whole_page
 from taskharbor.cli.screen import Screen, age, instant, span
 from taskharbor.cli.session import Session, with_session
 

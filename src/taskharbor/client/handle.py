@@ -22,6 +22,7 @@ from taskharbor.records import (
     AttemptRecord,
     AttemptStatus,
     Delivery,
+    FailureTask,
     JobRecord,
     NewJob,
     Progress,
@@ -31,7 +32,9 @@ from taskharbor.records import (
 from taskharbor.rules.meta import read_meta
 
 if TYPE_CHECKING:
+    from taskharbor.client.audit import AuditEntry
     from taskharbor.client.harbor import Harbor
+    from taskharbor.rules.why_facts import Why
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -111,7 +114,9 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     @property
     def payload(self) -> dict[str, Any]:
         """Its arguments; an HTTP job's secrets are shown as `***`."""
-        return shown_payload(self._record.task, decode_payload(self._record.payload))
+        return shown_payload(
+            self._record.task, decode_payload(self._harbor.sealing.shown(self._record.payload))
+        )
 
     @property
     def idempotency_key(self) -> str | None:
@@ -146,6 +151,12 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     def workflow(self) -> str | None:
         """The id of the workflow that it is a member of."""
         return self._record.options.workflow
+
+    @property
+    def failure_task(self) -> str | None:
+        """The name of the task that is enqueued with its death; that of a workflow's members is the workflow's."""
+        own = self._record.options.failure_task
+        return own.task if isinstance(own, FailureTask) else None
 
     @property
     def enqueued_at(self) -> datetime:
@@ -204,13 +215,18 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return self._record.reason
 
     @property
+    def fingerprint(self) -> str | None:
+        """The cause of its latest attempt's failure; a dead job always has one. See `harbor.dlq.groups()`."""
+        return self._record.fingerprint
+
+    @property
     def error(self) -> str | None:
         """The latest attempt's error."""
         return self._record.error
 
     @property
     def progress(self) -> Progress | None:
-        return self._record.progress
+        return self._harbor.sealing.shown_progress(self._record.progress)
 
     @property
     def worker(self) -> str | None:
@@ -227,6 +243,11 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
     @property
     def cancel_requested(self) -> bool:
         return self._record.cancel_requested
+
+    @property
+    def action_id(self) -> str | None:
+        """The id of the latest action that changed it; see `harbor.audit`."""
+        return self._record.action_id
 
     # -- reading the store again --
 
@@ -247,6 +268,20 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return await read_retry_metrics(self._driver, self._record)
 
     retry_metrics = sync_method(aretry_metrics)
+
+    async def alatest_action(self) -> AuditEntry | None:
+        """Return who changed it last, how and when; None if no action changed it, or none that is kept."""
+        return await self._harbor.audit._latest_of(self._record.action_id)
+
+    latest_action = sync_method(alatest_action)
+
+    async def awhy(self) -> Why:
+        """Return why the job does not run, or does, as the store knows it now. `str()` gives the sentence."""
+        from taskharbor.client.why import why
+
+        return await why(self._harbor, self.id)
+
+    why = sync_method(awhy)
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         """Wait for the job to end and return what its handler returned.
@@ -319,6 +354,16 @@ class Attempt:
     @property
     def finished_at(self) -> datetime:
         return from_micros(self._record.finished_at)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The cause of its failure, by which dead jobs are grouped: 16 hexadecimal digits."""
+        return self._record.fingerprint
+
+    @property
+    def code_version(self) -> str | None:
+        """The version of the application that it failed in, if that is known."""
+        return self._record.code_version
 
     @property
     def error(self) -> str | None:

@@ -7,13 +7,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from taskharbor import builtin_tasks, presets
+from taskharbor.acting import acting_as
+from taskharbor.client.code_version import checked_version, found_version
 from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.handle import Job
+from taskharbor.client.holds import Holding
 from taskharbor.client.jobs import Jobs
 from taskharbor.client.options import (
     FIRST_INSTANT,
@@ -21,11 +25,13 @@ from taskharbor.client.options import (
     TASK_OPTIONS,
     EnqueueOptions,
     checked_options,
-    checked_worker_retry,
+    checked_retry_of_code,
     merged,
     new_job,
     refuse_none_of_declared,
+    refuse_stranger,
     refuse_unknown,
+    with_expiries,
 )
 from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
@@ -41,17 +47,20 @@ from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.function_refs import forbid_during_import
 from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob, Recurrence
 from taskharbor.rules.retry import RetryPolicy
+from taskharbor.sealing import PayloadCodec, Sealing
 from taskharbor.telemetry.events import EventName, Events
 from taskharbor.telemetry.reports import Reports
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from taskharbor.client.audit import Audit
     from taskharbor.client.schedules import Schedules
     from taskharbor.client.stats import Stats
     from taskharbor.http.addresses import AllowList
     from taskharbor.schedule import Schedule as Recurring
     from taskharbor.server.auth import Authorize
+    from taskharbor.streams.producer import Stream
     from taskharbor.telemetry.tracing import Tracing
 
 logger = logging.getLogger("taskharbor")
@@ -79,6 +88,12 @@ class Harbor:
 
     `include` names modules that declare tasks of this harbor: `["shop.orders", "shop.mail"]`. Workers and the command
     line import them, after the module that makes the harbor.
+
+    `payload_codec` encodes what the store keeps of payloads, results, step results and progress values, so that they
+    can be encrypted at rest. Producers, workers and readers of plain values need the same one.
+
+    `version` is that of the application's code, which workers store with each failure. Without it, it is
+    $TASKHARBOR_VERSION, else the version of the distribution named like the package that makes the harbor.
     """
 
     def __init__(
@@ -92,6 +107,8 @@ class Harbor:
         http_allow: Iterable[str] | None = None,
         worker_retry: RetryPolicy | None = presets.DEFAULT,
         include: Iterable[str] = (),
+        payload_codec: PayloadCodec | None = None,
+        version: str | None = None,
     ) -> None:
         if driver is not None and (url is not None or clock is not None):
             raise ConfigurationError(
@@ -105,15 +122,19 @@ class Harbor:
         self.application = checked_name("application", application)  # whose schedules the code declares
         self.http_allow = _http_allow(http_allow)
         self.include = checked_modules(include)
-        self.worker_retry = checked_worker_retry(worker_retry, "worker_retry")
+        self.sealing = Sealing(payload_codec)
+        self._version = checked_version(version)
+        self.worker_retry = checked_retry_of_code(worker_retry, "worker_retry")
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
         self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
         self.jobs = Jobs(self)
         self.dlq = DeadLetters(self)
         self.queues = Queues(self)
+        self.holds = Holding(self)
         self.workflows = Workflows(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
+        self._streams: dict[str, Stream] = {}
         self.tracing: Tracing | None = None  # set by `telemetry.tracing.instrument`
         # The module that created this harbor; handler processes import it first.
         self.made_in: list[str] = [sys._getframe(1).f_globals.get("__name__", "")]
@@ -132,6 +153,11 @@ class Harbor:
         return self.driver
 
     @cached_property
+    def version(self) -> str | None:
+        """The version of the application's code, if it was given or can be found."""
+        return self._version if self._version is not None else found_version(next(iter(self.made_in), ""))
+
+    @cached_property
     def schedules(self) -> Schedules:
         """Recurring jobs: `harbor.schedules.add(name, task, payload, schedule=…)` and so on."""
         from taskharbor.client.schedules import Schedules  # most programs have none
@@ -139,11 +165,26 @@ class Harbor:
         return Schedules(self)
 
     @cached_property
+    def audit(self) -> Audit:
+        """Who did what and when: `harbor.audit.list(actor=…)` and so on."""
+        from taskharbor.client.audit import Audit  # most programs do not ask
+
+        return Audit(self)
+
+    @cached_property
     def stats(self) -> Stats:
         """What workers have counted: `harbor.stats.series(queue=…)` and so on."""
         from taskharbor.client.stats import Stats  # most programs do not ask
 
         return Stats(self)
+
+    def acting_as(self, name: str) -> AbstractContextManager[None]:
+        """Record the actions inside this block under this name: `with harbor.acting_as("ana"): …`.
+
+        It holds for the thread or coroutine that enters the block, in synchronous and asynchronous code. Without it,
+        an action is recorded under the user and host of the process.
+        """
+        return acting_as(name)
 
     # -- declaring --
 
@@ -259,6 +300,7 @@ class Harbor:
     enqueue_many = sync_method(aenqueue_many)
 
     def _by_name(self, name: str, payload: Mapping[str, Any] | None, options: dict[str, Any]) -> NewJob:
+        refuse_stranger(self, options)
         checked = checked_options(options)
         name = checked_name("task", name)
         task = self._known(name)
@@ -275,6 +317,7 @@ class Harbor:
         block = block_of(self)
         if block is not None:
             block.refuse_when_over()
+        jobs = self.sealing.sealed(await with_expiries(jobs, self.driver))
         if isinstance(jobs, AlikeJobs) and not self.driver.stores_in_turn:
             jobs.made_until(len(jobs))  # before a store begins with them
         if self.tracing is None:
@@ -309,6 +352,10 @@ class Harbor:
         """Report a job that an operator cancelled while it was not running."""
         Reports(self.events).cancelled(record)
 
+    def _report_dead_lettered(self, record: JobRecord) -> None:
+        """Report a job that an operator put into the dead-letter queue."""
+        Reports(self.events).dead_lettered(record)
+
     def transaction(self, connection: Any) -> Transaction:
         """Enqueue inside the caller's own transaction: the jobs and workflows exist if and only if it commits.
 
@@ -316,6 +363,37 @@ class Harbor:
         No `enqueued` event is emitted for these jobs, because only the caller knows whether they were committed.
         """
         return Transaction(self, connection)
+
+    # -- streams --
+
+    def stream(
+        self,
+        topic: str,
+        *,
+        brokers: str | list[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Stream:
+        """Return the producer of a Kafka topic: `harbor.stream("tasks").publish(send.s(to="a@b.c"))`.
+
+        `brokers` are those of $TASKHARBOR_BROKERS, unless they are given. The producer is made once for each topic and
+        kept. It needs the extra `taskharbor[kafka]`.
+        """
+        try:
+            from taskharbor.streams.brokers import Brokers
+            from taskharbor.streams.producer import Stream
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
+            ) from error
+        addresses = brokers if brokers is not None else os.environ.get("TASKHARBOR_BROKERS")
+        if not addresses:
+            raise ConfigurationError(
+                'no brokers are named; give them, harbor.stream("tasks", brokers="localhost:9092"), '
+                "or set $TASKHARBOR_BROKERS"
+            )
+        if topic not in self._streams:
+            self._streams[topic] = Stream(self, topic, Brokers(addresses, settings))
+        return self._streams[topic]
 
     # -- serving --
 
@@ -327,7 +405,8 @@ class Harbor:
             app.mount("/jobs", harbor.asgi())
 
         Callers show a token that `taskharbor token create` made, unless `authorize` decides: it is given the request,
-        and answers with "read", "write", "admin", or None to refuse. Wrong tokens and streams are counted by the
+        and answers with "read", "write", "admin", or None to refuse; or with a role and the name that the audit records
+        the caller's actions under, such as `("write", "ana")`. Wrong tokens and streams are counted by the
         address that connects, or by what `X-Forwarded-For` says where one of `trusted_proxies` connects (addresses and
         networks). It needs the extra: `taskharbor[server]`.
         """
@@ -380,10 +459,11 @@ class Harbor:
 
     def _decode_result(self, record: JobRecord) -> Any:
         """Decode what the job's handler returned, in the type that its task declares if the task is known."""
+        if record.result is None:
+            return None
+        text = self.sealing.open(record.result, "the result")
         task = self.tasks.get(record.task)
-        if task is not None:
-            return task.decode_result(record.result)
-        return None if record.result is None else decode_result(record.result)
+        return decode_result(text) if task is None else task.decode_result(text)
 
     # -- closing --
 

@@ -3,73 +3,77 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec import UnsetType
+from msgspec.structs import replace
 
+from taskharbor.client.actions import details_of, new_action
 from taskharbor.client.filters import (
+    COUNT_MAX,
+    FILTERS,
+    Count,
     JobWhere,
     asked_filter,
     checked_cursor,
     checked_limit,
+    checked_prefix,
+    cursor_above,
     cursor_after,
+    is_whole_id,
     job_filter,
 )
 from taskharbor.client.handle import Attempt, Job, Step
-from taskharbor.client.operating import Operator, not_found, requeue_operation
-from taskharbor.client.options import (
-    checked_id,
-    checked_instant,
-    checked_priority,
-    checked_tags,
-    checked_timeout,
-    refuse_huge,
-    refuse_unknown,
-)
+from taskharbor.client.operating import VERBS, Operator, is_of_schedule, not_found, requeue_operation
+from taskharbor.client.options import checked_id, refuse_unknown
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
-from taskharbor.codec import checked_name, decode_result, encode_payload
+from taskharbor.client.updating import BULK_OPTIONS, BulkUpdate, JobChanges, checked_update
+from taskharbor.clock import from_micros
+from taskharbor.codec import checked_name, decode_result
 from taskharbor.drivers.base import (
+    Action,
     Cancel,
     Delete,
     Operation,
     OperationResult,
     OperationVerdict,
     RunNow,
-    Update,
+    Verb,
 )
 from taskharbor.drivers.capabilities import Steps
 from taskharbor.errors import ConfigurationError, JobConflict
-from taskharbor.records import JobFilter, JobRecord, State, StateName
-from taskharbor.rules.lifecycle import CANCELLABLE, DELETABLE
-from taskharbor.rules.retry import resolve_max_attempts
+from taskharbor.records import JobFilter, JobRecord, State
+from taskharbor.rules.lifecycle import CANCELLABLE, CHANGEABLE, DELETABLE
 from taskharbor.telemetry.reports import READ_AT_ONCE
 
+CANDIDATES_MAX = 10  # ids that an ambiguous prefix names
 
-class JobChanges(TypedDict, total=False):
-    """The fields of a job that can change while it is neither running nor finished."""
-
-    priority: int
-    run_at: datetime
-    payload: Mapping[str, Any]
-    max_attempts: int | None
-    max_retries: int | None
-    timeout: float | timedelta | None
-    tags: list[str] | tuple[str, ...]
-    expires_at: datetime | None
-
-
-CHANGEABLE_OPTIONS = frozenset(JobChanges.__annotations__)
+if TYPE_CHECKING:
+    from taskharbor.rules.why_facts import Why
 
 
 class JobPage(list[Job[Any]]):
-    """A page of jobs; `next_cursor` continues the list, and is None at its end."""
+    """A page of jobs; `next_cursor` continues the list, and is None at its end.
 
-    def __init__(self, jobs: list[Job[Any]], next_cursor: str | None) -> None:
+    A search that no index serves looks at the newest jobs for a tenth of a second, or at 100,000 of them. If it ended
+    so, `reached` is the time at which the last of these was enqueued, and `next_cursor` goes on from there.
+    """
+
+    def __init__(
+        self,
+        jobs: list[Job[Any]],
+        next_cursor: str | None,
+        *,
+        examined: int = 0,
+        reached: datetime | None = None,
+    ) -> None:
         super().__init__(jobs)
         self.next_cursor = next_cursor
+        self.examined = examined
+        self.reached = reached
 
 
 class Jobs(Operator):
@@ -85,31 +89,78 @@ class Jobs(Operator):
 
     get = sync_method(aget)
 
+    async def afind(self, prefix: object) -> Job[Any]:
+        """Return the job whose id is this, or the only one whose id begins so (at least 4 characters)."""
+        begin = checked_prefix(prefix)
+        page = await self._driver.list(JobFilter(), cursor=cursor_above(begin), limit=CANDIDATES_MAX + 1)
+        found = [record for record in page.jobs if record.id.startswith(begin)]
+        if not found:
+            raise not_found(begin)
+        if len(found) > 1:
+            named = ", ".join(record.id for record in found[:CANDIDATES_MAX])
+            more = " and more" if len(found) > CANDIDATES_MAX else ""
+            raise ConfigurationError(
+                f"several jobs have an id that begins with {begin}: {named}{more}; give more of it"
+            )
+        return Job(found[0], self._harbor)
+
+    find = sync_method(afind)
+
+    async def _whole_id(self, text: str) -> str:
+        """Return the id that was given, or the only one that begins so."""
+        return checked_id(text) if is_whole_id(text) else (await self.afind(text)).id
+
+    async def awhy(self, id: object) -> Why:
+        """Return why the job with this id does not run, or does. `str()` gives the sentence."""
+        from taskharbor.client.why import why
+
+        return await why(self._harbor, checked_id(id))
+
+    why = sync_method(awhy)
+
     async def alist(
-        self,
-        *,
-        state: State | StateName | None = None,
-        queue: str | None = None,
-        task: str | None = None,
-        tag: str | None = None,
-        workflow: object = None,
-        cursor: str | None = None,
-        limit: int = 100,
+        self, *, cursor: str | None = None, limit: int = 100, **where: Unpack[JobWhere]
     ) -> JobPage:
         """List matching jobs, newest first. A page may be shorter than `limit`; on the last, `next_cursor` is None."""
-        where = job_filter(state=state, queue=queue, task=task, tag=tag, workflow=workflow)
-        page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
-        return JobPage([Job(record, self._harbor) for record in page.jobs], cursor_after(page.next_cursor))
+        return await self._page(job_filter(**where), cursor, limit)
 
     list = sync_method(alist)
 
+    async def _page(self, where: JobFilter, cursor: str | None, limit: int) -> JobPage:
+        page = await self._driver.list(where, cursor=checked_cursor(cursor), limit=checked_limit(limit))
+        return JobPage(
+            [Job(record, self._harbor) for record in page.jobs],
+            cursor_after(page.next_cursor),
+            examined=page.examined,
+            reached=None if page.reached is None else from_micros(page.reached),
+        )
+
+    async def acount(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> Count:
+        """Count the matching jobs, up to 10,000; of more, the text of the count is `10,000+`."""
+        asked = asked_filter(filter, where)
+        found, cursor = 0, None
+        while True:
+            counted = await self._driver.count(asked, cursor=cursor, limit=COUNT_MAX + 1 - found)
+            found, cursor = found + counted.jobs, counted.next_cursor
+            if found > COUNT_MAX:
+                return Count(COUNT_MAX, more=True)
+            if cursor is None:
+                return Count(found)
+
+    count = sync_method(acount)
+
     async def aupdate(self, /, id: object, **changes: Unpack[JobChanges]) -> Job[Any]:
-        """Change a job that is neither running nor finished: priority, run_at, payload, limits, timeout, tags."""
-        refuse_unknown(changes, CHANGEABLE_OPTIONS)
-        update = _update(changes)
+        """Change a job that is neither running nor finished: priority, run_at, payload, limits, timeout, tags, expiry,
+        retry policy.
+
+        A new policy brings its limit, unless one is given as well. `retry="declared"` takes the job's own policy away:
+        it follows the code again.
+        """
+        update = await checked_update(changes, self._driver)
         await self._refuse_schedule(id)
         if not isinstance(update.payload, UnsetType):
             await self._refuse_unfit_payload(id, update.payload)
+            update = replace(update, payload=self._harbor.sealing.seal(update.payload))
         await self._operate(update, id, "jobs.update()")
         return await self.aget(id)
 
@@ -121,7 +172,8 @@ class Jobs(Operator):
         await self._harbor._collect_expired(checked_id(id))
         job = await self.aget(id)
         if job.record.options.recurrence is not None:
-            await self._harbor.schedules._cancel_occurrence(job.record)
+            action = new_action(Verb.CANCEL, job_id=job.id)
+            await self._harbor.schedules._cancel_occurrence(job.record, action)
             return await self.aget(id)
         if job.record.due_at is not None and job.record.unreadable_options is not None:
             raise JobConflict(
@@ -156,26 +208,61 @@ class Jobs(Operator):
         job = await self.aget(id)
         recurrence = job.record.options.recurrence
         if recurrence is not None:
-            await self._harbor.schedules._run_now(job.id, recurrence.name, "jobs.run_now()")
+            action = new_action(Verb.RUN_NOW, job_id=job.id, subject=recurrence.name)
+            await self._harbor.schedules._run_now(job.id, recurrence.name, "jobs.run_now()", action)
             return await self.aget(id)
         await self._operate(RunNow(), id, "jobs.run_now()")
         return await self.aget(id)
 
     run_now = sync_method(arun_now)
 
-    async def acancel_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
-        """Cancel every matching job that is not finished; return how many."""
-        return await self._operate_all(
-            Cancel(), asked_filter(filter, where), CANCELLABLE, "jobs.cancel_all()"
-        )
+    async def acancel_all(
+        self, /, filter: JobFilter | None = None, *, dry_run: bool = False, **where: Unpack[JobWhere]
+    ) -> int:
+        """Cancel every matching job that is not finished; return how many. With `dry_run`, only count them."""
+        asked = asked_filter(filter, where)
+        if dry_run:
+            return await self._count_matching(asked, lambda job: job.state in CANCELLABLE)
+        return await self._operate_all(Cancel(), asked, CANCELLABLE, "jobs.cancel_all()")
 
     cancel_all = sync_method(acancel_all)
 
-    async def adelete_all(self, /, filter: JobFilter | None = None, **where: Unpack[JobWhere]) -> int:
-        """Delete every matching job that is not running, but no schedule; return how many."""
-        return await self._operate_all(Delete(), asked_filter(filter, where), DELETABLE, "jobs.delete_all()")
+    async def adelete_all(
+        self, /, filter: JobFilter | None = None, *, dry_run: bool = False, **where: Unpack[JobWhere]
+    ) -> int:
+        """Delete every matching job that is not running, but no schedule; return how many.
+
+        With `dry_run`, only count them; some that a job or a workflow still needs may be among these.
+        """
+        asked = asked_filter(filter, where)
+        if dry_run:
+            return await self._count_matching(
+                asked, lambda job: job.state in DELETABLE and not is_of_schedule(job)
+            )
+        return await self._operate_all(Delete(), asked, DELETABLE, "jobs.delete_all()")
 
     delete_all = sync_method(adelete_all)
+
+    async def aupdate_all(
+        self, /, filter: JobFilter | None = None, *, dry_run: bool = False, **given: Unpack[BulkUpdate]
+    ) -> int:
+        """Change every matching job that is neither running nor finished, but no schedule; return how many.
+
+        Beside the filter it takes what `update` takes, except a payload: `update_all(task="mail:send", timeout=30)`.
+        With `dry_run`, only count them.
+        """
+        refuse_unknown(given, FILTERS | BULK_OPTIONS, "argument")
+        changes = {name: value for name, value in given.items() if name in BULK_OPTIONS}
+        where: Any = {name: value for name, value in given.items() if name not in BULK_OPTIONS}
+        asked = asked_filter(filter, where)
+        update = await checked_update(changes, self._driver, BULK_OPTIONS)
+        if dry_run:
+            return await self._count_matching(
+                asked, lambda job: job.state in CHANGEABLE and not is_of_schedule(job)
+            )
+        return await self._operate_all(update, asked, CHANGEABLE, "jobs.update_all()")
+
+    update_all = sync_method(aupdate_all)
 
     async def acounts(self, queue: str | None = None) -> dict[str, int]:
         """Count the jobs in each of the seven states."""
@@ -200,7 +287,8 @@ class Jobs(Operator):
         steps = await Steps.of(self._driver).steps(job_id)
         if not steps:
             await self.aget(job_id)  # none yet, or no such job?
-        found = [Step(name, decode_result(step.result), step.number) for name, step in steps.items()]
+        shown = self._harbor.sealing.shown
+        found = [Step(name, decode_result(shown(step.result)), step.number) for name, step in steps.items()]
         return sorted(found, key=lambda step: (step.number, step.name))
 
     steps = sync_method(asteps)
@@ -219,22 +307,23 @@ class Jobs(Operator):
         refuse_inside_transaction(self._harbor, verb)
         await self._harbor._collect_all_expired()
         done = 0
+        action = new_action(VERBS[type(operation)], where=where, details=details_of(operation))
         async for jobs in self._matching(where):
-            one_off = [job for job in jobs if job.state in allowed and not _recurs(job)]
-            answers = await self._driver.operate(operation, [job.id for job in one_off])
+            one_off = [job for job in jobs if job.state in allowed and not is_of_schedule(job)]
+            answers = await self._apply(operation, [job.id for job in one_off], action)
             done += sum(
                 answer.verdict in (OperationVerdict.DONE, OperationVerdict.REQUESTED) for answer in answers
             )
             if isinstance(operation, Cancel):
                 await self._report_ended(answers)
                 done += await self._cancel_occurrences(
-                    [job for job in jobs if job.options.recurrence is not None]
+                    [job for job in jobs if job.options.recurrence is not None], action
                 )
         return done
 
-    async def _cancel_occurrences(self, jobs: builtins.list[JobRecord]) -> int:
+    async def _cancel_occurrences(self, jobs: builtins.list[JobRecord], action: Action) -> int:
         """Cancel only the next or running occurrence of each schedule; the schedules go on."""
-        answers = [await self._harbor.schedules._cancel_occurrence(job) for job in jobs]
+        answers = [await self._harbor.schedules._cancel_occurrence(job, action) for job in jobs]
         return sum(
             answer.verdict in (OperationVerdict.DONE, OperationVerdict.REQUESTED) for answer in answers
         )
@@ -242,11 +331,7 @@ class Jobs(Operator):
     async def _refuse_schedule(self, id: object) -> None:
         job = await self.aget(id)
         if job.record.options.recurrence is not None:
-            name = job.record.options.recurrence.name
-            raise JobConflict(
-                job.id,
-                f"job {job.id} is the schedule {name!r}; change it with harbor.schedules.update({name!r}, …)",
-            )
+            self._refuse_schedule_job(job.record, "change it with harbor.schedules.update({name!r}, …)")
 
     async def _report_ended(self, answers: Sequence[OperationResult]) -> None:
         """Report the cancelled jobs, and the dependants that were cancelled with them."""
@@ -260,34 +345,3 @@ class Jobs(Operator):
             for record in await self._driver.get(ids[start : start + READ_AT_ONCE]):
                 if record is not None:
                     self._harbor._report_cancelled(record)
-
-
-def _recurs(job: JobRecord) -> bool:
-    """Whether it belongs to a schedule, even if a newer version wrote options that cannot be read here."""
-    return job.options.recurrence is not None or (
-        job.due_at is not None and job.unreadable_options is not None
-    )
-
-
-def _update(changes: Mapping[str, Any]) -> Update:
-    if not changes:
-        raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE_OPTIONS))}")
-    refuse_huge(changes)
-    fields: dict[str, Any] = {}
-    for name, value in changes.items():
-        match name:
-            case "priority":
-                fields[name] = checked_priority(value)
-            case "run_at":
-                fields[name] = checked_instant(value, name)
-            case "expires_at":
-                fields[name] = None if value is None else checked_instant(value, name)
-            case "payload":
-                fields[name] = encode_payload(value)
-            case "timeout":
-                fields[name] = None if value is None else checked_timeout(value)
-            case "tags":
-                fields[name] = checked_tags(value)
-    if "max_attempts" in changes or "max_retries" in changes:
-        fields["max_attempts"] = resolve_max_attempts(changes.get("max_attempts"), changes.get("max_retries"))
-    return Update(**fields)

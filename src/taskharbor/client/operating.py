@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from taskharbor.client.actions import details_of, new_action
+from taskharbor.client.filters import COUNT_MAX, Count
 from taskharbor.client.options import checked_id, checked_instant
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.drivers.base import (
+    Action,
     Cancel,
+    DeadLetter,
     Delete,
     Discard,
     Driver,
@@ -19,7 +23,9 @@ from taskharbor.drivers.base import (
     Requeue,
     RunNow,
     Update,
+    Verb,
 )
+from taskharbor.drivers.capabilities import Audit
 from taskharbor.errors import JobConflict, JobNotFound
 from taskharbor.records import JobFilter, JobRecord, State
 from taskharbor.rules.lifecycle import CANCELLABLE, DELETABLE, REQUEUEABLE
@@ -31,6 +37,7 @@ BULK_PAGE = 500
 
 _DONE: dict[type[Operation], str] = {
     Cancel: "cancelled",
+    DeadLetter: "dead-lettered: only one that has not finished, and is not running, can",
     Delete: "deleted",
     Discard: "discarded: only a dead one can",
     Requeue: "requeued: only a dead or cancelled one can",
@@ -38,9 +45,25 @@ _DONE: dict[type[Operation], str] = {
     Update: "changed",
 }
 
+# What each operation on jobs is recorded as.
+VERBS: dict[type[Operation], Verb] = {
+    Cancel: Verb.CANCEL,
+    DeadLetter: Verb.DEAD_LETTER,
+    Delete: Verb.DELETE,
+    Discard: Verb.DISCARD,
+    Requeue: Verb.REQUEUE,
+    RunNow: Verb.RUN_NOW,
+    Update: Verb.UPDATE,
+}
+
 # What to do instead, by the operation and the state that forbids it.
 _INSTEAD: dict[type[Operation], dict[State, str]] = {
     Cancel: {State.DEAD: "discard it instead"},
+    DeadLetter: {
+        State.RUNNING: "let its attempt end, or cancel it",
+        State.CANCELLED: "requeue it first",
+        State.SUCCEEDED: "enqueue another one",
+    },
     Delete: {State.RUNNING: "cancel it first"},
     Discard: {
         **dict.fromkeys(CANCELLABLE, "cancel it instead"),
@@ -72,13 +95,26 @@ class Operator:
     def _driver(self) -> Driver:
         return self._harbor.driver
 
-    async def _operate(self, operation: Operation, id: object, verb: str) -> OperationResult:
+    async def _apply(
+        self, operation: Operation, ids: Sequence[str], action: Action | None
+    ) -> list[OperationResult]:
+        """Apply an operation, recorded as this action where the store keeps an audit."""
+        if action is None or Audit.offered_by(self._driver) is None:
+            return await self._driver.operate(operation, ids)
+        return await self._driver.operate(operation, ids, action=action)
+
+    async def _operate(
+        self, operation: Operation, id: object, verb: str, details: Mapping[str, Any] | None = None
+    ) -> OperationResult:
         """Apply an operation to one job, or raise why the store refused it."""
         job_id = checked_id(id)
         refuse_inside_transaction(self._harbor, verb)
         # A job whose lease has expired only looks running: settle the loss first.
         await self._harbor._collect_expired(job_id)
-        [answer] = await self._driver.operate(operation, [job_id])
+        action = new_action(
+            VERBS[type(operation)], job_id=job_id, details=details_of(operation) | dict(details or {})
+        )
+        [answer] = await self._apply(operation, [job_id], action)
         if answer.verdict is OperationVerdict.NOT_FOUND:
             raise not_found(job_id)
         if answer.verdict is OperationVerdict.CONFLICT:
@@ -86,6 +122,7 @@ class Operator:
         return answer
 
     async def _matching(self, where: JobFilter) -> AsyncIterator[list[JobRecord]]:
+        """Each matching job once, in the store's order, however far back the search has to go."""
         cursor: str | None = None
         while True:
             page = await self._driver.list(where, cursor=cursor, limit=BULK_PAGE)
@@ -95,9 +132,38 @@ class Operator:
             if cursor is None:
                 return
 
+    async def _count_matching(self, where: JobFilter, is_meant: Callable[[JobRecord], bool]) -> Count:
+        """Count what a bulk operation would act on, without acting."""
+        found = 0
+        async for jobs in self._matching(where):
+            found += sum(map(is_meant, jobs))
+            if found > COUNT_MAX:
+                return Count(COUNT_MAX, more=True)
+        return Count(found)
 
-def requeue_operation(run_at: datetime | None, reset_attempts: bool = True) -> Requeue:
-    return Requeue(None if run_at is None else checked_instant(run_at, "run_at"), reset_attempts)
+    def _refuse_schedule_job(self, job: JobRecord, instead: str) -> None:
+        if job.options.recurrence is not None:
+            name = job.options.recurrence.name
+            raise JobConflict(job.id, f"job {job.id} is the schedule {name!r}; {instead.format(name=name)}")
+        if is_of_schedule(job):
+            raise JobConflict(
+                job.id,
+                f"job {job.id} is a schedule of a newer version of TaskHarbor; change it with that version",
+            )
+
+
+def is_of_schedule(job: JobRecord) -> bool:
+    """Whether it belongs to a schedule, even if a newer version wrote options that cannot be read here."""
+    return job.options.recurrence is not None or (
+        job.due_at is not None and job.unreadable_options is not None
+    )
+
+
+def requeue_operation(
+    run_at: datetime | None, reset_attempts: bool = True, *, only_dead: bool = False
+) -> Requeue:
+    due = None if run_at is None else checked_instant(run_at, "run_at")
+    return Requeue(due, reset_attempts, only_dead)
 
 
 def conflict(job_id: str, state: State | None, operation: type[Operation]) -> JobConflict:

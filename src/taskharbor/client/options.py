@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import uuid_utils
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from taskharbor.clock import check_seconds, seconds_to_micros, to_micros
 from taskharbor.codec import KEY_LIMIT, agreeing, checked_name, shorten
+from taskharbor.drivers.base import AlikeJobs, Driver
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import (
     PRIORITY_MAX,
@@ -24,6 +26,10 @@ from taskharbor.records import (
 )
 from taskharbor.rules.meta import checked_meta, read_meta
 from taskharbor.rules.retry import RetryPolicy, resolve_max_attempts
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+    from taskharbor.client.task import Signature
 
 TAGS_MAX = 32
 FIRST_INSTANT = to_micros(datetime.min.replace(tzinfo=UTC))
@@ -41,18 +47,22 @@ class EnqueueOptions(TypedDict, total=False):
     max_retries: int | None
     timeout: float | timedelta | None
     expires_at: datetime | None
+    expires_in: float | timedelta | None
     idempotency_key: str | None
     delivery: Delivery | DeliveryName | None
     retry: RetryPolicy | None
     correlation_id: str | None
     tags: list[str] | tuple[str, ...]
     meta: Mapping[str, str] | None
+    failure_task: Signature[Any] | None
     id: str | uuid.UUID | None
 
 
 OPTION_NAMES = frozenset(EnqueueOptions.__annotations__)
 # Options of a single job: a declaration cannot have them.
-OWN_OPTIONS = frozenset({"run_at", "delay", "expires_at", "idempotency_key", "correlation_id", "id"})
+OWN_OPTIONS = frozenset(
+    {"run_at", "delay", "expires_at", "expires_in", "idempotency_key", "correlation_id", "id"}
+)
 # Options of a task: a single job cannot have them.
 DECLARED_ONLY = frozenset(
     {
@@ -74,7 +84,8 @@ _HABITS = {
     "schedule": "cron crontab cron_string every interval periodic repeat run_every",
     "delay": "countdown defer defer_by delay_seconds enqueue_in schedule_in wait",
     "run_at": "at defer_until enqueue_at eta schedule_at scheduled_at scheduled_for when",
-    "expires_at": "deadline expires expires_in max_age ttl",
+    "expires_at": "deadline expires",
+    "expires_in": "expires_after max_age ttl",
     "max_retries": "retries retry_count retry_limit",
     "max_attempts": "attempts max_tries tries",
     "retry": "autoretry_for backoff default_retry_delay retry_backoff retry_delay retry_policy retry_when",
@@ -108,8 +119,8 @@ def new_ids(count: int) -> list[str]:
     return [str(new()) for _ in range(count)]
 
 
-def checked_id(value: object) -> str:
-    """Return a job's id as lower-case UUID text, from a string or a UUID."""
+def checked_id(value: object, of: str = "job") -> str:
+    """Return the id of a job or a workflow as lower-case UUID text, from a string or a UUID."""
     if isinstance(value, uuid.UUID | uuid_utils.UUID):
         return str(value)
     try:
@@ -118,7 +129,7 @@ def checked_id(value: object) -> str:
     except ValueError:
         pass
     raise ConfigurationError(
-        f"a job's id is a UUID such as 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10, not {shorten(value)}"
+        f"a {of}'s id is a UUID such as 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10, not {shorten(value)}"
     )
 
 
@@ -159,25 +170,42 @@ def _elsewhere(name: str, allowed: frozenset[str]) -> str | None:
     return None
 
 
+def refuse_stranger(harbor: Harbor, options: Mapping[str, Any]) -> None:
+    """Refuse the failure task of another harbor: its job would be stored here, where no worker need know it."""
+    task = getattr(options.get("failure_task"), "task", None)
+    if task is not None and task.harbor is not harbor:
+        raise ConfigurationError(
+            f"the failure task {task.name!r} belongs to another harbor; give one that is declared on this one"
+        )
+
+
 def refuse_huge(options: Mapping[str, Any]) -> None:
     """Refuse an integer that is too large for any option, and that Python may even refuse to print in an error."""
     for name, value in options.items():
         if isinstance(value, int) and value.bit_length() > 64:
-            raise ConfigurationError(f"{name} cannot be an integer of {value.bit_length():,} bits")
+            raise ConfigurationError(
+                f"{name} cannot be an integer of {value.bit_length():,} bits; give a smaller one"
+            )
 
 
 def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[str, Any]:
     """Turn options into `NewJob` and `Options` fields, or raise one clear error.
 
-    A task's declaration may have a policy with functions; its jobs do not store that.
+    The policy that a task declares follows the code, so its jobs store only the limit it has, as `policy_limit`.
     """
     refuse_unknown(options)
     refuse_huge(options)
     if options.get("run_at") is not None and options.get("delay") is not None:
         raise ConfigurationError("run_at and delay say the same thing; give one of them")
+    if options.get("expires_at") is not None and options.get("expires_in") is not None:
+        raise ConfigurationError("expires_at and expires_in say the same thing; give one of them")
     checked: dict[str, Any] = {}
     inner: dict[str, Any] = {}
     for name, value in options.items():
+        if name == "failure_task" and not (value is None and declared):
+            from taskharbor.failure_tasks import failure_task_of  # most programs have none
+
+            inner[name] = False if value is None else failure_task_of(value)
         if value is None and name != "retry":
             if name in OWN_OPTIONS:  # kept, because None takes back an earlier value
                 (inner if name == "correlation_id" else checked)[name] = None
@@ -189,6 +217,8 @@ def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[
                 checked[name] = checked_instant(value, name)
             case "delay":
                 checked["delay"] = seconds_to_micros(value, "delay")
+            case "expires_in":
+                checked["expires_in"] = seconds_to_micros(checked_timeout(value, "expires_in"))
             case "priority":
                 checked["priority"] = checked_priority(value)
             case "idempotency_key":
@@ -200,9 +230,10 @@ def checked_options(options: dict[str, Any], *, declared: bool = False) -> dict[
             case "timeout":
                 inner["timeout"] = checked_timeout(value)
             case "retry":
-                if declared and isinstance(value, RetryPolicy) and value.follows_code:
-                    continue
-                inner["retry"] = checked_retry(value)
+                if declared:
+                    checked["policy_limit"] = _declared_limit(value)
+                else:
+                    inner["retry"] = checked_retry(value)
             case "correlation_id":
                 inner["correlation_id"] = checked_name("correlation id", value)
             case "tags":
@@ -226,6 +257,12 @@ def merged(declared: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         both.pop("run_at", None)
     if given.get("run_at") is not None:
         both.pop("delay", None)
+    if given.get("expires_in") is not None:
+        both.pop("expires_at", None)
+    if given.get("expires_at") is not None:
+        both.pop("expires_in", None)
+    if given.get("options", {}).get("retry", UNSET) is not UNSET:
+        both.pop("policy_limit", None)  # the given policy brings its own
     return both
 
 
@@ -233,7 +270,7 @@ def refuse_none_of_declared(options: dict[str, Any], declared: dict[str, Any]) -
     """Refuse None for a declared option: it could mean "none", which a job cannot store, or "as declared"."""
     inner = declared.get("options", {})
     for name, value in options.items():
-        if value is not None or name in OWN_OPTIONS or name == "retry":
+        if value is not None or name in OWN_OPTIONS or name in ("retry", "failure_task"):
             continue
         kept = "max_attempts" if name == "max_retries" else name
         if kept in declared or kept in inner:
@@ -253,6 +290,9 @@ def job_maker(task: str, checked: dict[str, Any]) -> Callable[[str], NewJob]:
     fields = dict(checked)
     inner = fields.pop("options", None)
     given_id = fields.pop("id", None)
+    policy_limit = fields.pop("policy_limit", None)
+    if policy_limit and not (inner or {}).get("max_attempts"):
+        inner = {**(inner or {}), "max_attempts": policy_limit}
     if inner:
         fields["options"] = Options(**inner)
 
@@ -260,6 +300,25 @@ def job_maker(task: str, checked: dict[str, Any]) -> Callable[[str], NewJob]:
         return NewJob(given_id or new_id(), task, payload, **fields)
 
     return make
+
+
+def with_expiry(job: NewJob, now: int) -> NewJob:
+    """Return the job with the instant that its `expires_in` means: what a store keeps."""
+    if job.expires_in is None:
+        return job
+    return replace(job, expires_at=min(now + job.expires_in, LAST_INSTANT), expires_in=None)
+
+
+async def with_expiries(jobs: Sequence[NewJob], driver: Driver) -> Sequence[NewJob]:
+    """Do so for each of them, counted from the store's now, which is asked only where it is needed."""
+    if isinstance(jobs, AlikeJobs):
+        if jobs.shared.expires_in is not None:
+            jobs.shared = with_expiry(jobs.shared, await driver.now())
+        return jobs
+    if all(job.expires_in is None for job in jobs):
+        return jobs
+    now = await driver.now()
+    return [with_expiry(job, now) for job in jobs]
 
 
 def checked_instant(value: datetime, name: str) -> int:
@@ -318,8 +377,25 @@ def checked_retry(value: object) -> dict[str, Any] | None | UnsetType:
     return value.to_dict()
 
 
-def checked_worker_retry(value: object, name: str = "retry") -> RetryPolicy | None:
-    """Check the retry policy of a worker, which may contain functions."""
+def _declared_limit(policy: object) -> int | None:
+    """Return the limit of the policy that a task declares; None or 0 where it sets none."""
+    if policy is UNSET:
+        return None
+    checked = checked_retry_of_code(policy)
+    return None if checked is None else checked.max_attempts
+
+
+def with_limit_of_policy(checked: dict[str, Any]) -> dict[str, Any]:
+    """Return changes of a stored job where a new policy brings its limit, unless a limit is given as well."""
+    inner = checked.get("options", {})
+    policy = inner.get("retry")
+    if not isinstance(policy, dict) or "max_attempts" in inner or not policy["max_attempts"]:
+        return checked
+    return {**checked, "options": {**inner, "max_attempts": policy["max_attempts"]}}
+
+
+def checked_retry_of_code(value: object, name: str = "retry") -> RetryPolicy | None:
+    """Check the retry policy of a worker or a task, which may contain functions."""
     if value is None or isinstance(value, RetryPolicy):
         return value
     raise ConfigurationError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -33,6 +33,9 @@ from taskharbor.rules.retry import RetryPolicy
 from taskharbor.schedule import Schedule as Recurring
 from taskharbor.schedule import parse
 
+if TYPE_CHECKING:
+    from taskharbor.client.task import Signature
+
 
 # The options of a schedule's jobs, without those of a single job (run_at, id, idempotency_key …): the schedule sets
 # the time of each run, and its name is its identity.
@@ -49,6 +52,7 @@ class RunOptions(TypedDict, total=False):
     correlation_id: str | None
     tags: list[str] | tuple[str, ...]
     meta: Mapping[str, str] | None
+    failure_task: Signature[Any] | None
 
 
 class ScheduleOptions(RunOptions, total=False):

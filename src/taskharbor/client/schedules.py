@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from msgspec.structs import replace
 
 from taskharbor.builtin_tasks import TRIAL_NAMES as BUILT_IN
+from taskharbor.client.actions import HIDDEN, new_action
 from taskharbor.client.operating import Operator
-from taskharbor.client.options import merged
+from taskharbor.client.options import merged, refuse_stranger, with_limit_of_policy
 from taskharbor.client.schedule import (
     JOB_OPTIONS,
     RECURRENCE_OPTIONS,
@@ -27,7 +28,16 @@ from taskharbor.client.schedule import (
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import checked_name, encode_payload
-from taskharbor.drivers.base import Cancel, Delete, OperationResult, OperationVerdict, Seen, Update
+from taskharbor.drivers.base import (
+    Action,
+    Cancel,
+    Delete,
+    OperationResult,
+    OperationVerdict,
+    Seen,
+    Update,
+    Verb,
+)
 from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import ConfigurationError, JobConflict, JobNotFound, StoreUnavailable
 from taskharbor.records import SCHEDULE_TAG, JobFilter, JobRecord, NewJob, Options, Recurrence, State
@@ -91,10 +101,12 @@ class Schedules(Operator):
         exists is an error instead: JobConflict.
 
         Further options: timezone, misfire, misfire_grace, dead_letter, and those of the jobs: queue, priority,
-        max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags, meta.
+        max_attempts, max_retries, timeout, delivery, retry, correlation_id, tags, meta,
+        failure_task.
         """
         refuse_inside_transaction(self._harbor, "schedules.add()")
         given = {**options, "schedule": schedule}
+        refuse_stranger(self._harbor, given)
         checked = checked_job_options(given)
         known = self._harbor._known(checked_name("task", task))
         text = encode_payload({} if payload is None else payload)
@@ -105,7 +117,8 @@ class Schedules(Operator):
         job = recurring_job(
             task if known is None else known.name, text, checked, recurrence, await self._driver.now()
         )
-        await self._ensure([job], replace=replace)
+        action = new_action(Verb.UPDATE_SCHEDULE, job_id=job.id, subject=name)
+        await self._ensure([job], replace=replace, action=action)
         return await self.aget(name, application=application)
 
     add = sync_method(aadd)
@@ -116,7 +129,10 @@ class Schedules(Operator):
         """Change a schedule's times, task, payload or options, even while it runs."""
         if not changes:
             raise ConfigurationError(f"nothing to change was given; give {', '.join(sorted(CHANGEABLE))}")
-        checked = checked_job_options({k: v for k, v in changes.items() if k not in ("task", "payload")})
+        refuse_stranger(self._harbor, changes)
+        checked = with_limit_of_policy(
+            checked_job_options({k: v for k, v in changes.items() if k not in ("task", "payload")})
+        )
         payload = None if "payload" not in changes else encode_payload(changes["payload"])
         task = None if "task" not in changes else checked_name("task", changes["task"])
 
@@ -128,10 +144,12 @@ class Schedules(Operator):
             desired = _desired(record, checked, recurrence, task, payload)
             known = self._harbor._known(desired.task)
             if known is not None and (payload is not None or task is not None):
-                known.validate(desired.payload)
-            return _difference(record, desired, now) or Update()
+                known.validate(self._harbor.sealing.shown(desired.payload))
+            return _difference(record, self._as_stored(record, desired), now) or Update()
 
-        await self._change(name, application, "schedules.update()", change)
+        asked = {field: value for field, value in changes.items() if field in ("priority", "queue", "task")}
+        details = dict.fromkeys(changes, HIDDEN) | asked
+        await self._change(name, application, Verb.UPDATE_SCHEDULE, "schedules.update()", change, details)
         return await self.aget(name, application=application)
 
     update = sync_method(aupdate)
@@ -143,7 +161,7 @@ class Schedules(Operator):
             options = _with(record.options, paused=True)
             return None if options == record.options else Update(options=options, run_at=PARKED_AT)
 
-        await self._change(name, application, "schedules.pause()", pause)
+        await self._change(name, application, Verb.PAUSE_SCHEDULE, "schedules.pause()", pause)
         return await self.aget(name, application=application)
 
     pause = sync_method(apause)
@@ -155,14 +173,16 @@ class Schedules(Operator):
             options = _with(record.options, paused=False)
             return None if options == record.options else Update(options=options, at_due=True)
 
-        await self._change(name, application, "schedules.resume()", resume)
+        await self._change(name, application, Verb.RESUME_SCHEDULE, "schedules.resume()", resume)
         return await self.aget(name, application=application)
 
     resume = sync_method(aresume)
 
     async def arun_now(self, name: str, *, application: str | None = None) -> Schedule:
         """Run once in addition to the occurrences: at once, or right after a running occurrence."""
-        await self._run_now(self._id(name, application), name, "schedules.run_now()")
+        job_id = self._id(name, application)
+        action = new_action(Verb.RUN_SCHEDULE, job_id=job_id, subject=name)
+        await self._run_now(job_id, name, "schedules.run_now()", action)
         return await self.aget(name, application=application)
 
     run_now = sync_method(arun_now)
@@ -171,17 +191,18 @@ class Schedules(Operator):
         """Remove a schedule with its history. A running occurrence goes on, and is the last one."""
         refuse_inside_transaction(self._harbor, "schedules.delete()")
         job_id = self._id(name, application)
+        action = new_action(Verb.DELETE_SCHEDULE, job_id=job_id, subject=name)
         for _ in range(ROUNDS_MAX):
             await self._harbor._collect_expired(job_id)
             record, _recurrence = await self._record(job_id, name)
             if record.state is not State.RUNNING:
-                [answer] = await self._driver.operate(Delete(), [job_id])
+                [answer] = await self._apply(Delete(), [job_id], action)
                 if answer.verdict is OperationVerdict.DONE:
                     return
                 continue  # it has just begun
             tags = tuple(tag for tag in record.options.tags if tag != SCHEDULE_TAG)
             ordinary = replace(record.options, recurrence=None, tags=tags)
-            answer = await self._update(record, Update(options=ordinary))
+            answer = await self._update(record, Update(options=ordinary), action)
             if answer.verdict is OperationVerdict.DONE:
                 return
         raise _too_quick(name)
@@ -209,13 +230,15 @@ class Schedules(Operator):
     def _declared(self) -> dict[str, Task[Any, Any, Any, Any]]:
         return {task.name: task for task in self._harbor.tasks.values() if task.recurrence is not None}
 
-    async def _ensure(self, jobs: builtins.list[NewJob], *, replace: bool = True) -> None:
-        """Create each of these schedules, or change it where it differs."""
+    async def _ensure(
+        self, jobs: builtins.list[NewJob], *, replace: bool = True, action: Action | None = None
+    ) -> None:
+        """Create each of these schedules, or change it where it differs. The code's declaration is no action."""
         settled = self._adapt if replace else self._refuse
         for _ in range(ROUNDS_MAX):
-            answers = await self._driver.enqueue(jobs)
+            answers = await self._driver.enqueue(self._harbor.sealing.sealed(jobs))
             existing = [job for job, answer in zip(jobs, answers, strict=True) if answer.existed]
-            ended = [job for job in existing if not await settled(job)]
+            ended = [job for job in existing if not await settled(job, action)]
             for job in ended:  # the last run of a deleted schedule, which has ended
                 await self._driver.operate(Delete(), [job.id])
             if not ended:
@@ -223,16 +246,23 @@ class Schedules(Operator):
             jobs = ended
         raise _too_quick(", ".join(job.task for job in jobs))
 
-    async def _adapt(self, job: NewJob) -> bool:
+    def _as_stored(self, record: JobRecord, desired: NewJob) -> NewJob:
+        """Return the schedule with the payload that is stored, if it is the same: each encoding may be another text."""
+        sealing = self._harbor.sealing
+        if sealing.shown(record.payload) == sealing.shown(desired.payload):
+            return replace(desired, payload=record.payload)
+        return replace(desired, payload=sealing.seal(desired.payload))
+
+    async def _adapt(self, job: NewJob, action: Action | None) -> bool:
         """Change the existing schedule to what is given; return False if it no longer exists."""
         for _ in range(ROUNDS_MAX):
             [record] = await self._driver.get([job.id])
             if record is None or record.state in TERMINAL:
                 return False
-            update = _difference(record, job, await self._driver.now())
+            update = _difference(record, self._as_stored(record, job), await self._driver.now())
             if update is None:
                 return True
-            answer = await self._update(record, update)
+            answer = await self._update(record, update, action)
             if answer.verdict is OperationVerdict.DONE:
                 log_line(
                     logger,
@@ -243,7 +273,7 @@ class Schedules(Operator):
                 return True
         raise _too_quick(_name_of(job))
 
-    async def _refuse(self, job: NewJob) -> bool:
+    async def _refuse(self, job: NewJob, action: Action | None) -> bool:
         """Raise for the schedule that exists; return False if it no longer does."""
         [record] = await self._driver.get([job.id])
         if record is None or record.state in TERMINAL:
@@ -254,7 +284,7 @@ class Schedules(Operator):
 
     # -- called by harbor.jobs --
 
-    async def _run_now(self, job_id: str, name: str, verb: str) -> None:
+    async def _run_now(self, job_id: str, name: str, verb: str, action: Action) -> None:
         refuse_inside_transaction(self._harbor, verb)
         for _ in range(ROUNDS_MAX):
             await self._harbor._collect_expired(job_id)
@@ -273,16 +303,16 @@ class Schedules(Operator):
                 )
             else:  # it is not due yet, so this is an extra run
                 update = Update(run_at=await self._driver.now())
-            answer = await self._update(record, update)
+            answer = await self._update(record, update, action)
             if answer.verdict is OperationVerdict.DONE:
                 return
         raise _too_quick(name)
 
-    async def _cancel_occurrence(self, record: JobRecord) -> OperationResult:
+    async def _cancel_occurrence(self, record: JobRecord, action: Action) -> OperationResult:
         """Cancel the next or the running occurrence; the one after it follows."""
         for _ in range(ROUNDS_MAX):
             occurrence = after_cancelling(record, await self._driver.now())
-            [answer] = await self._driver.operate(Cancel(occurrence, _seen(record)), [record.id])
+            [answer] = await self._apply(Cancel(occurrence, _seen(record)), [record.id], action)
             if answer.verdict is not OperationVerdict.CHANGED:
                 return answer
             [found] = await self._driver.get([record.id])
@@ -327,26 +357,36 @@ class Schedules(Operator):
         )  # a worker with only built-in tasks has no application
         if known and recurrence.application == self._harbor.application:
             orphaned = recurrence.declared and recurrence.name not in self._declared()
-        return Schedule.of(record, orphaned=orphaned)
+        shown = replace(record, payload=self._harbor.sealing.shown(record.payload))
+        return Schedule.of(shown, orphaned=orphaned)
 
-    async def _change(self, name: str, application: str | None, verb: str, change: Change) -> None:
-        refuse_inside_transaction(self._harbor, verb)
+    async def _change(
+        self,
+        name: str,
+        application: str | None,
+        verb: Verb,
+        called: str,
+        change: Change,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        refuse_inside_transaction(self._harbor, called)
         job_id = self._id(name, application)
+        action = new_action(verb, job_id=job_id, subject=name, details=details)
         for _ in range(ROUNDS_MAX):
             await self._harbor._collect_expired(job_id)
             record, _recurrence = await self._record(job_id, name)
             update = change(record, await self._driver.now())
             if update is None:
                 return
-            answer = await self._update(record, update)
+            answer = await self._update(record, update, action)
             if answer.verdict is OperationVerdict.DONE:
                 return
         raise _too_quick(name)
 
-    async def _update(self, record: JobRecord, update: Update) -> OperationResult:
+    async def _update(self, record: JobRecord, update: Update, action: Action | None) -> OperationResult:
         """Apply an update only if the job is unchanged since it was read, and in the same place, running or not."""
         update = replace(update, version=record.version, seen=_seen(record), while_running=True)
-        [answer] = await self._driver.operate(update, [record.id])
+        [answer] = await self._apply(update, [record.id], action)
         return answer
 
 

@@ -20,13 +20,14 @@ from taskharbor.client.options import (
     new_ids,
     new_job,
     refuse_none_of_declared,
+    refuse_stranger,
 )
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.codec import result_decoder, shorten
 from taskharbor.drivers.base import AlikeJobs, Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.function_refs import address_of
-from taskharbor.records import Delivery, NewJob, Recurrence
+from taskharbor.records import Delivery, FailureTask, NewJob, Recurrence
 from taskharbor.rules.retry import UNSET, RetryPolicy
 from taskharbor.signature import CallPlan, at_index
 
@@ -154,6 +155,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self._check_arguments = check_arguments
         self._task = self
         self.recurrence: Recurrence | None = None  # the schedule that is declared with it
+        refuse_stranger(harbor, options)
         self._options = checked_options(dict(options), declared=True)
         # The declared policy: a RetryPolicy, None if there is to be none, or UNSET.
         self.declared_policy: RetryPolicy | None | UnsetType = options.get("retry", UNSET)
@@ -174,10 +176,11 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         """Return the same task with options for the jobs enqueued through it.
 
         Options left out are as the task declares them. None takes back what an earlier `using` gave of one job's
-        own options (`run_at`, `delay`, `expires_at`, `idempotency_key`, `correlation_id`, `id`), and `retry=None`
-        means no retries; for the others None is refused where the task declares one.
+        own options (`run_at`, `delay`, `expires_at`, `expires_in`, `idempotency_key`, `correlation_id`, `id`), and
+        `retry=None` means no retries; for the others None is refused where the task declares one.
         """
         refuse_none_of_declared(dict(options), self._options)
+        refuse_stranger(self.harbor, options)
         return UsingOptions(self, merged(self._options, checked_options(dict(options))))
 
     @property
@@ -200,6 +203,11 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     @property
     def declared_timeout(self) -> float | None:
         value: float | None = self._options["options"].get("timeout")
+        return value
+
+    @property
+    def declared_failure_task(self) -> FailureTask | None:
+        value: FailureTask | None = self._options["options"].get("failure_task")
         return value
 
     @property
@@ -237,6 +245,7 @@ class UsingOptions(Enqueueable[P, R]):
     def using(self, **options: Unpack[EnqueueOptions]) -> UsingOptions[P, R]:
         """Return the same with further options; later ones replace earlier ones."""
         refuse_none_of_declared(dict(options), self._options)
+        refuse_stranger(self._task.harbor, options)
         return UsingOptions(self._task, merged(self._options, checked_options(dict(options))))
 
     def __repr__(self) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 from typing import TYPE_CHECKING
 
+from taskharbor.client.actions import new_action
 from taskharbor.client.filters import checked_cursor, checked_limit, cursor_after
 from taskharbor.client.operating import Operator
 from taskharbor.client.options import checked_id
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.codec import agreeing, counted
-from taskharbor.drivers.base import Cancel, Requeue, member_id
+from taskharbor.drivers.base import Cancel, Requeue, Verb, member_id
 from taskharbor.drivers.capabilities import Workflows as WorkflowsCapability
 from taskharbor.errors import JobConflict
 from taskharbor.records import JobFilter, JobRecord, State
@@ -109,12 +110,12 @@ class Workflows(Operator):
         workflow = await self.aget(id)
         refuse_inside_transaction(self._harbor, "workflows.cancel()")
         await self._harbor._collect_all_expired()
+        action = new_action(Verb.CANCEL_WORKFLOW, subject=workflow.id)
         total = workflow._record.total
         for start in range(0, total, CANCEL_PAGE):
             indexes = range(start, min(start + CANCEL_PAGE, total))
-            answers = await self._driver.operate(
-                Cancel(), [member_id(workflow.id, index) for index in indexes]
-            )
+            members = [member_id(workflow.id, index) for index in indexes]
+            answers = await self._apply(Cancel(), members, action)
             await self._harbor.jobs._report_ended(answers)
         return await self.aget(id)
 
@@ -142,7 +143,9 @@ class Workflows(Operator):
                 f"give force=True to run {agreeing(len(once), 'it', 'them')} again",
             )
         # By id, so in the order of the graph: a requeued member makes its dependants wait again.
-        await self._driver.operate(Requeue(), sorted(job.id for job in ended))
+        details = {"force": True} if once else None
+        action = new_action(Verb.RETRY_WORKFLOW, subject=workflow.id, details=details)
+        await self._apply(Requeue(), sorted(job.id for job in ended), action)
         return await self.aget(id)
 
     retry = sync_method(aretry)

@@ -28,6 +28,7 @@ from taskharbor.codec.text import (
     shorten,
 )
 from taskharbor.codec.values import (
+    ENCODED,
     PAYLOAD_LIMIT,
     RESULT_LIMIT,
     decode_payload,
@@ -53,6 +54,7 @@ __all__ = [
     "clean_text",
     "counted",
     "shorten",
+    "ENCODED",
     "PAYLOAD_LIMIT",
     "RESULT_LIMIT",
     "decode_payload",

@@ -17,6 +17,7 @@ from taskharbor.errors import PayloadError, PayloadTooLarge
 
 PAYLOAD_LIMIT = 1_048_576  # bytes of UTF-8 JSON
 RESULT_LIMIT = 1_048_576  # bytes of UTF-8 JSON
+ENCODED = "taskharbor:codec"  # the key of what a payload codec has encoded
 
 _encode = msgspec.json.Encoder(enc_hook=encode_hook).encode
 
@@ -34,6 +35,8 @@ def encode_payload(payload: Mapping[str, Any], *, limit: int = PAYLOAD_LIMIT) ->
     given = payload if type(payload) is dict else dict(payload)
     if not given:
         return "{}"
+    if ENCODED in given:
+        raise PayloadError(f"a payload cannot have the key {ENCODED!r}: TaskHarbor's payload codecs use it")
     encoded = to_json(given, "the payload", limit)
     try:
         decoded = msgspec.json.decode(encoded)
@@ -54,28 +57,28 @@ def decode_payload(text: str) -> dict[str, Any]:
     return payload
 
 
-def encode_result(value: object, *, limit: int = RESULT_LIMIT) -> str:
-    """The JSON text of what a handler returned.
+def encode_result(value: object, *, limit: int = RESULT_LIMIT, what: str = "the result") -> str:
+    """The JSON text of what a handler returned; `what` names it in errors.
 
     It need not come back as the same type: a dataclass or a model is read back as an object, a datetime as
     text, a tuple as an array. What JSON has no form for is a `PayloadError`.
     """
     if value is None:
         return "null"
-    encoded = to_json(value, "the result", limit)
+    encoded = to_json(value, what, limit)
     # NaN and the infinities are written as null, and keys such as 1 and "1" alike: look for them only where there is a
     # null or an object, and where what comes back is not the same.
     if b"{" in encoded or b"null" in encoded:
         try:
             decoded = msgspec.json.decode(encoded)
         except msgspec.MsgspecError as error:  # a msgspec.Raw that is no JSON
-            raise PayloadError(f"the result cannot be stored as JSON: {reason_of(error)}") from error
+            raise PayloadError(f"{what} cannot be stored as JSON: {reason_of(error)}") from error
         if not equal(value, decoded):
-            _ensure_nothing_lost(value, encoded, decoded)
+            _ensure_nothing_lost(value, encoded, decoded, what)
     return encoded.decode()
 
 
-def _ensure_nothing_lost(value: object, encoded: bytes, decoded: object) -> None:
+def _ensure_nothing_lost(value: object, encoded: bytes, decoded: object, what: str) -> None:
     try:
         ensure_each_key_once(encoded, decoded)
     except KeyTwice as error:
@@ -83,7 +86,7 @@ def _ensure_nothing_lost(value: object, encoded: bytes, decoded: object) -> None
     else:
         found = problem_in(value) if b"null" in encoded else None
     if found:
-        raise PayloadError(f"the result cannot be stored as JSON: {found}")
+        raise PayloadError(f"{what} cannot be stored as JSON: {found}")
 
 
 def decode_result(text: str) -> Any:

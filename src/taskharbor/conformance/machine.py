@@ -26,6 +26,7 @@ from taskharbor.conformance.comparison import (
 from taskharbor.conformance.store import MINUTE, Factory, Held, Store, opened
 from taskharbor.conformance.stories import HAND_BACK, QUEUES, SUCCESS, Features, Outcome
 from taskharbor.drivers.base import (
+    Action,
     Cancel,
     Claimed,
     Extension,
@@ -36,7 +37,7 @@ from taskharbor.drivers.base import (
     StepNote,
     Transition,
 )
-from taskharbor.drivers.capabilities import Capability, Steps, Upkeep, Workflows
+from taskharbor.drivers.capabilities import Audit, Capability, Holds, Steps, Upkeep, Workflows
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NewJob, NewWorkflow, Progress, State
@@ -95,6 +96,7 @@ class DriverMachine(RuleBasedStateMachine):
         self._claims: list[Held] = []  # every job under every lease there was: most of them stale
         self._live: dict[str, Held] = {}  # by job id: what could be settled, if its lease has not expired
         self._collectors: set[str] = set()
+        self._action: Action | None = None  # the latest one
 
     def teardown(self) -> None:
         self._cleanup.close()
@@ -236,6 +238,8 @@ class DriverMachine(RuleBasedStateMachine):
 
     def _ask(self, **fields: Any) -> list[Held]:
         token = self._new_token()
+        if Holds not in self._subject.capabilities:
+            fields.update(aside=(), recall=())
         return self._hold(token, self.both(lambda store: store.ask(token, **fields)).jobs)
 
     def _hold(self, token: str, jobs: Sequence[Claimed]) -> list[Held]:
@@ -320,6 +324,8 @@ class DriverMachine(RuleBasedStateMachine):
     def _transition(self, held: Held, outcome: Outcome, **proof: Any) -> Transition:
         (status, to), features = outcome
         fields = stories.outcome(to, stories.merged(features), held.job.version, self.now)
+        if to is not State.READY or Holds not in self._subject.capabilities:
+            fields.pop("aside", None)
         if "dead_letter" in fields:
             fields["dead_letter"] = self._new_job([])
         fields["inserts"] = tuple(self._new_job([child]) for child in fields.get("inserts", ()))
@@ -361,6 +367,14 @@ class DriverMachine(RuleBasedStateMachine):
         unknown = [self._new_id()] if data.draw(stories.rarely, label="an unknown one too") else []
         self._operate(operation, [self._job(data), *unknown, self._job(data)])
 
+    @verb(2, offered=Audit)
+    def operate_as_an_action(self, data: Draw) -> None:
+        """Each action is one of its own, or a further part of the latest one."""
+        operation = data.draw(stories.operations, label="operation")
+        if self._action is None or data.draw(st.booleans(), label="a new action"):
+            self._action = Action(self._new_id(), "job.update", "ana", details="{}")
+        self._operate(operation, [self._job(data), self._job(data)], self._action)
+
     @verb(2)
     def operate_on_all(self, data: Draw) -> None:
         operation = data.draw(stories.operations_on_all, label="operation")
@@ -370,15 +384,37 @@ class DriverMachine(RuleBasedStateMachine):
     def ask_to_end(self, data: Draw) -> None:
         self._operate(Cancel(), [self._held(data).id])
 
-    def _operate(self, operation: Operation, job_ids: list[str]) -> None:
+    def _operate(self, operation: Operation, job_ids: list[str], action: Action | None = None) -> None:
         operation = stories.operation_at(operation, self.now)
-        self.both(lambda store: store.run(store.driver.operate(operation, job_ids, now=store.now)))
+        given = {} if action is None else {"action": action}
+        self.both(lambda store: store.run(store.driver.operate(operation, job_ids, now=store.now, **given)))
 
     @verb(2)
     def pause(self, data: Draw) -> None:
         queue = data.draw(stories.queue_names, label="queue")
         paused = data.draw(st.booleans(), label="paused")
         self.both(lambda store: store.run(store.driver.pause(queue, paused)))
+
+    @verb(1, offered=Holds)
+    def hold(self, data: Draw) -> None:
+        kind, name = data.draw(stories.holds, label="hold")
+        self.both(lambda store: store.hold(kind, name))
+
+    @verb(1, offered=Holds)
+    def release(self, data: Draw) -> None:
+        kind, name = data.draw(stories.holds, label="hold")
+        self.both(lambda store: store.release(kind, name))
+
+    @verb(2, NEEDS_A_LEASE, Holds)
+    def put_aside(self, data: Draw) -> None:
+        """What workers do with all that they do not know or may not begin."""
+        label = data.draw(st.sampled_from(stories.ASIDE), label="label")
+        self._settle(
+            [
+                self._transition(held, (HAND_BACK, [{"aside": label}]))
+                for _, held in sorted(self._live.items())
+            ]
+        )
 
     @verb(1, offered=Upkeep)
     def expire(self, data: Draw) -> None:
@@ -405,7 +441,9 @@ class DriverMachine(RuleBasedStateMachine):
     def read(self, data: Draw) -> None:
         job_id, limit = self._job(data), data.draw(st.integers(1, 3), label="limit")
         where = data.draw(stories.filters, label="where")
-        self.both(lambda store: store.listed_ids(page_size=limit, **where))
+        listed = self.both(lambda store: store.listed_ids(page_size=limit, **where))
+        counted = self.both(lambda store: store.counted(**where))
+        assert counted == len(listed)
         self.both(lambda store: store.history(job_id, limit))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from taskharbor.clock import MICROS_PER_SECOND, ManualClock
 from taskharbor.drivers.base import (
+    ActionFilter,
     CancelRequests,
     Claim,
     Claimed,
@@ -33,7 +34,18 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     member_id,
 )
-from taskharbor.drivers.capabilities import CAPABILITIES, Capability, Records, Steps, Upkeep, Workflows
+from taskharbor.drivers.capabilities import (
+    CAPABILITIES,
+    Audit,
+    Capability,
+    Holds,
+    Records,
+    Steps,
+    Upkeep,
+    Workflows,
+)
+from taskharbor.drivers.contract.audit import Action
+from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.records import (
     AttemptRecord,
@@ -275,6 +287,16 @@ class Store:
     def hand_back(self, held: Held, **fields: Any) -> SettleResult:
         return self.settle(held, AttemptStatus.RELEASED, State.READY, **fields)
 
+    def hand_back_all(self, jobs: Sequence[Held]) -> None:
+        self.settle_all(
+            *(self.transition(held, AttemptStatus.RELEASED, State.READY) for held in jobs),
+        )
+
+    def put_aside(self, held: Held, label: str, **fields: Any) -> SettleResult:
+        """Hand it back into a place aside."""
+        self.need(Holds)
+        return self.hand_back(held, aside=label, **fields)
+
     def lose(self, held: Held, **fields: Any) -> SettleResult:
         """What a collector says of a job whose worker vanished."""
         return self.settle(held, AttemptStatus.LOST, State.READY, **fields)
@@ -288,9 +310,11 @@ class Store:
 
     # -- notes --
 
-    def report(self, held: Held, fraction: float, message: str = "", **fields: Any) -> SettleAnswer:
+    def report(
+        self, held: Held, fraction: float, message: str = "", value_json: str | None = None, **fields: Any
+    ) -> SettleAnswer:
         proof = {"token": held.token, "job_id": held.id, "number": held.number, **fields}
-        note = ProgressNote(progress=Progress(fraction, message), **proof)
+        note = ProgressNote(progress=Progress(fraction, message, value_json), **proof)
         [answer] = self.run(self.stepping.note([note], now=self.now))
         return answer
 
@@ -368,6 +392,9 @@ class Store:
     def listed_ids(self, page_size: int = 100, **where: Any) -> list[str]:
         return [job.id for job in self.listed(page_size, **where)]
 
+    def counted(self, **where: Any) -> int:
+        return self.run(self.driver.count(JobFilter(**where), now=self.now)).jobs
+
     def everything(self) -> dict[str, Any]:
         """All that can be read: two stores, or two moments, are the same when this is."""
         driver, now, jobs = self.driver, self.now, self.listed()
@@ -382,6 +409,10 @@ class Store:
             }
             if Steps in self.capabilities:
                 found["steps"] = {job.id: await Steps.of(driver).steps(job.id) for job in jobs}
+            if Holds in self.capabilities:
+                found["holds"] = await Holds.of(driver).holds()
+            if Audit in self.capabilities:
+                found["actions"] = await Audit.of(driver).actions(ActionFilter(), limit=1000)
             if Workflows in self.capabilities:
                 found["results"] = await Workflows.of(driver).results([job.id for job in jobs])
             return found
@@ -403,6 +434,17 @@ class Store:
 
     def resume(self, queue: str) -> None:
         self.run(self.driver.pause(queue, False))
+
+    def hold(self, kind: HoldKind, name: str, by: str | None = None) -> bool:
+        self.need(Holds)
+        action = None if by is None else Action(self.new_id(), "task.hold", by, subject=name)
+        return self.run(Holds.of(self.driver).hold(kind, name, now=self.now, action=action))
+
+    def release(self, kind: HoldKind, name: str) -> bool:
+        return self.run(Holds.of(self.driver).release(kind, name, now=self.now))
+
+    def holds(self) -> list[HoldRecord]:
+        return self.run(Holds.of(self.driver).holds())
 
     def expire(self, limit: int = 100) -> list[str]:
         return self.run(self.upkeep.expire(limit, now=self.now))

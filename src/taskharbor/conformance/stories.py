@@ -14,8 +14,20 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, LEASE, MINUTE, SECOND
-from taskharbor.drivers.base import Cancel, Delete, Discard, Occurrence, Operation, Requeue, RunNow, Update
+from taskharbor.drivers.base import (
+    Cancel,
+    DeadLetter,
+    Delete,
+    Discard,
+    Occurrence,
+    Operation,
+    Requeue,
+    RunNow,
+    Update,
+)
+from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.records import AttemptStatus, Delivery, NewJob, Options, Reason, Recurrence, State
+from taskharbor.rules.aside import hold_label, task_label
 from taskharbor.rules.lifecycle import SETTLES
 
 Features = dict[str, Any]
@@ -24,6 +36,8 @@ Outcome = tuple[tuple[AttemptStatus, State], list[Features]]
 QUEUES = ("a", "b")
 TASKS = ("task:one", "task.two")
 TAGS = ("x", "y%", "y")
+HOLDS = ((HoldKind.TASK, TASKS[0]), (HoldKind.TAG, TAGS[1]))
+ASIDE = (task_label(TASKS[0]), *(hold_label(kind, name) for kind, name in HOLDS))
 
 JOB_FEATURES: tuple[Features, ...] = (
     {"queue": "b"},
@@ -68,6 +82,10 @@ OUTCOME_FEATURES: tuple[Features, ...] = (
     {"occurrence": (MINUTE, 1)},
     {"occurrence": (MINUTE, 0, HOUR)},
     {"occurrence": (MINUTE, 0), "dead_letter": {}},
+    {"aside": ASIDE[0]},
+    {"aside": ASIDE[1]},
+    {"aside": ASIDE[2]},
+    {"aside": ASIDE[0], "delay": SECOND},
     {"inserts": ({},)},
     {"inserts": ({"idempotency_key": "k"}, {"queue": "b", "delay": SECOND})},
 )
@@ -88,6 +106,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Cancel(),
     Delete(),
     Delete(),
+    DeadLetter(),
     Discard(),
     RunNow(),
     Requeue(),
@@ -124,6 +143,7 @@ lease_times = st.sampled_from((LEASE, SECOND, HOUR))
 queue_names = st.sampled_from(QUEUES)
 # A moment, the last one and the first one without a lease of the usual length, and longer than anything lasts.
 passing_times = st.sampled_from((SECOND, LEASE, LEASE - 1, 1, MINUTE, 2 * HOUR))
+holds = st.sampled_from(HOLDS)
 rarely = st.sampled_from((False, False, False, True))
 
 claim_requests = st.fixed_dictionaries(
@@ -135,6 +155,8 @@ claim_requests = st.fixed_dictionaries(
         "suspects": rarely,
         "supervised": st.booleans(),
         "max_losses": st.sampled_from((5, 1)),
+        "aside": st.sampled_from(((), (), ASIDE, ASIDE[:1], ASIDE[1:])),
+        "recall": st.sampled_from(((), (), ASIDE[:1])),
     }
 )
 filters = st.fixed_dictionaries(
@@ -143,6 +165,9 @@ filters = st.fixed_dictionaries(
         "queue": st.sampled_from((None, None, *QUEUES)),
         "task": st.sampled_from((None, None, *TASKS)),
         "tag": st.sampled_from((None, None, *TAGS)),
+        "reason": st.sampled_from((None, None, None, *Reason)),
+        "error": st.sampled_from((None, None, None, "bad", "😀")),
+        "correlation_id": st.sampled_from((None, None, None, "c")),
     }
 )
 

@@ -20,6 +20,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from taskharbor.clock import Clock
+from taskharbor.drivers.contract.audit import (
+    Action,
+    ActionFilter,
+    ActionPage,
+    ActionRecord,
+    PauseRecord,
+    Verb,
+)
 from taskharbor.drivers.contract.enqueueing import (
     AlikeJobs,
     Enqueued,
@@ -46,9 +54,11 @@ from taskharbor.drivers.contract.leasing import (
     worker_of,
 )
 from taskharbor.drivers.contract.operating import (
+    DECLARED,
     NOT_BEGUN,
     OPERATOR,
     Cancel,
+    DeadLetter,
     Delete,
     Discard,
     Operation,
@@ -62,8 +72,11 @@ from taskharbor.drivers.contract.operating import (
 )
 from taskharbor.drivers.contract.reading import (
     Check,
+    JobCount,
     LeaseRecord,
     Page,
+    Search,
+    SearchBudget,
     WorkerRecord,
     WorkflowPage,
 )
@@ -159,7 +172,36 @@ class Leasing(ABC):
         """
 
 
-class Driver(Leasing):
+class JobSource(Leasing):
+    """All that the pipeline of a worker asks: jobs under a lease, whether there are new ones, and what became of a job.
+
+    Every store is one. So is a topic of messages, which keeps nothing of a job that succeeds.
+    """
+
+    clock: Clock
+
+    @abstractmethod
+    def change_token(self) -> int:
+        """Return a number that differs after any change. Take it, look at the store, then call `wait_for_change`."""
+
+    @abstractmethod
+    async def wait_for_change(self, token: int, seconds: float) -> None:
+        """Return as soon as the store has changed since `token`, or after `seconds`.
+
+        A change is anything that a caller may wait for: new work, a finished job, an operator's action.
+        Spurious wake-ups are allowed; missed ones are not.
+        """
+
+    @abstractmethod
+    async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
+        """Return the jobs with these ids; None for one that is not kept."""
+
+    @abstractmethod
+    async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        """The job's attempts, newest first."""
+
+
+class Driver(JobSource):
     """The core that every store has. What a store may offer beyond it is in `taskharbor.drivers.capabilities`.
 
     A driver whose `inline` is true never suspends while `in_sync_call` is true. The synchronous surface then steps its
@@ -171,7 +213,7 @@ class Driver(Leasing):
 
     inline: ClassVar[bool] = False
     stores_in_turn: ClassVar[bool] = False
-    clock: Clock
+    search_budget = SearchBudget()  # of each `list` and `count`
 
     # -- life --
 
@@ -210,30 +252,26 @@ class Driver(Leasing):
         waits for them; an unknown one is refused with the error of `unknown_dependency`.
         """
 
-    @abstractmethod
-    def change_token(self) -> int:
-        """Return a number that differs after any change. Take it, look at the store, then call `wait_for_change`."""
-
-    @abstractmethod
-    async def wait_for_change(self, token: int, seconds: float) -> None:
-        """Return as soon as the store has changed since `token`, or after `seconds`.
-
-        A change is anything that a caller may wait for: new work, a finished job, an operator's action.
-        Spurious wake-ups are allowed; missed ones are not.
-        """
-
     # -- reads --
 
-    @abstractmethod
-    async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]: ...
+    async def count(
+        self, where: JobFilter, *, cursor: str | None = None, limit: int = 10_000, now: int | None = None
+    ) -> JobCount:
+        """Count the jobs that `list` would give from this cursor on, up to `limit` and within the same budget.
+
+        A store that can count without reading the jobs does that instead.
+        """
+        found = examined = 0
+        while found < limit:
+            page = await self.list(where, cursor=cursor, limit=min(limit - found, 1_000), now=now)
+            found, examined, cursor = found + len(page.jobs), examined + page.examined, page.next_cursor
+            if cursor is None or page.reached is not None:
+                return JobCount(found, cursor, examined, page.reached)
+        return JobCount(found, cursor, examined)
 
     @abstractmethod
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
         """How many jobs stand in each state, all seven of them."""
-
-    @abstractmethod
-    async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
-        """The job's attempts, newest first."""
 
     @abstractmethod
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
@@ -246,16 +284,27 @@ class Driver(Leasing):
 
     @abstractmethod
     async def operate(
-        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> list[OperationResult]:
         """Do one thing to each of these jobs whose state allows it; see `taskharbor.rules.lifecycle`.
 
-        A dependant that ended with several of them is reported with the first one, by id.
+        A dependant that ended with several of them is reported with the first one, by id. Only a driver with the
+        capability `Audit` is given an `action`; any other may leave the parameter out.
         """
 
     @abstractmethod
-    async def pause(self, queue: str, paused: bool) -> None:
-        """Set or lift the flag that keeps a queue from being claimed."""
+    async def pause(
+        self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None
+    ) -> None:
+        """Set or lift the flag that keeps a queue from being claimed. A queue that is paused stays so as it was.
+
+        Only a driver with the capability `Audit` is given `now` or an `action`; any other may leave them out.
+        """
 
     # The last one, because from here on `list` in this class means the verb.
 
@@ -268,4 +317,9 @@ class Driver(Leasing):
         limit: int = 100,
         now: int | None = None,
     ) -> Page:
-        """Jobs by id, newest first. A page may be short, even empty; the end is a cursor of None."""
+        """The jobs that `rules.filtering` says match, by id, newest first. The end is a cursor of None.
+
+        A page is full, or holds the rest, unless `search_budget` is used up first: then `reached` says how far the
+        search got, and the cursor goes on from there. A page that is not full has every match among the jobs that were
+        looked at.
+        """

@@ -12,14 +12,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
+from taskharbor.drivers.contract.audit import Action, ActionFilter, ActionPage, ActionRecord, PauseRecord
 from taskharbor.drivers.contract.enqueueing import WorkflowEnqueued
+from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.drivers.contract.reading import WorkflowPage
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.contract.settling import Note
+from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.errors import MissingCapability
-from taskharbor.records import MemberResult, NewJob, NewWorkflow, State, StepRecord, WorkflowRecord
+from taskharbor.records import (
+    GroupRecord,
+    JobFilter,
+    MemberResult,
+    NewJob,
+    NewWorkflow,
+    State,
+    StepRecord,
+    WorkflowRecord,
+)
 
 
 class Capability(ABC):
@@ -36,9 +49,9 @@ class Capability(ABC):
         """Return the driver as one that offers this capability, or raise `MissingCapability`."""
         if isinstance(driver, cls):
             return driver
-        raise MissingCapability(
-            f"this store ({type(driver).__name__}) has no {cls.CAPABILITY}: {cls.INSTEAD}", cls.CAPABILITY
-        )
+        # A source of jobs that is no store may say why it has none.
+        why = getattr(driver, "WHY_NOT", None) or f"this store ({type(driver).__name__}) has no"
+        raise MissingCapability(f"{why} {cls.CAPABILITY}: {cls.INSTEAD}", cls.CAPABILITY)
 
 
 class Workflows(Capability):
@@ -146,7 +159,13 @@ class Records(Capability):
 
     @abstractmethod
     async def put_records(
-        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+        self,
+        kind: RecordKind,
+        about: Mapping[str, str],
+        lasts: int | None,
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> None:
         """Keep these documents, by key, durably, in place of those that had their keys.
 
@@ -159,7 +178,9 @@ class Records(Capability):
         """Return the records of this kind that have not expired, by key."""
 
     @abstractmethod
-    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
+    async def drop_records(
+        self, kind: RecordKind, keys: Sequence[str], *, now: int | None = None, action: Action | None = None
+    ) -> int:
         """Delete the records with these keys; return how many there were."""
 
 
@@ -194,6 +215,130 @@ class Rollups(Capability):
         """
 
 
+class Waits(Capability):
+    """What keeps a job from running: `why` asks for it. No job depends on it, and every answer is bounded."""
+
+    CAPABILITY = "waits"
+    INSTEAD = "`why` says less: it knows neither the place of a job in the line nor since when it runs"
+
+    @abstractmethod
+    async def count_before(
+        self, job_id: str, queues: Sequence[str] | None, limit: int, *, now: int | None = None
+    ) -> int | None:
+        """Return how many runnable jobs a claim of these queues would take before this one; at most `limit`.
+
+        None for `queues` means every queue. Paused queues count as empty. A suspect stands in the line of the suspects.
+        None if the job is not ready.
+        """
+
+    @abstractmethod
+    async def waits_for(self, job_id: str, limit: int) -> list[str]:
+        """Return the jobs that a waiting job still waits for, in the order it named them; at most `limit`."""
+
+    @abstractmethod
+    async def begun_at(self, job_id: str) -> int | None:
+        """Return when the attempt that is under way began, as the latest heartbeat of its lease said.
+
+        None if no lease covers the job, or if the heartbeat did not name it: it names what runs for longer than a beat.
+        """
+
+    @abstractmethod
+    async def worker_loads(self, *, now: int | None = None) -> dict[str, WorkerLoad]:
+        """Return what each worker holds, by its name: of the leases that have not expired."""
+
+
+class Holds(Capability):
+    """Places aside, for jobs that only some workers take, and holds, which keep the jobs of a task or a tag back.
+
+    A store without this capability never receives a transition or a claim with a label. Where it is offered: a job that
+    stands aside keeps its state, queue, priority and place in the order, every verb finds it there, and whatever moves
+    it (an operator's change, a requeue) brings it back to its ordinary place. A hold moves no job: workers put aside
+    what they meet, and look into the place of a hold that is over.
+    """
+
+    CAPABILITY = "holds"
+    INSTEAD = "pause the queue of these jobs, or use a store that has holds"
+
+    @abstractmethod
+    async def hold(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        """Keep the jobs of this task or tag back; return False, and change nothing, if they are held already.
+
+        The store keeps the action with the hold, as in `Driver.operate`, and its actor as the one who holds them.
+        """
+
+    @abstractmethod
+    async def release(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        """End a hold; return whether there was one."""
+
+    @abstractmethod
+    async def holds(self) -> list[HoldRecord]:
+        """Return every hold in force, by kind and name."""
+
+
+class Audit(Capability):
+    """Who did what and when. No job depends on it.
+
+    A store with this capability is given an `Action` with `operate`, `pause`, `put_records` and `drop_records`, and
+    keeps it in the transaction of the change. If nothing changed, it keeps nothing. A job that was changed, and a
+    dependant that ended with it, keep the action's id as their `action_id`. A store without it is never given one.
+    """
+
+    CAPABILITY = "audit"
+    INSTEAD = "it does not record who did what; use a store that does"
+
+    @abstractmethod
+    async def actions(
+        self, where: ActionFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> ActionPage:
+        """Return the actions that match, the latest first. The store keeps at least the newest `ACTIONS_KEPT`."""
+
+    @abstractmethod
+    async def get_actions(self, ids: Sequence[str]) -> list[ActionRecord | None]:
+        """Return the actions with these ids; None for one that is not kept (any more)."""
+
+    @abstractmethod
+    async def pauses(self) -> list[PauseRecord]:
+        """Return the paused queues, by name."""
+
+
+class Groups(Capability):
+    """Dead jobs by cause. The fingerprints are those of `taskharbor.rules.fingerprint`."""
+
+    CAPABILITY = "groups of dead jobs"
+    INSTEAD = "list its dead jobs, each of which has its fingerprint, or use a store that has groups"
+
+    @abstractmethod
+    async def groups(self, where: JobFilter, limit: int) -> list[GroupRecord]:
+        """Return the groups of the matching dead jobs, the largest first, then by fingerprint; at most `limit`.
+
+        A dead job counts in the group of its latest attempt's fingerprint; without one, in that of its task and reason.
+        The filter has nothing beyond `rules.grouping.GROUPED_BY`.
+        """
+
+
+class HandOver(Capability):
+    """Jobs that come from a log of messages, in the middle of their first run."""
+
+    CAPABILITY = "hand-over of messages"
+    INSTEAD = "use a store that has it (memory, SQLite, PostgreSQL) beside the topic"
+
+    @abstractmethod
+    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> list[bool]:
+        """Store all of these jobs or none, durably, each with its attempt and what goes with it.
+
+        Of a job whose id, or whose (queue, idempotency key), is kept already nothing is stored: a message that is
+        handed over twice is one job. Gives for each whether it was stored now.
+        """
+
+    @abstractmethod
+    async def handed_over(self, queue: str, first: str, last: str, limit: int) -> list[str]:
+        """Return the idempotency keys of jobs of this queue from one key to another, in order, at most `limit`."""
+
+
 class Transactions(Capability):
     """Enqueueing inside a caller's own database transaction."""
 
@@ -213,4 +358,16 @@ class Transactions(Capability):
         """While this is active, enqueues of this context run on the caller's connection."""
 
 
-CAPABILITIES: tuple[type[Capability], ...] = (Workflows, Steps, Upkeep, Records, Rollups, Transactions)
+CAPABILITIES: tuple[type[Capability], ...] = (
+    Workflows,
+    Steps,
+    Upkeep,
+    Records,
+    Rollups,
+    Audit,
+    Waits,
+    Groups,
+    Holds,
+    HandOver,
+    Transactions,
+)

@@ -142,6 +142,8 @@ def attempt_of(
     detail: Any,
     worker_survived: Any,
     retry_delay: Any,
+    fingerprint: Any,
+    code_version: Any,
 ) -> AttemptRecord:
     """Read a row of history. One that cannot be read counts for nothing: `released`, and its detail says why."""
     read = Reading()
@@ -158,6 +160,8 @@ def attempt_of(
         detail=read.optional_text("detail", detail),
         worker_survived=bool(worker_survived),
         retry_delay=read.optional_span("retry_delay", retry_delay),
+        fingerprint=read.optional_text("fingerprint", fingerprint),
+        code_version=read.optional_text("code_version", code_version),
     )
     unreadable = read.unreadable()
     return attempt if unreadable is None else replace(attempt, detail=f"unreadable: {unreadable}")

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.capabilities import Audit, Records
+from taskharbor.drivers.contract.audit import Action
 from taskharbor.drivers.contract.reading import WorkerRecord
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.records import TokenRecord
@@ -27,10 +28,20 @@ class RecordsOf(Generic[R]):
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(model).decode
 
-    async def put(self, driver: object, records: Iterable[R], lasts: int | None = None) -> None:
-        """Keep these, for `lasts` microseconds, or until they are dropped."""
+    async def put(
+        self,
+        driver: object,
+        records: Iterable[R],
+        lasts: int | None = None,
+        action: Action | None = None,
+    ) -> None:
+        """Keep these, for `lasts` microseconds, or until they are dropped, recorded where the store has an audit."""
         about = {self._key(record): self._encode(record).decode() for record in records}
-        await Records.of(driver).put_records(self._kind, about, lasts)
+        store = Records.of(driver)
+        if action is None or Audit.offered_by(driver) is None:
+            await store.put_records(self._kind, about, lasts)
+        else:
+            await store.put_records(self._kind, about, lasts, action=action)
 
     async def all(self, driver: object) -> list[R]:
         """Return those that have not expired, in their order."""
@@ -40,9 +51,12 @@ class RecordsOf(Generic[R]):
             found.append(value if record.expires_at is None else replace(value, expires_at=record.expires_at))
         return sorted(found, key=self._order)
 
-    async def drop(self, driver: object, keys: Sequence[str]) -> int:
-        """Delete those with these keys; return how many there were."""
-        return await Records.of(driver).drop_records(self._kind, keys)
+    async def drop(self, driver: object, keys: Sequence[str], action: Action | None = None) -> int:
+        """Delete those with these keys, recorded where the store has an audit; return how many there were."""
+        store = Records.of(driver)
+        if action is None or Audit.offered_by(driver) is None:
+            return await store.drop_records(self._kind, keys)
+        return await store.drop_records(self._kind, keys, action=action)
 
 
 WORKERS = RecordsOf(RecordKind.WORKERS, WorkerRecord, "name", attrgetter("name"))

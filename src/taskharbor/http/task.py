@@ -18,6 +18,7 @@ from taskharbor.errors import AttemptTimedOut, PayloadError, Unrecoverable
 from taskharbor.http import TASK_NAME, signing
 from taskharbor.http.payload import TIMEOUT_SECONDS, Call, checked_call
 from taskharbor.http.secrets import secrets_in
+from taskharbor.rules.fingerprint import CAUSE
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -103,7 +104,7 @@ async def _exchanged(
         network=network or SYSTEM,
         secrets=secrets,
     )
-    answer, failure = None, ""
+    answer, failure, cause = None, "", ""
     kind: type[Exception] = HttpError
     try:
         answer = await wait_for(clock, sending, seconds)
@@ -112,16 +113,25 @@ async def _exchanged(
     except (HttpError, AddressRefused) as error:
         kind, failure = type(error), str(error)
     except Exception as error:  # noqa: BLE001 - a library's error may quote what it was given
-        failure = f"the exchange with {call.target} failed: {type(error).__name__}: {error}"
+        cause = type(error).__name__
+        failure = f"the exchange with {call.target} failed: {cause}: {error}"
     if traced is not None and answer is not None:
         traced.answered(answer.status)
     # Raised only here: an error that is raised while another is handled carries that one along, unscrubbed.
     work = len(secrets) * (len(failure) if answer is None else len(answer.body))
     if answer is None:
-        raise kind(await _beside(work, SCRUB_WORK_MAX, told_without, secrets, failure))
+        told = kind(await _beside(work, SCRUB_WORK_MAX, told_without, secrets, failure))
+        raise _caused(told, call.target.host, cause or kind.__name__)
     if not answer.is_success:
-        raise await _beside(work, SCRUB_WORK_MAX, failure_of, answer, call.target, secrets, clock.now())
+        told = await _beside(work, SCRUB_WORK_MAX, failure_of, answer, call.target, secrets, clock.now())
+        raise _caused(told, call.target.host, str(answer.status))
     return await _beside(work, SCRUB_WORK_MAX, result_of, answer, secrets)
+
+
+def _caused(error: Exception, *cause: str) -> Exception:
+    """Name the cause of a failure by which failures are grouped: the host, and what it answered; never the body."""
+    setattr(error, CAUSE, cause)
+    return error
 
 
 async def _beside(size: int, size_max: int, function: Callable[..., T], *arguments: Any) -> T:

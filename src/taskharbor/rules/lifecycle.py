@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskharbor.drivers.base import Cancel, Delete, Discard, Operation, Requeue, RunNow, Update
+from taskharbor.drivers.base import Cancel, DeadLetter, Delete, Discard, Operation, Requeue, RunNow, Update
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import AttemptStatus, State
 
@@ -11,9 +11,9 @@ UNFINISHED = frozenset(State) - TERMINAL
 
 # Everything that may happen to a job. A re-armed (recurring) job goes from running to scheduled.
 LEGAL: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.READY, State.SCHEDULED, State.CANCELLED}),
-    State.SCHEDULED: frozenset({State.READY, State.SCHEDULED, State.RUNNING, State.CANCELLED}),
-    State.READY: frozenset({State.SCHEDULED, State.RUNNING, State.CANCELLED}),
+    State.WAITING: frozenset({State.READY, State.SCHEDULED, State.DEAD, State.CANCELLED}),
+    State.SCHEDULED: frozenset({State.READY, State.SCHEDULED, State.RUNNING, State.DEAD, State.CANCELLED}),
+    State.READY: frozenset({State.SCHEDULED, State.RUNNING, State.DEAD, State.CANCELLED}),
     State.RUNNING: frozenset({State.READY, State.SCHEDULED, State.SUCCEEDED, State.DEAD, State.CANCELLED}),
     State.SUCCEEDED: frozenset(),
     State.DEAD: frozenset({State.READY, State.SCHEDULED, State.WAITING, State.CANCELLED}),
@@ -35,12 +35,14 @@ SETTLES: dict[AttemptStatus, frozenset[State]] = {
 CANCELLABLE = frozenset({State.WAITING, State.SCHEDULED, State.READY, State.RUNNING})
 DELETABLE = frozenset(State) - {State.RUNNING}  # and no unfinished job depends on it
 CHANGEABLE = frozenset({State.WAITING, State.SCHEDULED, State.READY})
+DEADLETTERABLE = frozenset({State.WAITING, State.SCHEDULED, State.READY})
 REQUEUEABLE = frozenset({State.DEAD, State.CANCELLED})
 DISCARDABLE = frozenset({State.DEAD})
 RUNNABLE_NOW = frozenset({State.SCHEDULED})
 
 _ALLOWED_IN: dict[type[Operation], frozenset[State]] = {
     Cancel: CANCELLABLE,
+    DeadLetter: DEADLETTERABLE,
     Delete: DELETABLE,
     Discard: DISCARDABLE,
     Requeue: REQUEUEABLE,
@@ -53,6 +55,8 @@ def allows(state: State, operation: Operation) -> bool:
     """Whether an operator may do this to a job in that state; every driver asks here."""
     if state is State.RUNNING and isinstance(operation, Update):
         return operation.while_running
+    if isinstance(operation, Requeue) and operation.only_dead:
+        return state is State.DEAD
     return state in _ALLOWED_IN[type(operation)]
 
 

@@ -6,7 +6,9 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from taskharbor.drivers.contract.operating import (
+    DECLARED,
     Cancel,
+    DeadLetter,
     Discard,
     Operation,
     OperationVerdict,
@@ -51,8 +53,10 @@ def change(
             return _cancelled(operation, job, at, now)
         case Discard():
             return Change(job, finished(at, State.CANCELLED, Reason.DISCARDED, now))
+        case DeadLetter():
+            return Change(job, finished(at, State.DEAD, Reason.OPERATOR, now))
         case RunNow():
-            return Change(replace(job, run_at=now), replace(at, state=State.READY, run_at=now))
+            return Change(replace(job, run_at=now), replace(at, state=State.READY, run_at=now, aside=None))
         case Requeue():
             run_at = now if operation.run_at is None else operation.run_at
             return new_run(job, at, run_at, now, waits=waits, keep_attempts=not operation.reset_attempts)
@@ -60,6 +64,13 @@ def change(
             return _updated(operation, job, at, now, has_begun=has_begun)
         case _:
             return OperationVerdict.DONE
+
+
+def ends_dependants(operation: Operation) -> bool:
+    """Whether dependants that end with a job end when this is done to it."""
+    return isinstance(operation, DeadLetter) or (
+        isinstance(operation, Cancel) and operation.occurrence is None
+    )
 
 
 def has_moved_on(at: Standing, seen: Seen | None) -> bool:
@@ -133,12 +144,15 @@ def _updated(
         delivery=at.delivery if update.delivery is UNSET else update.delivery,
         # An expiry concerns only the first begin of a run.
         begin_by=at.begin_by if update.expires_at is UNSET or has_begun else update.expires_at,
+        aside=None,  # what it was put aside for may hold no longer: the next worker that meets it looks again
     )
     return Change(_updated_job(update, job), to)
 
 
 def _updated_job(update: Update, job: StoredJob) -> StoredJob:
     changed_options = _given(update, _OPTIONS)
+    if update.retry is not UNSET:
+        changed_options["retry"] = UNSET if update.retry == DECLARED else update.retry
     options = job.options if update.options is UNSET else update.options
     # Options that cannot be read stay as they are, unless the update says what shall stand there.
     says_options = changed_options or update.options is not UNSET

@@ -19,6 +19,7 @@ class Failed(Struct, frozen=True):
     error: str
     traceback: str | None = None
     timed_out: bool = False
+    fingerprint: str | None = None  # None: it is the task and the kind of the failure
 
 
 class Unrunnable(Struct, frozen=True):
@@ -41,6 +42,12 @@ class Missed(Struct, frozen=True):
 
 class HandedBack(Struct, frozen=True):
     """It never began: nothing is counted."""
+
+
+class Held(Struct, frozen=True):
+    """It never began: a hold keeps it back."""
+
+    label: str  # of the hold's place aside
 
 
 class Interrupted(Struct, frozen=True):
@@ -79,6 +86,7 @@ Outcome = (
     | Expired
     | Missed
     | HandedBack
+    | Held
     | Interrupted
     | Crashed
     | Disturbed

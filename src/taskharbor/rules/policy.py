@@ -15,6 +15,8 @@ from msgspec import Struct
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import DEFAULT_MAX_LOSSES, Claimed, ExpiredLease, Transition
 from taskharbor.records import AttemptRecord, AttemptStatus, Delivery, NewJob, Reason, State
+from taskharbor.rules.aside import task_label
+from taskharbor.rules.fingerprint import of_kind
 from taskharbor.rules.outcome import (
     CancelledOnRequest,
     Crashed,
@@ -22,6 +24,7 @@ from taskharbor.rules.outcome import (
     Expired,
     Failed,
     HandedBack,
+    Held,
     Interrupted,
     Missed,
     Outcome,
@@ -45,6 +48,7 @@ UNSETTLED_DELAY_MAX_SECONDS = 300.0
 LOST_TOGETHER = "together"  # with others, so it is unknown whose fault it was
 LOST_ALONE = "alone"  # executed alone: its own doing
 LOST_SUPERVISED = "supervised"  # the whole tree was killed
+ASIDE = "aside: "  # not lost: put aside under this label, a `released` row
 DISTURBED = "disturbed"  # not lost, but cut off by other code in its worker: a `released` row
 LOST_ENDED = "ended"  # its handler had returned, but its worker died before that was settled
 
@@ -98,9 +102,21 @@ def settle_outcome(
             ), None
         case HandedBack():
             return ending(AttemptStatus.RELEASED, State.READY, suspect=suspect), None
+        case Held(label):
+            detail = ASIDE + label
+            return ending(
+                AttemptStatus.RELEASED, State.READY, suspect=suspect, aside=label, detail=detail
+            ), None
         case Interrupted() if once:
             detail = "the worker was shut down"
-            return ending(AttemptStatus.CANCELLED, State.DEAD, reason=Reason.INTERRUPTED, detail=detail), None
+            fingerprint = of_kind(job.task, Reason.INTERRUPTED)
+            return ending(
+                AttemptStatus.CANCELLED,
+                State.DEAD,
+                reason=Reason.INTERRUPTED,
+                detail=detail,
+                fingerprint=fingerprint,
+            ), None
         case Interrupted():
             detail = "the worker was shut down"
             return ending(AttemptStatus.RELEASED, State.READY, suspect=suspect, detail=detail), None
@@ -149,7 +165,13 @@ def _failure(
         random=random,
     )
     status = AttemptStatus.TIMED_OUT if failed.timed_out else AttemptStatus.FAILED
-    what = {"attempts": decision.attempts, "error": failed.error, "traceback": failed.traceback}
+    fingerprint = failed.fingerprint or of_kind(job.task, str(status))
+    what = {
+        "attempts": decision.attempts,
+        "error": failed.error,
+        "traceback": failed.traceback,
+        "fingerprint": fingerprint,
+    }
     if decision.delay_seconds is None:
         return ending(status, State.DEAD, reason=decision.reason, **what), decision
     return ending(status, State.READY, delay=_micros(decision.delay_seconds), **what), decision
@@ -167,10 +189,12 @@ def settle_unrunnable(
     now: int,
     grace_seconds: float = UNRUNNABLE_GRACE_SECONDS,
     suspect: bool = False,
+    aside: str | None = None,
 ) -> Transition:
     """Put it back for a while, uncounted: another version may know it, since deployments roll.
 
-    `history` is newest first. The put-backs before this one are the rows on top that say the same.
+    `history` is newest first. The put-backs before this one are the rows on top that say the same. `aside` is the label
+    of the place where it waits; the delay is for workers that do not know it.
     """
     before = _unrunnable_rows(history, job.first_number)
     waited = (now - before[-1].finished_at) / MICROS_PER_SECOND if before else 0.0
@@ -179,11 +203,21 @@ def settle_unrunnable(
         return Transition(
             token, job.id, job.number, AttemptStatus.FAILED, State.DEAD,
             attempts=job.attempts, reason=outcome.reason, error=outcome.error, detail=detail,
+            fingerprint=of_kind(job.task, outcome.reason),
         )  # fmt: skip
     delay = min(2.0 ** min(len(before), 10), UNRUNNABLE_DELAY_MAX_SECONDS)
     return Transition(
         token, job.id, job.number, AttemptStatus.RELEASED, State.READY,
-        attempts=job.attempts, delay=_micros(delay), error=outcome.error, detail=detail, suspect=suspect,
+        attempts=job.attempts, delay=_micros(delay), error=outcome.error, detail=detail, suspect=suspect, aside=aside,
+    )  # fmt: skip
+
+
+def settle_known_elsewhere(token: str, job: Claimed, *, suspect: bool = False) -> Transition:
+    """Put it aside at once, in the place it had, for the live workers that know its task; nothing is counted."""
+    label = task_label(job.task)
+    return Transition(
+        token, job.id, job.number, AttemptStatus.RELEASED, State.READY,
+        attempts=job.attempts, suspect=suspect, aside=label, detail=ASIDE + label,
     )  # fmt: skip
 
 
@@ -193,9 +227,20 @@ def _unrunnable_rows(history: Sequence[AttemptRecord], first_number: int) -> lis
     for row in history:
         if row.number < first_number or row.status is not AttemptStatus.RELEASED:
             break
+        if row.detail is not None and row.detail.startswith(ASIDE):
+            break  # a live worker knew it, or it was held: the time begins anew
         if row.detail in unrunnable:
             rows.append(row)
     return rows
+
+
+def unrunnable_until(history: Sequence[AttemptRecord], first_number: int = 0) -> int | None:
+    """Until when a job that was put back as unrunnable will be put back again; None if it was not.
+
+    `history` is newest first.
+    """
+    rows = _unrunnable_rows(history, first_number)
+    return rows[-1].finished_at + _micros(UNRUNNABLE_GRACE_SECONDS) if rows else None
 
 
 # -- what a bug of ours keeps from being settled ---------------------------------------------------
@@ -221,6 +266,7 @@ def settle_unsettled(
         return Transition(
             token, job.id, job.number, AttemptStatus.FAILED, State.DEAD, attempts=job.attempts,
             started_at=started_at, reason=Reason.UNSETTLEABLE, error=error, detail=str(Reason.UNSETTLEABLE),
+            fingerprint=of_kind(job.task, Reason.UNSETTLEABLE),
         )  # fmt: skip
     delay = min(2.0**before, UNSETTLED_DELAY_MAX_SECONDS)
     return Transition(
@@ -319,6 +365,9 @@ def weigh_loss(
         detail=loss.kind,
         worker=loss.worker,
         worker_survived=loss.worker_survived,
+        fingerprint=of_kind(
+            job.task, Reason.LOST
+        ),  # of a poisonous one too: each of its losses has the same cause
     )
 
 
@@ -389,6 +438,7 @@ def settle_disturbed(
         return Transition(
             token, job.id, job.number, AttemptStatus.CANCELLED, State.DEAD, attempts=job.attempts,
             started_at=started_at, reason=Reason.INTERRUPTED, error=outcome.error, detail=DISTURBED,
+            fingerprint=of_kind(job.task, Reason.INTERRUPTED),
         )  # fmt: skip
     if alone:
         loss = Loss(token, None, LOST_ALONE, outcome.error, alone=True, started_at=started_at)

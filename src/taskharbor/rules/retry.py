@@ -199,12 +199,13 @@ class RetryPolicy:
     ignoring case, in the error's text or type name. `never_retry_on` wins; a non-empty `retry_on` that
     does not match means that the job is not tried again.
 
-    A job that carries a policy stores it as JSON (`to_dict`). A type cannot be stored, so it becomes its
-    name, and matches an error whose type or one of whose type's bases is called so.
+    A task's policy follows the code of the worker that sees the failure; its jobs store only its limit. A policy
+    given to one job is stored with it as JSON (`to_dict`). A type cannot be stored, so it becomes its name, and
+    matches an error whose type or one of whose type's bases is called so.
 
     `delay` and `should_retry` are functions of a `Failure`, for a task's or a worker's policy: the first gives the
     seconds to wait, the second whether to retry; None from either leaves it to the rules above. Code is not stored, so
-    a policy that has them follows the code that the worker runs, and one job cannot be given it.
+    one job cannot be given a policy that has them.
 
     `dataclasses.replace(policy, max_attempts=3)` gives a changed copy.
     """

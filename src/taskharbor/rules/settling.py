@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.drivers.contract.settling import Occurrence, SettleResult, Transition
 from taskharbor.records import FAILURES, AttemptStatus, Delivery, NewJob, Reason, State
@@ -160,6 +161,7 @@ def put_back(at: Standing, t: Transition, now: int) -> Standing:
         None if has_begun(t.status, t.started_at) else at.begin_by,
         at.delivery,
         t.suspect,
+        aside=t.aside,
     )
 
 
@@ -198,3 +200,18 @@ def finished(
         reason,
         now,
     )
+
+
+def handed_over(handed: HandedOver, run_at: int, now: int) -> Standing:
+    """Where a job that comes from a log stands: in the middle of its first run, or dead."""
+    attempt, job = handed.attempt, handed.job
+    begun = attempt is not None and has_begun(attempt.status, attempt.started_at)
+    at = Standing(
+        runnable_state(run_at, now),
+        run_at,
+        0 if attempt is None else attempt.number,
+        handed.attempts,
+        begin_by=None if begun else job.expires_at,
+        delivery=job.delivery,
+    )
+    return at if handed.to is not State.DEAD else finished(at, State.DEAD, handed.reason, now)

@@ -19,6 +19,7 @@ from taskharbor.records import (
     State,
     encode_options,
 )
+from taskharbor.rules.fingerprint import of_kind
 from taskharbor.rules.lifecycle import TERMINAL
 
 # The place of a paused schedule: no worker claims it there.
@@ -42,6 +43,7 @@ class StoredJob(Struct, frozen=True, gc=False):
     version: int = 1
     unreadable_options: str | None = None  # the stored text; `options` then says nothing
     meta: str | None = None  # the stored text, which may be unreadable
+    action_id: str | None = None  # of the latest action that changed it; no change of its row changes this
 
     @property
     def options_text(self) -> str | None:
@@ -63,6 +65,7 @@ class Standing(Struct, frozen=True, gc=False):
     suspect: bool = False
     reason: Reason | None = None
     finished_at: int | None = None
+    aside: str | None = None  # the label of its place, if that is not the ordinary one
 
     @property
     def is_finished(self) -> bool:
@@ -81,6 +84,8 @@ class LatestAttempt(Struct, frozen=True, gc=False):
     finished_at: int
     error: str | None = None
     result: str | None = None
+    fingerprint: str | None = None
+    code_version: str | None = None
 
 
 class Holder(Struct, frozen=True, gc=False):
@@ -169,4 +174,13 @@ def job_record(
         unreadable_options=job.unreadable_options,
         unreadable=unreadable,
         meta=job.meta,
+        fingerprint=shown_fingerprint(job.task, at, latest.fingerprint if latest else None),
+        aside=at.aside,
+        action_id=job.action_id,
+        code_version=latest.code_version if latest else None,
     )
+
+
+def shown_fingerprint(task: str, at: Standing, latest: str | None) -> str | None:
+    """Return what a reader sees: the latest attempt's; of a dead job without one, that of its task and reason."""
+    return of_kind(task, at.reason) if latest is None and at.state is State.DEAD else latest

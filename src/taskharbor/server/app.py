@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -16,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from taskharbor.acting import acting_as
 from taskharbor.server import clients
 from taskharbor.server.auth import Auth, Authorize, Caller
 from taskharbor.server.clients import NO_ADDRESS
@@ -127,8 +129,10 @@ class Api:
                 operation.statuses[0],
                 self.gauges,
                 self.metrics_prefix,
+                None if caller is None else caller.role,
             )
-            document = await operation.handle(call)
+            with nullcontext() if caller is None else acting_as(caller.name):
+                document = await operation.handle(call)
             if isinstance(document, Response):
                 return document
             if document is None:

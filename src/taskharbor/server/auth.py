@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
+from taskharbor.acting import checked_actor
 from taskharbor.drivers.base import Driver
 from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.records import TokenRecord
@@ -21,14 +22,17 @@ from taskharbor.server.tokens import Role, checked_role, matching
 
 TOKENS_SECONDS = 1.0  # how long a revoked token may still pass
 
-Authorize = Callable[[Request], Role | str | None | Awaitable[Role | str | None]]
+# A role, or a role and the name that the caller's actions are recorded under; None refuses the request.
+Allowed = Role | str | tuple[Role | str, str] | None
+Authorize = Callable[[Request], Allowed | Awaitable[Allowed]]
 
 
 class Caller(NamedTuple):
-    """The caller of a request: its role, and the key that its limits are counted by."""
+    """The caller of a request: its role, its name, and the key that its limits are counted by."""
 
     role: Role
     key: str  # the token, or the address if there is no token
+    name: str  # that its actions are recorded under
 
 
 class Auth:
@@ -69,16 +73,17 @@ class Auth:
     async def _caller_of(self, request: Request, address: str) -> Caller:
         if self._authorize is not None:
             answer = self._authorize(request)
-            role = await answer if inspect.isawaitable(answer) else answer
-            if role is None:
+            allowed = await answer if inspect.isawaitable(answer) else answer
+            if allowed is None:
                 raise _unauthorized("the application refuses this request")
-            return Caller(checked_role(role), address)
+            role, name = allowed if isinstance(allowed, tuple) else (allowed, _nameless(address))
+            return Caller(checked_role(role), address, checked_actor(name))
         tokens = await self._current_tokens()
         if tokens:
             self._open_on_loopback = False
         if self._open_on_loopback:
             refuse_strangers(request)
-            return Caller(Role.ADMIN, address)
+            return Caller(Role.ADMIN, address, _nameless(address))
         return await self._caller_by_token(request, address, tokens)
 
     async def _caller_by_token(
@@ -91,7 +96,7 @@ class Auth:
         if record is None:
             self._failures.count(address)
             raise _unauthorized("unknown token: it is mistyped, revoked or expired")
-        return Caller(checked_role(record.role), f"token {record.id}")
+        return Caller(checked_role(record.role), f"token {record.id}", record.name)
 
     async def _current_tokens(self) -> dict[str, TokenRecord]:
         now = time.monotonic()
@@ -99,6 +104,11 @@ class Auth:
             self._tokens = {token.id: token for token in await TOKENS.all(self._driver)}
             self._read_at = now
         return self._tokens
+
+
+def _nameless(address: str) -> str:
+    """Return what a caller's actions are recorded under that has no name."""
+    return f"rest@{address}"
 
 
 def _unauthorized(message: str) -> ApiError:

@@ -19,8 +19,11 @@ from taskharbor.http.urls import parse as parse_url
 from taskharbor.schedule import parse
 from taskharbor.server.large_bodies import Place
 from taskharbor.server.requests import Expression, Input, Key, Name
+from taskharbor.server.trace_context import store_traced
 
 if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
     from taskharbor.client.harbor import Harbor
 
 RETRIES = 3  # if maxRetryCount is left out
@@ -49,7 +52,7 @@ class NewHttpJob(Input, kw_only=True):
     idempotency_key: Key | None = None
 
 
-async def enqueue_http_job(harbor: Harbor, given: NewHttpJob, place: Place) -> Job[Any]:
+async def enqueue_http_job(harbor: Harbor, given: NewHttpJob, place: Place, headers: Headers) -> Job[Any]:
     """Enqueue the job, or find the one that has the same key or name."""
     refuse_closed(harbor, TASK_NAME, {"url": given.api})
     request = {name: getattr(given, name) for name in ("method", "headers", "body", "timeout")}
@@ -65,8 +68,8 @@ async def enqueue_http_job(harbor: Harbor, given: NewHttpJob, place: Place) -> J
         now = from_micros(await harbor.driver.now())
         options["run_at"] = parse(given.schedule, given.timezone).next_after(now)
     options["idempotency_key"] = given.idempotency_key
-    [job] = await harbor._store([await place.beside(harbor._by_name, TASK_NAME, payload, options)])
-    return job
+    new_job = await place.beside(harbor._by_name, TASK_NAME, payload, options)
+    return await store_traced(harbor, new_job, headers)
 
 
 async def _recurring(

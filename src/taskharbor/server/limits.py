@@ -158,6 +158,7 @@ def _whole_numbers(value: Any) -> Any:
             if isinstance(number, float) and number.is_integer():
                 value[name] = int(number)
         _whole_numbers(value.get("retry"))
+        _whole_numbers(value.get("changes"))
     return value
 
 

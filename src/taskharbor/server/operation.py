@@ -34,6 +34,11 @@ class Call:
     status: int  # of the response
     gauges: StoreGauges  # what `/metrics` shows, read at most once a second
     metrics_prefix: str
+    role: Role | None  # of the caller; None where no token is needed
+
+    async def job_id(self) -> str:
+        """Return the id of the path, which may be the beginning of one."""
+        return await self.harbor.jobs._whole_id(self.params["id"])
 
 
 Handle = Callable[[Call], Awaitable[Any]]

@@ -14,7 +14,9 @@ from taskharbor.errors import ConfigurationError
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.views.documents import RetryDocument
 
-INSTANTS = frozenset({"run_at", "expires_at"})
+INSTANTS = frozenset(
+    {"run_at", "expires_at", "enqueued_after", "enqueued_before", "finished_after", "finished_before"}
+)
 
 
 def given(document: Struct, *, without: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from taskharbor.client.filters import PAGE_MAX
+from taskharbor.client.filters import IDS_MAX, PAGE_MAX
 from taskharbor.codec import KEY_LIMIT, NAME_LIMIT
-from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, State
+from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Misfire, Reason, State
+from taskharbor.rules.fingerprint import ERROR_SHOWN
 from taskharbor.rules.meta import ENTRIES_MAX
+from taskharbor.rules.replaying import BRAKE
 from taskharbor.rules.retry import MAX_ATTEMPTS
 from taskharbor.views.documents import Retry, Uuid
 from taskharbor.workflow.handle import WorkflowState
@@ -34,6 +36,13 @@ MetaEntries = Annotated[
 ]
 WorkflowId = Annotated[str, Meta(description="The id of a workflow.", extra_json_schema={"format": "uuid"})]
 Payload = Annotated[dict[str, Any], Meta(description="The task's arguments, by parameter name.")]
+ErrorText = Annotated[
+    str,
+    Meta(min_length=1, max_length=ERROR_SHOWN, description="A part of the latest error, near its beginning."),
+]
+Fingerprint = Annotated[
+    str, Meta(pattern="^[0-9a-f]{16}$", description="Of a group of dead jobs, as /dlq/groups lists them.")
+]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Maximum number of items.")]
 Cursor = Annotated[str, Meta(max_length=4_096, description="The nextCursor of the previous page.")]
 
@@ -59,6 +68,7 @@ class NewTaskJob(Input):
     timeout: Seconds | UnsetType = UNSET
     retry: Retry | UnsetType = UNSET
     expires_at: Instant | None | UnsetType = UNSET
+    expires_in: Seconds | None | UnsetType = UNSET
     idempotency_key: Key | None | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
     correlation_id: Name | None | UnsetType = UNSET
@@ -67,17 +77,24 @@ class NewTaskJob(Input):
     id: Uuid | None | UnsetType = UNSET
 
 
-class JobChanges(Input):
-    """Changes of a job that is neither running nor finished. A field that is left out stays."""
+class BulkChanges(Input):
+    """Changes of jobs that are neither running nor finished. A field that is left out stays."""
 
-    payload: Payload | UnsetType = UNSET
     run_at: Instant | UnsetType = UNSET
     priority: Priority | UnsetType = UNSET
     max_attempts: Attempts | UnsetType = UNSET
     max_retries: Attempts | UnsetType = UNSET
     timeout: Seconds | None | UnsetType = UNSET
     expires_at: Instant | None | UnsetType = UNSET
+    expires_in: Seconds | UnsetType = UNSET
+    retry: Retry | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
+
+
+class JobChanges(BulkChanges):
+    """Changes of a job that is neither running nor finished. A field that is left out stays."""
+
+    payload: Payload | UnsetType = UNSET
 
 
 class RetryRequest(Input):
@@ -99,12 +116,40 @@ class RequeueRequest(RetryRequest):
     reset_attempts: bool = True
 
 
-class DeadFilter(Input):
-    """Which dead jobs; all of them if every field is left out."""
+class Selection(Input):
+    """What every list and every bulk operation can select jobs by; a field that is left out selects any."""
 
     queue: Name | None = None
     task: Name | None = None
     tag: Name | None = None
+    workflow: WorkflowId | None = None
+    reason: Reason | UnsetType = UNSET  # not None: `?reason=null` would mean every reason
+    error: ErrorText | None = None
+    fingerprint: Fingerprint | None = None
+    correlation_id: Name | None = None
+    enqueued_after: Instant | None = None
+    enqueued_before: Instant | None = None
+    finished_after: Instant | None = None
+    finished_before: Instant | None = None
+
+
+class DeadFilter(Selection):
+    """Which dead jobs; all of them if every field is left out."""
+
+    ids: Annotated[list[Uuid], Meta(max_length=IDS_MAX)] | None = None
+    dry_run: Annotated[bool, Meta(description="Only say how many jobs it would act on.")] = False
+
+
+class BulkFilter(DeadFilter):
+    """Which jobs; all of them if every field is left out."""
+
+    state: State | UnsetType = UNSET
+
+
+class UpdateAllRequest(BulkFilter, kw_only=True):
+    """Which jobs to change, and how."""
+
+    changes: BulkChanges
 
 
 class RequeueAllRequest(DeadFilter):
@@ -112,6 +157,16 @@ class RequeueAllRequest(DeadFilter):
 
     run_at: Instant | None = None
     reset_attempts: bool = True
+
+
+class ReplayRequest(Selection):
+    """Which dead jobs to replay, and when to stop."""
+
+    ids: Annotated[list[Uuid], Meta(max_length=IDS_MAX)] | None = None
+    brake: Annotated[
+        float, Meta(ge=0, le=1, description="The share of a slice that may fail again in the same way.")
+    ] = BRAKE
+    on_queue: Annotated[Name, Meta(description="The queue of the job that replays them.")] | None = None
 
 
 class ScheduleFields(Input):
@@ -163,13 +218,9 @@ class ScheduleChanges(ScheduleFields):
 # -- queries ---------------------------------------------------------------------------------------
 
 
-class DeadQuery(Input):
+class DeadQuery(Selection):
     """Which dead jobs."""
 
-    queue: Name | None = None
-    task: Name | None = None
-    tag: Name | None = None
-    workflow: WorkflowId | None = None
     cursor: Cursor | None = None
     limit: Limit = 100
 
@@ -180,10 +231,44 @@ class JobQuery(DeadQuery):
     state: State | UnsetType = UNSET  # not None: `?state=null` would mean every state
 
 
+class DeadCountQuery(Selection):
+    """Which dead jobs to count."""
+
+
+class GroupQuery(Selection):
+    """Which dead jobs, and how many groups of them."""
+
+    limit: Limit = 100
+
+
+class JobCountQuery(Selection):
+    """Which jobs to count."""
+
+    state: State | UnsetType = UNSET  # not None, as with jobs
+
+
 class WorkflowQuery(Input):
     """Which workflows."""
 
     state: WorkflowState | UnsetType = UNSET  # not None, as with jobs
+    cursor: Cursor | None = None
+    limit: Limit = 100
+
+
+class AuditQuery(Input):
+    """Which actions."""
+
+    actor: Name | None = None
+    verb: Annotated[Name, Meta(description="Such as job.cancel or queue.pause.")] | None = None
+    job: (
+        Annotated[
+            str,
+            Meta(max_length=100, description="The id of a job: its actions, and the latest that changed it."),
+        ]
+        | None
+    ) = None
+    after: Instant | None = None
+    before: Instant | None = None
     cursor: Cursor | None = None
     limit: Limit = 100
 

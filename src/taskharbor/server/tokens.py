@@ -8,9 +8,10 @@ import secrets
 from datetime import timedelta
 from enum import StrEnum
 
+from taskharbor.client.actions import new_action
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
-from taskharbor.drivers.base import Driver
+from taskharbor.drivers.base import Driver, Verb
 from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import TokenRecord
@@ -56,8 +57,19 @@ async def create_token(
     record = TokenRecord(
         token_id, checked_name("name", name), checked_role(role), digest_of(token), now, expires_at
     )
-    await TOKENS.put(driver, [record])
+    details = {"name": record.name, "role": record.role}
+    await TOKENS.put(
+        driver, [record], action=new_action(Verb.CREATE_TOKEN, subject=token_id, details=details)
+    )
     return token, record
+
+
+async def revoke_token(driver: Driver, token_id: str) -> bool:
+    """Revoke the token with this id; return whether there was one."""
+    names = [record.name for record in await TOKENS.all(driver) if record.id == token_id]
+    details = {"name": names[0]} if names else None
+    action = new_action(Verb.REVOKE_TOKEN, subject=token_id, details=details)
+    return await TOKENS.drop(driver, [token_id], action=action) > 0
 
 
 def digest_of(token: str) -> str:

@@ -96,6 +96,13 @@ class Reporter(Reports):
         elif transition.status is AttemptStatus.SLEPT:
             delayed = fields | _delay(transition, settled)
             self._log_of(logging.INFO, "Job {job} sleeps for {delay}s (until {at})", delayed, transition)
+        elif transition.aside is not None and not transition.error:
+            self._log_of(
+                logging.DEBUG,
+                "Job {job} stands aside ({aside})",
+                fields | {"aside": transition.aside},
+                transition,
+            )
         elif transition.error:
             delayed = fields | _delay(transition, settled)
             how = "for {delay}s (until {at})" if transition.delay else "and runs again at once"

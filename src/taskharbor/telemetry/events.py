@@ -22,6 +22,7 @@ from taskharbor.clock import from_micros
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import Options, ReasonName
+from taskharbor.rules.meta import read_meta
 from taskharbor.sync import in_sync_call
 from taskharbor.telemetry.logs import log_line
 
@@ -50,6 +51,8 @@ class Identified(Protocol):
     def task(self) -> str: ...
     @property
     def queue(self) -> str: ...
+    @property
+    def meta(self) -> str | None: ...
 
 
 class Event(Struct, frozen=True):
@@ -65,6 +68,7 @@ class Event(Struct, frozen=True):
     at: datetime
     attempt: int | None = None  # the attempt's number
     correlation_id: str | None = None
+    meta: dict[str, str] = {}  # the job's
     worker: str | None = None
     error: str | None = None
     reason: ReasonName | None = None  # of dead and cancelled
@@ -82,6 +86,7 @@ class Event(Struct, frozen=True):
             job.queue,
             from_micros(at),
             correlation_id=options.correlation_id,
+            meta=read_meta(job.meta),
             **more,
         )
 
@@ -96,7 +101,7 @@ class EventKind(Struct, frozen=True):
     sometimes: tuple[str, ...] = ()  # only where they apply
 
 
-EVERY_EVENT = ("name", "job_id", "task", "queue", "at", "correlation_id")  # the fields of all of them
+EVERY_EVENT = ("name", "job_id", "task", "queue", "at", "correlation_id", "meta")  # the fields of all of them
 _ATTEMPT = ("attempt", "worker")
 
 EVENTS = (
@@ -121,7 +126,7 @@ EVENTS = (
     ),
     EventKind(
         "dead",
-        "the worker",
+        "the worker, or the operator's process",
         "the job is in the dead-letter queue, or an occurrence of a schedule failed for good, for `reason`",
         ("reason",),
         (*_ATTEMPT, "error"),

@@ -63,6 +63,11 @@ class Reports:
             self.meter.ended_unbegun(record)
         self._cancelled(record, record.finished_at or record.enqueued_at, str(record.reason))
 
+    def dead_lettered(self, record: JobRecord) -> None:
+        """Report a job that an operator put into the dead-letter queue while it was not running."""
+        at = record.finished_at or record.enqueued_at
+        self._emit("dead", record, record.options, at, reason=str(record.reason), error=record.error)
+
     async def dependants(
         self,
         settled: Iterable[SettleResult],

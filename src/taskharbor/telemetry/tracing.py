@@ -62,21 +62,26 @@ def instrument(
     """
     if trace not in ("link", "child"):
         raise ConfigurationError(f'trace must be "link" or "child", not {shorten(trace)}')
-    if harbor.tracing is not None:
-        harbor.middlewares.remove(harbor.tracing.attempt)
     from taskharbor import __version__
 
     tracer = otel.get_tracer("taskharbor", __version__, tracer_provider)
-    harbor.tracing = Tracing(tracer, is_child=trace == "child")
-    harbor.middlewares.insert(0, harbor.tracing.attempt)  # around every other middleware
+    harbor.tracing = Tracing(tracer, is_child=trace == "child", is_on=tracer_provider is not None)
 
 
 class Tracing:
     """Makes the spans of one harbor."""
 
-    def __init__(self, tracer: otel.Tracer, *, is_child: bool) -> None:
+    def __init__(self, tracer: otel.Tracer, *, is_child: bool, is_on: bool) -> None:
         self._tracer = tracer
         self._is_child = is_child  # an attempt is a child of the span that enqueued its job
+        self._is_on = is_on
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a provider. A global one counts from when it is set; until then tracing does no work."""
+        if not self._is_on:
+            self._is_on = not isinstance(otel.get_tracer_provider(), otel.ProxyTracerProvider)
+        return self._is_on
 
     # -- enqueueing --
 
@@ -84,7 +89,8 @@ class Tracing:
         self, jobs: Sequence[NewJob], store: Callable[[Sequence[NewJob]], Awaitable[T]]
     ) -> tuple[Sequence[NewJob], T]:
         """Store jobs in a `send` span, whose context they carry; return them as stored, and the store's answer."""
-        if not jobs:
+        if not jobs or not self.is_on:
+            jobs = _carrying(jobs, self.current())
             return jobs, await store(jobs)
         samples = [jobs.shared] if isinstance(jobs, AlikeJobs) else jobs
         given = {parent for job in samples if (parent := _own_traceparent(job)) is not None}
@@ -109,8 +115,23 @@ class Tracing:
             _end(span)
         return jobs, answer
 
+    @contextmanager
+    def within(self, carrier: Carrier) -> Iterator[None]:
+        """Enqueue within the context of a request, unless a span of this process is current: it knows more."""
+        if otel.get_current_span().get_span_context().is_valid:
+            yield
+            return
+        token = contexts.attach(_W3C.extract(carrier, contexts.get_current()))
+        try:
+            yield
+        finally:
+            contexts.detach(token)
+
     def create(self, job: NewJob) -> NewJob:
         """Return a child that carries the context of a `create` span; its parent's success stores it."""
+        if not self.is_on:  # such as in a handler's process, where the attempt's context is current
+            [carrying] = _carrying([job], self.current())
+            return carrying
         attributes = _attributes_of_jobs("create", [job]) | {"messaging.message.id": job.id}
         span = self._start("create", attributes, kind=otel.SpanKind.PRODUCER)
         _end(span)
@@ -120,7 +141,7 @@ class Tracing:
     # -- attempts --
 
     async def attempt(self, ctx: Context, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Execute an attempt in its `process` span: a middleware."""
+        """Execute an attempt in its `process` span: a middleware around all others."""
         execution = ctx._execution
         carrier = read_meta(execution.claimed.meta)
         span = self._start(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from taskharbor.client.audit import AuditEntry
 from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
@@ -21,6 +22,7 @@ from taskharbor.client.schedule import Schedule
 from taskharbor.client.stats import Point
 from taskharbor.clock import MAX_SECONDS, from_micros
 from taskharbor.codec import decode_payload, decode_result
+from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.drivers.contract.rollups import Period
 from taskharbor.errors import PayloadError
 from taskharbor.records import (
@@ -28,7 +30,6 @@ from taskharbor.records import (
     Delivery,
     JobRecord,
     Misfire,
-    Progress,
     Reason,
     State,
     TokenRecord,
@@ -106,6 +107,27 @@ def retry_of(stored: Mapping[str, Any] | None | UnsetType) -> RetryDocument | Li
 # -- jobs ------------------------------------------------------------------------------------------
 
 
+class ProgressDocument(Document):
+    """The progress that a running handler reported."""
+
+    fraction: Annotated[float, Meta(ge=0, le=1)]
+    message: str
+    value: Annotated[Any, Meta(description="What the handler reported with it: any JSON, or null.")]
+
+
+class LatestAction(Document):
+    """Who changed a job last, how and when."""
+
+    id: Uuid
+    at: Time
+    verb: Annotated[str, Meta(examples=["job.cancel"])]
+    actor: str | None
+
+    @classmethod
+    def maybe(cls, source: AuditEntry | None) -> Self | None:
+        return None if source is None else cls.of(source)
+
+
 class JobDocument(Document):
     """A job in its current state. Secrets of HTTP jobs are shown as `***`."""
 
@@ -124,6 +146,12 @@ class JobDocument(Document):
     tags: list[str]
     meta: Annotated[dict[str, str], Meta(description="Text that it carries along, by name.")]
     workflow: Annotated[str, Meta(description="The id of the workflow that the job is a member of.")] | None
+    failure_task: (
+        Annotated[
+            str, Meta(description="The task that is enqueued if this job dies; a workflow has its own.")
+        ]
+        | None
+    )
     delivery: Delivery
     idempotency_key: str | None
     depends_on: list[str]
@@ -139,13 +167,21 @@ class JobDocument(Document):
     )
     reason: Reason | None
     error: str | None
+    fingerprint: Annotated[str, Meta(description="The cause of its latest failure; see /dlq/groups.")] | None
     result: Any
-    progress: Progress | None
+    progress: ProgressDocument | None
     worker: str | None
     lease_expires_at: Time | None
     lease_expired: bool
     cancel_requested: bool
     version: int
+    action_id: Annotated[str, Meta(description="The latest action that changed it.")] | None
+    latest_action: Annotated[
+        LatestAction | None | UnsetType,
+        Meta(
+            description="Only present when one job is read. Null if no action changed it, or none that is kept."
+        ),
+    ] = UNSET
     options_unreadable: Annotated[
         str | UnsetType,
         Meta(description="Only present if a newer version wrote options that this version cannot read."),
@@ -160,16 +196,18 @@ class JobDocument(Document):
 
     @classmethod
     def of(cls, source: Job[Any], **others: Any) -> Self:
-        record = source.record
+        record = source._harbor.sealing.shown_record(source.record)
         recurrence = record.options.recurrence
         return super().of(
             source,
             payload=_payload(record),
             retry=retry_of(record.options.retry),
             depends_on=record.depends_on,
+            progress=None if record.progress is None else ProgressDocument.of(record.progress),
             schedule=None if recurrence is None else recurrence.name,
             result=_result(record),
             version=record.version,
+            latest_action=others.pop("latest_action", UNSET),
             options_unreadable=UNSET if record.unreadable_options is None else record.unreadable_options,
             unreadable=_unreadable(record) or UNSET,
             **others,
@@ -206,6 +244,16 @@ class JobPage(Document):
 
     items: list[JobDocument]
     next_cursor: str | None
+    examined: Annotated[int, Meta(description="How many jobs were looked at for it.")] = 0
+    reached: (
+        Annotated[
+            datetime,
+            Meta(
+                tz=True, description="If the search ended early: when the last job that it saw was enqueued."
+            ),
+        ]
+        | None
+    ) = None
 
 
 class AttemptFields(Document):
@@ -237,6 +285,8 @@ class AttemptDocument(AttemptFields):
     ]
     execution_duration: Annotated[float, Meta(description="Seconds.")] | None
     error_message: str | None
+    fingerprint: Annotated[str, Meta(description="The cause of its failure.")] | None
+    code_version: Annotated[str, Meta(description="The version of the application that it failed in.")] | None
 
     @classmethod
     def of(cls, source: Attempt, **others: Any) -> Self:
@@ -274,18 +324,6 @@ class History(Document):
     retry_metrics: RetryMetricsDocument
 
 
-class Requeued(Document):
-    """How many jobs were requeued."""
-
-    requeued: int
-
-
-class Discarded(Document):
-    """How many jobs were discarded."""
-
-    discarded: int
-
-
 class EventDocument(Document):
     """Something that happened to a job: the data of a server-sent event."""
 
@@ -295,6 +333,7 @@ class EventDocument(Document):
     at: Time
     attempt: int | None
     correlation_id: str | None
+    meta: dict[str, str]
     worker: str | None
     error: str | None
     reason: str | None
@@ -314,6 +353,8 @@ class QueueDocument(Document):
     running: int
     oldest_ready_at: Time | None
     oldest_ready_seconds: float | None
+    paused_by: Annotated[str, Meta(description="Who paused it, if that is known.")] | None
+    paused_since: Time | None
 
     @classmethod
     def of(cls, source: Queue, **others: Any) -> Self:
@@ -333,6 +374,32 @@ class QueueFlag(Document):
 
     name: str
     paused: bool
+
+
+class TaskDocument(Document):
+    """A task that a live worker knows, or a task or tag whose jobs are held."""
+
+    kind: HoldKind
+    name: str
+    held: bool
+    held_by: Annotated[str, Meta(description="Who asked for the hold, if that is known.")] | None
+    held_since: Time | None
+    workers: Annotated[list[str], Meta(description="The live workers that know the task.")]
+
+
+class TaskList(Document):
+    """The tasks that live workers know, and every task or tag that is held."""
+
+    items: list[TaskDocument]
+    next_cursor: None
+
+
+class HoldFlag(Document):
+    """Whether the jobs of a task or a tag are held."""
+
+    kind: HoldKind
+    name: str
+    held: bool
 
 
 class ScheduleDocument(Document):

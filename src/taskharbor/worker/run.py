@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from taskharbor.clock import MICROS_PER_SECOND, wait_for
 from taskharbor.codec import counted
-from taskharbor.drivers.base import WorkerRecord
+from taskharbor.drivers.base import Claimed, WorkerRecord
 from taskharbor.errors import StoreUnavailable, TaskHarborError, UnresponsiveHandler
 from taskharbor.own_tasks import own_task, result_of
 from taskharbor.telemetry.attempts import Reporter
@@ -32,6 +32,7 @@ from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
 from taskharbor.worker.pipeline.pipeline import Pipeline
 from taskharbor.worker.pipeline.recurring import Recurring
+from taskharbor.worker.upkeep.colleagues import Colleagues, known_tasks
 from taskharbor.worker.upkeep.loop_lag import warn_on_loop_lag
 from taskharbor.worker.upkeep.maintenance import Maintenance
 from taskharbor.worker.upkeep.parts import Parts
@@ -63,6 +64,7 @@ class WorkerRun:
 
     def __init__(self, worker: Worker) -> None:
         driver = worker.harbor.driver
+        source = worker._source or driver
         self._worker = worker
         self._clock = driver.clock
         self.loop = asyncio.get_running_loop()
@@ -74,7 +76,7 @@ class WorkerRun:
         self._time = StoreTime(self._clock)
         self._started_at = self._time.now()
         self._outages = Outages(self._clock)
-        store = PatientStore(driver, self._outages)
+        store = PatientStore(source, self._outages)
         self._pipeline = pipeline = Pipeline(
             worker.concurrency, store=store, leases=leases, time=self._time, loop=self.loop
         )
@@ -91,11 +93,12 @@ class WorkerRun:
             extended_outside=worker._supervisor_link is not None,
             reporter=reporter,
         )
-        self._cancel_watch = CancelWatch(driver, leases=leases, lease_keeper=self._lease_keeper, clock=clock)
+        self._cancel_watch = CancelWatch(source, leases=leases, lease_keeper=self._lease_keeper, clock=clock)
         self._executor = Executor(
             pipeline,
             clock=clock,
             middlewares=harbor.middlewares,
+            tracing=harbor.tracing,
             processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
             reporter=reporter,
             lease_keeper=self._lease_keeper,
@@ -104,6 +107,7 @@ class WorkerRun:
             cells=None if worker._supervisor_link is None else worker._supervisor_link.cells,
             takes_interrupts=worker._takes_interrupts,
         )
+        colleagues = Colleagues(driver, clock, harbor, worker.name, self._time)
         self._committer = Committer(
             pipeline,
             self._executor,
@@ -111,8 +115,10 @@ class WorkerRun:
             unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
             max_losses=worker.max_losses,
             recurring=recurring,
+            colleagues=colleagues,
             clock=clock,
             reporter=reporter,
+            code_version=harbor.version,
         )
         self._retirement = Retirement(
             pipeline,
@@ -145,6 +151,7 @@ class WorkerRun:
             harbor=harbor,
             report_unreadable=self._maintenance.report_unreadable,
             retirement=self._retirement,
+            colleagues=colleagues,
             supervisor_link=worker._supervisor_link,
             reporter=reporter,
         )
@@ -159,9 +166,13 @@ class WorkerRun:
     # -- start, work, stop --
 
     async def apply_lease_update(
-        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+        self,
+        cancel_requested: Iterable[str],
+        paused: Iterable[str],
+        holds: Iterable[str],
+        refused: Iterable[str],
     ) -> None:
-        await self._lease_keeper.apply_lease_update(cancel_requested, paused, refused)
+        await self._lease_keeper.apply_lease_update(cancel_requested, paused, holds, refused)
 
     def stop(self) -> None:
         if self._stop_asked:
@@ -180,6 +191,10 @@ class WorkerRun:
         if self._has_started:
             return "at work"
         return "waiting for the store" if self._outages.is_away else "starting"
+
+    def hand_back(self, unwanted: Callable[[Claimed], bool]) -> None:
+        """Hand back the jobs that have not begun and that `unwanted` selects."""
+        self._pipeline.hand_back(lambda execution: unwanted(execution.claimed))
 
     def predecessor_is_gone(self) -> None:
         self._retirement.look()
@@ -214,6 +229,8 @@ class WorkerRun:
             return
         self._has_started = True
         self._log_started()
+        if not until_drained:
+            await self._presence.sign_on()
         try:
             await self._work_together(until_drained)
         except BaseException:  # the application cancelled it, or a part failed
@@ -393,7 +410,18 @@ class WorkerRun:
         if worker._supervisor_link is not None:
             return []  # the supervisor records all its workers at once
         host, pid = socket.gethostname(), os.getpid()
-        return [WorkerRecord(worker.name, host, pid, worker.concurrency, self._started_at, worker.queues)]
+        return [
+            WorkerRecord(
+                worker.name,
+                host,
+                pid,
+                worker.concurrency,
+                self._started_at,
+                worker.queues,
+                tasks=known_tasks(worker.harbor),
+                lease=worker.lease,
+            )
+        ]
 
     # -- log lines --
 

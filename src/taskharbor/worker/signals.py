@@ -7,18 +7,24 @@ import inspect
 import logging
 import signal
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from taskharbor.sync import fastest_loop
 from taskharbor.worker.upkeep.unresponsive import UNWIND_SECONDS
 
-if TYPE_CHECKING:
-    from taskharbor.worker.worker import Worker
-
 logger = logging.getLogger("taskharbor.worker")
 
 
-def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Worker) -> None:
+class Stoppable(Protocol):
+    """A worker, as the signals of a process see it."""
+
+    _takes_interrupts: bool
+
+    def stop(self) -> None: ...
+    def _report_loop_stopped(self) -> None: ...
+
+
+def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Stoppable) -> None:
     """A loop of its own for a worker; SIGTERM and SIGINT stop it."""
 
     async def with_signals() -> None:
@@ -54,7 +60,9 @@ def run_with_signals(main: Callable[[], Coroutine[Any, Any, None]], worker: Work
         loop.close()
 
 
-def _run_to_the_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, Any], worker: Worker) -> None:
+def _run_to_the_end(
+    loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, Any], worker: Stoppable
+) -> None:
     """Run `main` in this loop, also when a handler stops the loop: it is the worker's, and the worker goes on."""
     task = loop.create_task(main)
     while True:

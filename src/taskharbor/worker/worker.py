@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import UNSET, UnsetType
 
 from taskharbor.client.harbor import Harbor
-from taskharbor.client.options import checked_timeout, checked_worker_retry
+from taskharbor.client.options import checked_retry_of_code, checked_timeout
 from taskharbor.clock import check_seconds, seconds_to_micros
 from taskharbor.codec import checked_name, shorten
-from taskharbor.drivers.base import DEFAULT_MAX_LOSSES
+from taskharbor.drivers.base import DEFAULT_MAX_LOSSES, JobSource
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.errors import ConfigurationError
 from taskharbor.function_refs import forbid_during_import
@@ -73,6 +73,8 @@ class Worker:
         0.0  # jobs begun per second; the fetcher claims ahead by it until it has measured the pace
     )
     _meter: Meter | None = None  # counts what happens to jobs
+    _source: JobSource | None = None  # of jobs that do not come from the store; see `taskharbor.streams`
+    _calls_hooks = True  # of the harbor, around its run
     _takes_interrupts = False  # Ctrl-C calls `stop` and raises no KeyboardInterrupt
 
     def __init__(
@@ -105,7 +107,7 @@ class Worker:
         self.concurrency = _checked_count("concurrency", concurrency, CONCURRENCY_MAX)
         self.lease = seconds_to_micros(_checked_lease(lease_seconds))
         self.grace_seconds = check_seconds(grace_seconds, "grace_seconds")
-        self.retry = harbor.worker_retry if retry is UNSET else checked_worker_retry(retry)
+        self.retry = harbor.worker_retry if retry is UNSET else checked_retry_of_code(retry)
         self.max_losses = _checked_count("max_losses", max_losses, MAX_LOSSES_MAX)
         self.unrunnable_grace_seconds = check_seconds(unrunnable_grace_seconds, "unrunnable_grace_seconds")
         self.poll_seconds = checked_timeout(poll_seconds, "poll_seconds")
@@ -232,11 +234,15 @@ class Worker:
         return False
 
     async def _apply_lease_update(
-        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+        self,
+        cancel_requested: Iterable[str],
+        paused: Iterable[str],
+        holds: Iterable[str],
+        refused: Iterable[str],
     ) -> None:
         """Apply what the store answered the supervisor when it extended this worker's leases."""
         if self._run is not None:
-            await self._run.apply_lease_update(cancel_requested, paused, refused)
+            await self._run.apply_lease_update(cancel_requested, paused, holds, refused)
 
     async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None:
         forbid_during_import("a worker was started")
@@ -259,7 +265,7 @@ class Worker:
         self, run: WorkerRun, until_drained: bool, started: asyncio.Event | None
     ) -> None:
         try:
-            for hook in self.harbor.start_hooks:
+            for hook in self.harbor.start_hooks if self._calls_hooks else ():
                 await _call_hook(hook)
             if started is not None:
                 started.set()
@@ -269,7 +275,7 @@ class Worker:
             self._run = None
             async with AsyncExitStack() as closing:  # in reverse order; all run, even if one fails
                 closing.push_async_callback(self.harbor.events.drain, EVENTS_SECONDS)
-                for hook in self.harbor.stop_hooks:
+                for hook in self.harbor.stop_hooks if self._calls_hooks else ():
                     closing.push_async_callback(_call_hook, hook)
 
 

@@ -24,9 +24,8 @@ from taskharbor.errors import (
     WorkflowNotFound,
     WorkflowStuck,
 )
-from taskharbor.records import JobFilter, JobRecord, State, WorkflowRecord
+from taskharbor.records import FailureTask, JobFilter, JobRecord, State, WorkflowRecord
 from taskharbor.sync import run_inline, run_on_loop_thread
-from taskharbor.workflow.failure import Template
 from taskharbor.workflow.graph import Part, Woven, filled, indexes_in, value_of
 from taskharbor.workflow.parts import Composition, Node, Weaving, Written
 
@@ -68,7 +67,7 @@ class About(Struct, frozen=True, omit_defaults=True):
 
     shape: Any
     on_failure: Literal["wait", "cancel"] = "wait"
-    failure_task: Template | None = None
+    failure_task: FailureTask | None = None
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()

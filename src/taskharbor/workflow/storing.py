@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uuid_utils
 
-from taskharbor.client.options import job_maker
+from taskharbor.client.options import job_maker, with_expiries
 from taskharbor.client.transaction import block_of
 from taskharbor.drivers.base import Enqueued
 from taskharbor.drivers.capabilities import Workflows
 from taskharbor.errors import ConfigurationError
+from taskharbor.failure_tasks import failure_task_of
 from taskharbor.records import NewJob, NewWorkflow, State, Takes, WorkflowRecord
 from taskharbor.rules.meta import with_inherited
-from taskharbor.workflow.failure import failure_template
 from taskharbor.workflow.graph import MEMBERS_MAX, Graph, Part, graph_of
 from taskharbor.workflow.handle import About, Workflow
 from taskharbor.workflow.parts import WorkflowOptions
@@ -36,8 +36,9 @@ async def store_workflow(harbor: Harbor, part: Part, options: WorkflowOptions) -
     graph = graph_of(part)
     _refuse_strangers(harbor, graph, options)
     workflow_id = options.id or new_workflow_id()
-    jobs = jobs_of(graph, workflow_id, options)
-    about = About(graph.shape, options.on_failure, failure_template(options))
+    jobs = harbor.sealing.sealed(await with_expiries(jobs_of(graph, workflow_id, options), harbor.driver))
+    failure_task = options.failure_task and failure_task_of(options.failure_task, options.correlation_id)
+    about = About(graph.shape, options.on_failure, failure_task)
     new = NewWorkflow(workflow_id, about.encode(), options.idempotency_key)
     block = block_of(harbor)
     if block is not None:
@@ -119,17 +120,18 @@ def _maker(signature: Signature[Any], takes: Takes | None, workflow_id: str, who
         workflow=workflow_id,
         takes=takes,
         correlation_id=own.correlation_id or whole.correlation_id,
-        failure_task=whole.failure_task is not None,
+        failure_task=own.failure_task if whole.failure_task is None else True,
     )
     task, queue, priority, run_at, delay = (
         sample.task, sample.queue, sample.priority, sample.run_at, sample.delay,
     )  # fmt: skip
     expires_at, delivery, meta = sample.expires_at, sample.delivery, with_inherited(sample.meta, whole.meta)
+    expires_in = sample.expires_in
 
     def make(job_id: str, payload: str, depends_on: tuple[str, ...], ends: bool) -> NewJob:
         return NewJob(
             job_id, task, payload, queue, priority, run_at, delay, expires_at, None, delivery, options, depends_on,
-            ends_with_members=ends and bool(depends_on), meta=meta,
+            ends_with_members=ends and bool(depends_on), meta=meta, expires_in=expires_in,
         )  # fmt: skip
 
     return make

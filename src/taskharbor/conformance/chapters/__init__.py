@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from taskharbor.conformance.chapters.aside import Aside
+from taskharbor.conformance.chapters.audit import Audit
 from taskharbor.conformance.chapters.cancellation import Cancellation
 from taskharbor.conformance.chapters.claiming import Claiming
 from taskharbor.conformance.chapters.concurrency import Concurrency, SecondDriver
@@ -10,6 +12,8 @@ from taskharbor.conformance.chapters.dependants import Dependants
 from taskharbor.conformance.chapters.enqueueing import Enqueueing
 from taskharbor.conformance.chapters.expiry import Expiry
 from taskharbor.conformance.chapters.failure import Failure
+from taskharbor.conformance.chapters.groups import Groups
+from taskharbor.conformance.chapters.handing_over import HandingOver
 from taskharbor.conformance.chapters.history import History
 from taskharbor.conformance.chapters.leases import Collecting, Fencing, Leases
 from taskharbor.conformance.chapters.life import Life
@@ -19,8 +23,10 @@ from taskharbor.conformance.chapters.reads import Reads
 from taskharbor.conformance.chapters.rearming import Rearming
 from taskharbor.conformance.chapters.records import Records
 from taskharbor.conformance.chapters.rollups import Rollups
+from taskharbor.conformance.chapters.searching import Searching
 from taskharbor.conformance.chapters.states import States
 from taskharbor.conformance.chapters.steps import Children, Steps
+from taskharbor.conformance.chapters.waits import Waits
 from taskharbor.conformance.chapters.workflows import Workflows
 from taskharbor.conformance.store import Chapter
 
@@ -39,6 +45,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Operators,
     History,
     Reads,
+    Searching,
     Dependants,
     Steps,
     Children,
@@ -47,6 +54,11 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Pruning,
     Records,
     Rollups,
+    Waits,
+    Groups,
+    Aside,
+    Audit,
+    HandingOver,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

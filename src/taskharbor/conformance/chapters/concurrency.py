@@ -11,7 +11,9 @@ from typing import TypeVar
 
 from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store, waiting_for_change
 from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, Enqueued, SettleAnswer, Transition
+from taskharbor.drivers.capabilities import Holds
 from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.rules.aside import task_label
 
 T = TypeVar("T")
 
@@ -49,6 +51,40 @@ class Concurrency(Chapter):
         claimed = Counter(job_id for jobs in self.at_once(store, claim_all) for job_id in jobs)
         assert claimed == Counter(wanted)
         assert store.counts()[State.RUNNING] == 200
+
+    def test_concurrent_claims_of_a_place_aside_never_overlap(self, store: Store) -> None:
+        """While some callers put jobs aside and others claim there, each job is given to one of them at a time."""
+        store.need(Holds)
+        label = task_label("test:task")
+        wanted = {answer.id for answer in store.enqueue_all(*[store.new() for _ in range(100)])}
+
+        async def work(caller: int) -> list[str]:
+            """Half of the callers know the task; the others put aside what they get."""
+            claimed: list[str] = []
+            knows, empty = caller % 2 == 0, 0
+            for serial in range(1000):
+                labels = (label,) if knows else ()
+                request = ClaimRequest(f"w-{caller}/{serial}", LEASE, 5, aside=labels, recall=labels)
+                jobs = (await store.driver.claim(request, now=store.now)).jobs
+                empty = 0 if jobs else empty + 1
+                if knows:
+                    claimed += [job.id for job in jobs]
+                elif jobs:
+                    held = [Held(request.token, job) for job in jobs]
+                    back = [
+                        store.transition(one, AttemptStatus.RELEASED, State.READY, aside=label)
+                        for one in held
+                    ]
+                    answers = await store.driver.settle(back, now=store.now)
+                    assert {answer.answer for answer in answers} == {SettleAnswer.DONE}
+                if empty > 3:
+                    break
+                await asyncio.sleep(0)
+            return claimed
+
+        claimed = [job_id for jobs in self.at_once(store, work) for job_id in jobs]
+        rest = [held.id for held in store.claim(limit=100, aside=(label,))]  # put aside after the last look
+        assert Counter([*claimed, *rest]) == Counter(wanted)
 
     def test_concurrent_enqueues_of_one_key_give_one_job(self, store: Store) -> None:
         """Two hundred callers race for one key: one creates the job, all are answered with it."""

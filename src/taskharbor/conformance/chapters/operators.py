@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import UNSET
 
 from taskharbor.conformance.store import DAY, HOUR, MINUTE, Chapter, Store
 from taskharbor.drivers.base import (
+    DECLARED,
     Cancel,
+    DeadLetter,
     Delete,
     Discard,
     Operation,
@@ -22,6 +25,7 @@ from taskharbor.rules import lifecycle
 VERBS: dict[str, tuple[Operation, frozenset[State]]] = {
     "cancel": (Cancel(), lifecycle.CANCELLABLE),
     "discard": (Discard(), lifecycle.DISCARDABLE),
+    "dead_letter": (DeadLetter(), lifecycle.DEADLETTERABLE),
     "delete": (Delete(), lifecycle.DELETABLE),
     "run_now": (RunNow(), lifecycle.RUNNABLE_NOW),
     "requeue": (Requeue(), lifecycle.REQUEUEABLE),
@@ -59,7 +63,7 @@ class Operators(Chapter):
         [answer] = store.run(store.driver.operate(VERBS[verb][0], [unknown], now=store.now))
         assert (answer.job_id, answer.verdict) == (unknown, OperationVerdict.NOT_FOUND)
 
-    @pytest.mark.parametrize("verb", ["discard", "delete", "run_now", "requeue", "update"])
+    @pytest.mark.parametrize("verb", ["discard", "dead_letter", "delete", "run_now", "requeue", "update"])
     def test_job_with_an_expired_lease_conflicts_as_a_running_one(self, store: Store, verb: str) -> None:
         """Until its lease is collected the job is running to every verb."""
         held = store.running()
@@ -173,6 +177,13 @@ class Operators(Chapter):
             "meta",
         ):
             assert getattr(after, field) == getattr(before, field), field
+
+    def test_update_gives_a_policy_or_takes_it_away(self, store: Store) -> None:
+        """A policy is stored beside the other options; DECLARED leaves none, which is not the same as None."""
+        job_id = store.enqueue(options=Options(timeout=5.0))
+        for given, kept in (({"initial": 2}, {"initial": 2}), (None, None), (DECLARED, UNSET)):
+            store.do(Update(retry=given), job_id)
+            assert store.job(job_id).options == Options(timeout=5.0, retry=kept)
 
     def test_update_replaces_the_meta_or_takes_it_away(self, store: Store) -> None:
         """The text given stands for all that was there; None clears it, which leaving it out does not."""

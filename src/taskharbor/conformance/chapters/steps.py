@@ -66,6 +66,14 @@ class Steps(Chapter):
         assert store.report(held, 1 / 3, "a third") is SettleAnswer.DONE
         assert store.job(held.id).progress == Progress(1 / 3, "a third")
 
+    def test_progress_keeps_its_value_until_the_next_report(self, store: Store) -> None:
+        """A report may have a JSON value; one without a value takes the earlier one away."""
+        held = store.running()
+        store.report(held, 0.1, "begun", '{"rows":["é",1]}')
+        assert store.job(held.id).progress == Progress(0.1, "begun", '{"rows":["é",1]}')
+        store.report(held, 0.2, "on")
+        assert store.job(held.id).progress == Progress(0.2, "on")
+
     @pytest.mark.parametrize("text", HOSTILE, ids=label)
     def test_any_progress_message_is_kept(self, store: Store, text: str) -> None:
         """A message is data."""

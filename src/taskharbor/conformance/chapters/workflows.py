@@ -9,6 +9,7 @@ from taskharbor.conformance.store import HOUR, SECOND, Chapter, Held, Store, lar
 from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import (
     Cancel,
+    DeadLetter,
     Delete,
     Discard,
     OperationVerdict,
@@ -174,7 +175,7 @@ class Workflows(Chapter):
 
     # -- ending with those it depends on --
 
-    @pytest.mark.parametrize("ending", ["dead", "cancelled", "asked to end", "operator"])
+    @pytest.mark.parametrize("ending", ["dead", "cancelled", "asked to end", "operator", "dead letter"])
     def test_unsuccessful_ending_cancels_those_that_end_with_it(self, store: Store, ending: str) -> None:
         """In the same transaction, and those that depend on them as well."""
         _, _a, b, last = store.workflow(*CHAIN, ends_with_members=True)
@@ -182,7 +183,7 @@ class Workflows(Chapter):
         assert [store.state(job_id) for job_id in (b, last)] == [State.CANCELLED] * 2
         assert [store.job(job_id).reason for job_id in (b, last)] == [Reason.DEPENDENCY] * 2
         assert store.job(last).finished_at == store.now
-        assert store.counts()[State.CANCELLED] == (2 if ending == "dead" else 3)
+        assert store.counts()[State.CANCELLED] == (2 if "dead" in ending else 3)
 
     @pytest.mark.parametrize("ending", ["dead", "cancelled", "asked to end"])
     def test_settle_reports_the_jobs_that_ended_with_it(self, store: Store, ending: str) -> None:
@@ -228,8 +229,9 @@ class Workflows(Chapter):
         assert (store.job(a.id).reason, store.job(b.id).reason) == (Reason.EXPIRED, Reason.DEPENDENCY)
 
     def _end_first(self, store: Store, ending: str) -> None:
-        if ending == "operator":
-            store.do(Cancel(), store.listed_ids(state=State.READY)[0])
+        if ending in ("operator", "dead letter"):
+            operation = Cancel() if ending == "operator" else DeadLetter()
+            store.do(operation, store.listed_ids(state=State.READY)[0])
             return
         held = store.claim_one()
         if ending == "dead":

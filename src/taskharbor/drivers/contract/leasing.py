@@ -42,6 +42,11 @@ class ClaimRequest(Struct, frozen=True):
     # With which loss while alone a job is poison. The store keeps it with the lease, so that every process that
     # settles a loss uses the setting of the worker that claimed the job.
     max_losses: int = DEFAULT_MAX_LOSSES
+    # Labels of places aside to look into as well, each in every queue that is served; see `rules.aside`. The label of a
+    # hold that is in force is looked into by no claim.
+    aside: tuple[str, ...] = ()
+    # Those of them whose jobs this worker knows: at most `limit` jobs there whose time is ahead are due from now on.
+    recall: tuple[str, ...] = ()
 
 
 class Claimed(Struct, frozen=True, array_like=True, gc=False):
@@ -81,6 +86,10 @@ class Claim(Struct, frozen=True):
     max_losses: int = (
         DEFAULT_MAX_LOSSES  # of the lease: a repeated claim answers what the first one asked for
     )
+    # The labels under which jobs stood aside in the queues that are served when the claim began, by name, without those
+    # of holds in force. At most `LABELS_MAX` of them; a repeated claim need not name any.
+    aside: tuple[str, ...] = ()
+    holds: frozenset[str] = frozenset()  # the labels of the holds in force
 
 
 class Extension(Struct, frozen=True):
@@ -102,6 +111,7 @@ class Heartbeat(Struct, frozen=True):
     now: int
     leases: list[Extended]
     paused: frozenset[str] = frozenset()  # the queues whose unbegun jobs are to be handed back
+    holds: frozenset[str] = frozenset()  # the labels of the holds whose unbegun jobs are to be put aside
 
 
 class CancelRequests(Struct, frozen=True):

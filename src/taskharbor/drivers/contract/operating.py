@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
@@ -38,6 +39,10 @@ class Discard(Struct, frozen=True):
     """Take a dead job out of the dead-letter queue for good."""
 
 
+class DeadLetter(Struct, frozen=True):
+    """Put a job that has not begun, or backs off, into the dead-letter queue. A running one is a conflict."""
+
+
 class Delete(Struct, frozen=True):
     """Remove the job and its history."""
 
@@ -54,6 +59,10 @@ class Requeue(Struct, frozen=True):
 
     run_at: int | None = None
     reset_attempts: bool = True
+    only_dead: bool = False  # one that was discarded meanwhile, for example, stays cancelled
+
+
+DECLARED: Literal["declared"] = "declared"
 
 
 class Update(Struct, frozen=True):
@@ -68,6 +77,8 @@ class Update(Struct, frozen=True):
     payload: str | UnsetType = UNSET
     max_attempts: int | None | UnsetType = UNSET
     timeout: float | None | UnsetType = UNSET
+    # A policy of its own as JSON, None for no retries, or DECLARED for that of the code.
+    retry: dict[str, Any] | None | Literal["declared"] | UnsetType = UNSET
     tags: tuple[str, ...] | UnsetType = UNSET
     expires_at: int | None | UnsetType = UNSET
     task: str | UnsetType = UNSET
@@ -82,7 +93,7 @@ class Update(Struct, frozen=True):
     seen: Seen | None = None  # only if the job still stands there
 
 
-Operation = Cancel | Discard | Delete | RunNow | Requeue | Update
+Operation = Cancel | Discard | DeadLetter | Delete | RunNow | Requeue | Update
 
 
 class OperationVerdict(StrEnum):

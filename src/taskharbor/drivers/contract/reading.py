@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from msgspec import Struct
 
+from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.records import JobRecord, WorkflowRecord
+
+PRESENCE_LASTS = 50 * MICROS_PER_SECOND  # a worker's record; it signs on again after 15 s at most
 
 
 class Page(Struct, frozen=True):
+    """Jobs, newest first. A search without an index ends with its `SearchBudget`, and says how far it got."""
+
     jobs: list[JobRecord]
     next_cursor: str | None
+    examined: int = 0  # jobs that were looked at for it
+    reached: int | None = None  # when the last of them was enqueued; None: it saw all that it had to
+
+
+class JobCount(Struct, frozen=True):
+    """How many jobs match, as far as they were looked at; with a cursor, there may be more."""
+
+    jobs: int
+    next_cursor: str | None
+    examined: int = 0
+    reached: int | None = None
+
+
+class SearchBudget(Struct, frozen=True):
+    """How many jobs one search looks at, and for how long: whichever ends first."""
+
+    jobs: int = 100_000
+    seconds: float = 0.1
+    clock: Callable[[], float] = time.monotonic
+
+
+class Search:
+    """One search within its budget: how many jobs it has looked at, and whether it is to end."""
+
+    def __init__(self, budget: SearchBudget) -> None:
+        self.examined = 0
+        self._budget = budget
+        self._began = budget.clock()
+
+    @property
+    def is_over(self) -> bool:
+        return self.examined >= self._budget.jobs or self._spent >= self._budget.seconds
+
+    @property
+    def _spent(self) -> float:
+        return self._budget.clock() - self._began
 
 
 class WorkflowPage(Struct, frozen=True):
@@ -39,6 +83,8 @@ class WorkerRecord(Struct, frozen=True, omit_defaults=True):
     queues: tuple[str, ...] | None = None  # None: every queue
     supervisor: str | None = None  # who looks after it
     expires_at: int = 0  # from then on it is forgotten, unless it signs on again
+    tasks: tuple[str, ...] | None = None  # that it knows, with their aliases; None: it may know any
+    lease: int | None = None  # of its claims, in microseconds: it extends them after each third of it
 
 
 class Check(Struct, frozen=True):

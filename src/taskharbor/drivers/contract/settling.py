@@ -57,6 +57,12 @@ class Transition(Struct, frozen=True, gc=False):
     # With `occurrence`, to `DEAD`: a one-off copy of the job that is dead from the start, for `reason`, and has the
     # run's attempts for its history. It exists if and only if this is applied as it says; with any other ending, never.
     dead_letter: NewJob | None = None
+    # Of a failure, a timeout, a loss or a job that no worker can begin: its cause, and the code it happened in.
+    fingerprint: str | None = None
+    code_version: str | None = None
+    # To `READY`: the label of the place aside where the job stands from now on; None for its ordinary place. Only for a
+    # store that offers `Holds`.
+    aside: str | None = None
 
     @property
     def relies_on(self) -> int | None:

@@ -8,6 +8,10 @@ from typing import ClassVar
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
+    Action,
+    ActionFilter,
+    ActionPage,
+    ActionRecord,
     CancelRequests,
     Check,
     Claim,
@@ -22,20 +26,47 @@ from taskharbor.drivers.base import (
     Operation,
     OperationResult,
     Page,
+    PauseRecord,
     SettleAnswer,
     SettleResult,
     Transition,
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records, Rollups, Steps, Upkeep, Workflows
+from taskharbor.drivers.capabilities import (
+    Audit,
+    Groups,
+    HandOver,
+    Holds,
+    Records,
+    Rollups,
+    Steps,
+    Upkeep,
+    Waits,
+    Workflows,
+)
+from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
-from taskharbor.drivers.memory import enqueue, leases, operate, reads, rollups, settle
+from taskharbor.drivers.contract.waits import WorkerLoad
+from taskharbor.drivers.memory import (
+    audit,
+    enqueue,
+    groups,
+    handing_over,
+    leases,
+    operate,
+    reads,
+    rollups,
+    settle,
+    waits,
+)
 from taskharbor.drivers.memory.changes import Changes
 from taskharbor.drivers.memory.store import Store
 from taskharbor.records import (
     AttemptRecord,
+    GroupRecord,
     JobFilter,
     JobRecord,
     MemberResult,
@@ -49,7 +80,7 @@ from taskharbor.records import (
 from taskharbor.sync import in_sync_call
 
 
-class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
+class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Holds, Groups, HandOver):
     """A store in this process's memory, and the reference of what a store does.
 
     It may be used from any number of threads and event loops. Every instance is a store of its own; it
@@ -152,7 +183,13 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
     # -- records --
 
     async def put_records(
-        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+        self,
+        kind: RecordKind,
+        about: Mapping[str, str],
+        lasts: int | None,
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> None:
         with self._changes.lock:
             instant = self._time(now)
@@ -160,15 +197,34 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
             kept = {record.key: record for record in self._store.live_records(kind, instant)}
             new = {key: Record(key, text, expires_at) for key, text in about.items()}
             self._store.records[kind] = kept | new
+            if action is not None:
+                audit.record(self._store, action, 0, instant)
 
     async def records(self, kind: RecordKind, *, now: int | None = None) -> list[Record]:
         with self._changes.lock:
             return self._store.live_records(kind, self._time(now))
 
-    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
+    async def drop_records(
+        self, kind: RecordKind, keys: Sequence[str], *, now: int | None = None, action: Action | None = None
+    ) -> int:
         with self._changes.lock:
             kept = self._store.records[kind]
-            return sum(kept.pop(key, None) is not None for key in keys)
+            dropped = sum(kept.pop(key, None) is not None for key in keys)
+            if action is not None and dropped:
+                audit.record(self._store, action, 0, self._time(now))
+            return dropped
+
+    # -- messages of a log --
+
+    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> list[bool]:
+        with self._changes.lock:
+            stored = handing_over.hand_over(self._store, jobs, self._time(now))
+            self._changes.post()
+            return stored
+
+    async def handed_over(self, queue: str, first: str, last: str, limit: int) -> list[str]:
+        with self._changes.lock:
+            return handing_over.keys_between(self._store, queue, first, last, limit)
 
     # -- roll-ups --
 
@@ -186,23 +242,84 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
         with self._changes.lock:
             return rollups.read(self._store, begin, end, period, queue, task)
 
+    # -- waits --
+
+    async def count_before(
+        self, job_id: str, queues: Sequence[str] | None, limit: int, *, now: int | None = None
+    ) -> int | None:
+        with self._changes.lock:
+            return waits.count_before(self._store, job_id, queues, limit, self._time(now))
+
+    async def waits_for(self, job_id: str, limit: int) -> builtins.list[str]:
+        with self._changes.lock:
+            return waits.waits_for(self._store, job_id, limit)
+
+    async def begun_at(self, job_id: str) -> int | None:
+        with self._changes.lock:
+            return waits.begun_at(self._store, job_id)
+
+    async def worker_loads(self, *, now: int | None = None) -> dict[str, WorkerLoad]:
+        with self._changes.lock:
+            return waits.worker_loads(self._store, self._time(now))
+
     # -- operators --
 
     async def operate(
-        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> list[OperationResult]:
         with self._changes.lock:
-            answers = operate.operate(self._store, operation, ids, self._time(now))
+            instant = self._time(now)
+            answers = operate.operate(self._store, operation, ids, instant)
+            if action is not None:
+                audit.record_operation(self._store, action, answers, instant)
             self._changes.post()
             return answers
 
-    async def pause(self, queue: str, paused: bool) -> None:
+    async def pause(
+        self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None
+    ) -> None:
         with self._changes.lock:
-            if paused:
-                self._store.paused.add(queue)
-            else:
-                self._store.paused.discard(queue)
+            audit.pause(self._store, queue, paused, action, self._time(now))
             self._changes.post()
+
+    async def hold(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        with self._changes.lock:
+            changed = audit.hold(self._store, kind, name, action, self._time(now))
+            self._changes.post()
+            return changed
+
+    async def release(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        with self._changes.lock:
+            changed = audit.release(self._store, kind, name, action, self._time(now))
+            self._changes.post()
+            return changed
+
+    async def holds(self) -> builtins.list[HoldRecord]:
+        with self._changes.lock:
+            return [hold for _, hold in sorted(self._store.holds.items())]
+
+    async def actions(
+        self, where: ActionFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> ActionPage:
+        with self._changes.lock:
+            return audit.page(self._store, where, cursor, limit)
+
+    async def get_actions(self, ids: Sequence[str]) -> builtins.list[ActionRecord | None]:
+        with self._changes.lock:
+            return [self._store.actions.get(action_id) for action_id in ids]
+
+    async def pauses(self) -> builtins.list[PauseRecord]:
+        with self._changes.lock:
+            return [pause for _, pause in sorted(self._store.paused.items())]
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         with self._changes.lock:
@@ -266,6 +383,10 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
         with self._changes.lock:
             return reads.leases(self._store, self._time(now))
 
+    async def groups(self, where: JobFilter, limit: int) -> builtins.list[GroupRecord]:
+        with self._changes.lock:
+            return groups.groups(self._store, where, limit, self._time(None))
+
     # The last one, because from here on `list` in this class means the verb.
 
     async def list(
@@ -277,4 +398,4 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups):
         now: int | None = None,
     ) -> Page:
         with self._changes.lock:
-            return reads.page(self._store, where, cursor, limit, self._time(now))
+            return reads.page(self._store, where, cursor, limit, self._time(now), self.search_budget)

@@ -18,7 +18,7 @@ def enqueue(store: Store, jobs: Sequence[NewJob], now: int) -> list[Enqueued]:
     batch = resolve_batch(jobs, store.jobs, store.keys)
     refuse_unknown_dependencies(store, batch.fresh, jobs)
     for new in batch.fresh:
-        store.add(_job(store, new, batch.stands_for, now))
+        store.add(new_job(store, new, batch.stands_for, now))
     return [_answer(store.jobs[job_id], existed, now) for job_id, existed in batch.answers]
 
 
@@ -53,7 +53,7 @@ def _answer(job: Job, existed: bool, now: int) -> Enqueued:
     return Enqueued(job.id, existed, at.state, run_at, job.row.enqueued_at)
 
 
-def _job(store: Store, new: NewJob, stands_for: dict[str, str], now: int) -> Job:
+def new_job(store: Store, new: NewJob, stands_for: dict[str, str], now: int) -> Job:
     # A dependency that turned out to exist already under another id means that one.
     depends_on = tuple(stands_for.get(dependency, dependency) for dependency in new.depends_on)
     unmet = frozenset(job_id for job_id in depends_on if not _has_succeeded(store, job_id))
@@ -77,7 +77,7 @@ def insert_dead(
     store: Store, new: NewJob, reason: Reason | None, of: Job, first_number: int, attempts: int, now: int
 ) -> None:
     """A copy of a run that failed for good: dead from the start, with that run's history."""
-    copy = _job(store, new, {}, now)
+    copy = new_job(store, new, {}, now)
     number = of.at.number
     copy.at = finished(copy.at, State.DEAD, reason, now, number=number, attempts=attempts)
     copy.history = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
@@ -20,9 +20,11 @@ from taskharbor.drivers.base import (
     text_size,
     worker_of,
 )
+from taskharbor.drivers.contract.holds import LABELS_MAX
 from taskharbor.drivers.memory.order import Order
 from taskharbor.drivers.memory.store import Job, Lease, Placed, Places, Store
 from taskharbor.records import Delivery
+from taskharbor.rules.aside import label_of, lane_of, queue_of
 from taskharbor.rules.settling import proves_survival
 
 # -- claim ---------------------------------------------------------------------------------------
@@ -31,8 +33,11 @@ from taskharbor.rules.settling import proves_survival
 def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
     lease = store.leases.get(request.token)
     more = False
+    holds = store.hold_labels()
+    labels = _labels_of(store, request, holds)
     if lease is None:  # otherwise this claim is repeated, because its answer was lost
         lease = _new_lease(request, now)
+        _recall(store, request, now)
         chosen, more = _choose(store, request, now)
         for job in chosen:
             store.lease_out(job, lease)
@@ -47,6 +52,8 @@ def claim(store: Store, request: ClaimRequest, now: int) -> Claim:
         suspects_waiting=not request.suspects and _suspects_waiting(store, request, now),
         more=more,
         max_losses=lease.max_losses,
+        aside=labels,
+        holds=holds,
     )
 
 
@@ -98,8 +105,45 @@ def _runnable(store: Store, request: ClaimRequest, now: int) -> Iterator[Job]:
 
 
 def _orders(store: Store, places: Places, request: ClaimRequest) -> Iterator[tuple[int, Order[Placed]]]:
-    asked = places.queues() if request.queues is None else dict.fromkeys(request.queues)
-    return places.orders(queue for queue in asked if queue not in store.paused)
+    return places.orders(_lanes(store, places, request, (None, *dict.fromkeys(request.aside))))
+
+
+def _lanes(
+    store: Store, places: Places, request: ClaimRequest, labels: Iterable[str | None]
+) -> Iterator[str]:
+    """The lanes of these labels in the queues that are served, without those of a hold."""
+    asked = map(queue_of, places.lanes()) if request.queues is None else request.queues
+    queues = [queue for queue in dict.fromkeys(asked) if queue not in store.paused]
+    holds = store.hold_labels()
+    for label in labels:
+        if label not in holds:
+            yield from (lane_of(queue, label) for queue in queues)
+
+
+def _recall(store: Store, request: ClaimRequest, now: int) -> None:
+    """Make jobs due that wait in a place which this worker knows: their delay was for those that do not."""
+    places = store.places(request.suspects)
+    lanes = list(_lanes(store, places, request, dict.fromkeys(request.recall)))
+    ahead = sorted(
+        (-priority, spot) for priority, order in places.orders(lanes) for spot in order.since(after(now))
+    )
+    for _, (_, job_id) in ahead[: max(request.limit, 0)]:
+        job = store.jobs[job_id]
+        store.move(job, replace(job.at, run_at=now))
+
+
+def _labels_of(store: Store, request: ClaimRequest, holds: AbstractSet[str]) -> tuple[str, ...]:
+    """The labels under which jobs stand aside in the queues that are served."""
+    found = {
+        label
+        for places in (store.ordinary, store.suspects)
+        for lane in places.lanes()
+        if (label := label_of(lane)) is not None
+        and label not in holds
+        and (request.queues is None or queue_of(lane) in request.queues)
+        and queue_of(lane) not in store.paused
+    }
+    return tuple(sorted(found)[:LABELS_MAX])
 
 
 def _next_due(store: Store, request: ClaimRequest, now: int) -> int | None:
@@ -146,7 +190,7 @@ def claimed(job: Job) -> Claimed:
 def extend(store: Store, extensions: Sequence[Extension], now: int) -> Heartbeat:
     answers = [_extend(store, one, now) for one in extensions]
     mark_survived(store, {each.token for each in answers if proves_survival(each.answer)}, now)
-    return Heartbeat(now, answers, frozenset(store.paused))
+    return Heartbeat(now, answers, frozenset(store.paused), store.hold_labels())
 
 
 def _extend(store: Store, extension: Extension, now: int) -> Extended:

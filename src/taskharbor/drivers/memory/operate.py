@@ -9,7 +9,6 @@ from itertools import islice
 from taskharbor.drivers.base import (
     NOT_BEGUN,
     OPERATOR,
-    Cancel,
     Delete,
     Operation,
     OperationResult,
@@ -31,7 +30,7 @@ def operate(store: Store, operation: Operation, ids: Sequence[str], now: int) ->
     answers = [_operate(store, operation, job_id, now) for job_id in ids]
     done = sorted(answer.job_id for answer in answers if answer.verdict is OperationVerdict.DONE)
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-    if isinstance(operation, Cancel) and operation.occurrence is None:
+    if rules.ends_dependants(operation):
         cancelled = {job_id: store.cancel_dependants([job_id], now) for job_id in done}
         return with_dependants(answers, cancelled)
     if isinstance(operation, Requeue):

@@ -70,6 +70,10 @@ class Order(Generic[K]):
         """The keys before `bound`, ascending."""
         return islice(self._keys, self._head, bisect_left(self._keys, bound, self._head))
 
+    def since(self, bound: K) -> Iterator[K]:
+        """The keys from `bound` on, ascending."""
+        return islice(self._keys, bisect_left(self._keys, bound, self._head), None)
+
     def descending(self, below: K | None = None) -> Iterator[K]:
         """All the keys, or those before `below`, the greatest first."""
         end = len(self._keys) if below is None else bisect_left(self._keys, below, self._head)

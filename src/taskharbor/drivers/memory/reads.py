@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from taskharbor.drivers.base import LeaseRecord, Page, WorkflowPage, text_size
+from taskharbor.drivers.base import LeaseRecord, Page, Search, SearchBudget, WorkflowPage, text_size
 from taskharbor.drivers.memory.leases import after
 from taskharbor.drivers.memory.order import Order
 from taskharbor.drivers.memory.store import Job, Placed, Store, Workflow
@@ -19,6 +19,7 @@ from taskharbor.records import (
     State,
     WorkflowRecord,
 )
+from taskharbor.rules.filtering import matches
 from taskharbor.rules.lifecycle import TERMINAL
 from taskharbor.rules.standing import Holder, LatestAttempt, job_record
 
@@ -46,27 +47,48 @@ def _latest(job: Job) -> LatestAttempt | None:
         return None
     attempt = next(reversed(job.history.values()))
     row = attempt.record
-    return LatestAttempt(row.status, row.finished_at, row.error, attempt.result)
+    return LatestAttempt(
+        row.status, row.finished_at, row.error, attempt.result, row.fingerprint, row.code_version
+    )
 
 
 def history(job: Job, limit: int) -> list[AttemptRecord]:
     return [attempt.record for attempt in islice(reversed(job.history.values()), limit)]
 
 
-def page(store: Store, where: JobFilter, cursor: str | None, limit: int, now: int) -> Page:
-    candidates = (store.jobs[job_id] for job_id in store.ids.descending(below=cursor))
-    matching = (job for job in candidates if _matches(job, where, now))
-    jobs = [record(job, now) for job in islice(matching, limit)]
-    more = len(jobs) == limit > 0 and next(matching, None) is not None
-    return Page(jobs, jobs[-1].id if more else None)
+def page(
+    store: Store, where: JobFilter, cursor: str | None, limit: int, now: int, budget: SearchBudget
+) -> Page:
+    """Look at the newest jobs until the page is full, and one more matches, or the budget is used up."""
+    search = Search(budget)
+    jobs: list[JobRecord] = []
+    if limit <= 0:
+        return Page(jobs, None)
+    last: Job | None = None
+    for job in _candidates(store, where, cursor):
+        if last is not None and search.is_over:
+            return Page(jobs, last.id, search.examined, None if len(jobs) == limit else last.row.enqueued_at)
+        search.examined += 1
+        last = job
+        if _may_match(job, where) and matches(found := record(job, now), where):
+            if len(jobs) == limit:
+                return Page(jobs, jobs[-1].id, search.examined)
+            jobs.append(found)
+    return Page(jobs, None, search.examined)
 
 
-def _matches(job: Job, where: JobFilter, now: int) -> bool:
+def _candidates(store: Store, where: JobFilter, cursor: str | None) -> Iterator[Job]:
+    if where.ids is None:
+        return (store.jobs[job_id] for job_id in store.ids.descending(below=cursor))
+    known = {job_id for job_id in where.ids if job_id in store.jobs and (cursor is None or job_id < cursor)}
+    return (store.jobs[job_id] for job_id in sorted(known, reverse=True))
+
+
+def _may_match(job: Job, where: JobFilter) -> bool:
+    """What can be said without its record, which takes longer to make."""
     return (
-        (where.state is None or job.standing_at(now).state is where.state)
-        and (where.queue is None or job.row.queue == where.queue)
-        and (where.task is None or job.row.task == where.task)
-        and (where.tag is None or where.tag in job.row.options.tags)
+        where.queue in (None, job.row.queue)
+        and where.task in (None, job.row.task)
         and (where.workflow is None or (job.workflow is not None and job.workflow.id == where.workflow))
     )
 
@@ -140,7 +162,7 @@ def _number_ahead(store: Store, queue: str, now: int) -> int:
 
 def queues(store: Store, now: int) -> list[QueueRecord]:
     busy = {name for name, tally in store.tally.items() if tally[State.READY] or tally[State.RUNNING]}
-    return [_queue(store, name, now) for name in sorted(busy | store.paused)]
+    return [_queue(store, name, now) for name in sorted(busy | store.paused.keys())]
 
 
 def _queue(store: Store, name: str, now: int) -> QueueRecord:
@@ -158,7 +180,7 @@ def _queue(store: Store, name: str, now: int) -> QueueRecord:
 
 def _orders(store: Store, queue: str) -> Iterator[Order[Placed]]:
     for places in (store.ordinary, store.suspects):
-        for _, order in places.orders([queue]):
+        for _, order in places.orders(places.lanes_of(queue)):
             yield order
 
 

@@ -122,6 +122,8 @@ def _record(job: Job, t: Transition, move: rules.Move, now: int, lease: Lease) -
         detail=t.detail,
         worker_survived=rules.worker_survived(t, lease.worker_survived),
         retry_delay=rules.retry_delay(t, move),
+        fingerprint=t.fingerprint,
+        code_version=t.code_version,
     )
     origin = rules.collected_from(t, lease.token, lease.claimed_as)
     job.history[t.number] = Attempt(t.token, record, t.result, origin)

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from taskharbor.drivers.contract.audit import ActionRecord, PauseRecord
+from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Figures, Rollup
 from taskharbor.drivers.memory.order import Order
 from taskharbor.records import AttemptRecord, Progress, Reason, State, StepRecord
+from taskharbor.rules.aside import hold_label, label_of, lane_of, queue_of
 from taskharbor.rules.lifecycle import LEGAL, TERMINAL
 from taskharbor.rules.operating import Change, new_run
 from taskharbor.rules.rollups import Key
@@ -87,6 +90,10 @@ class Job(Struct, eq=False):
         return self.at
 
     @property
+    def lane(self) -> str:
+        return lane_of(self.row.queue, self.at.aside)
+
+    @property
     def spot(self) -> Placed:
         return (self.at.run_at, self.row.id)
 
@@ -100,30 +107,40 @@ class Workflow(Struct, eq=False):
 
 
 class Places:
-    """The runnable jobs of one kind (suspects or not), by queue and priority, each in the order of time."""
+    """The runnable jobs of one kind (suspects or not), by lane and priority, each in the order of time.
+
+    The lane of an ordinary job has the name of its queue; see `rules.aside` for the others.
+    """
 
     def __init__(self) -> None:
         self._orders: dict[str, dict[int, Order[Placed]]] = defaultdict(dict)
 
     def add(self, job: Job) -> None:
-        self._orders[job.row.queue].setdefault(job.row.priority, Order()).add(job.spot)
+        self._orders[job.lane].setdefault(job.row.priority, Order()).add(job.spot)
 
     def remove(self, job: Job) -> None:
-        by_priority = self._orders[job.row.queue]
+        by_priority = self._orders[job.lane]
         order = by_priority[job.row.priority]
         order.remove(job.spot)
         if not order:  # empty ones go, so that a claim looks only where there is something
             del by_priority[job.row.priority]
             if not by_priority:
-                del self._orders[job.row.queue]
+                del self._orders[job.lane]
 
-    def queues(self) -> Iterable[str]:
+    def queues(self) -> list[str]:
+        """The queues of ordinary jobs."""
+        return [lane for lane in self._orders if label_of(lane) is None]
+
+    def lanes(self) -> Iterable[str]:
         return self._orders.keys()
 
-    def orders(self, queues: Iterable[str]) -> Iterator[tuple[int, Order[Placed]]]:
-        """Every (priority, order) of these queues."""
-        for queue in queues:
-            yield from self._orders.get(queue, {}).items()
+    def lanes_of(self, queue: str) -> list[str]:
+        return [lane for lane in self._orders if queue_of(lane) == queue]
+
+    def orders(self, lanes: Iterable[str]) -> Iterator[tuple[int, Order[Placed]]]:
+        """Every (priority, order) of these lanes."""
+        for lane in lanes:
+            yield from self._orders.get(lane, {}).items()
 
 
 class Store:
@@ -138,7 +155,9 @@ class Store:
         self.workflow_keys: dict[str, str] = {}
         self.leases: dict[str, Lease] = {}
         self.cancel_requests = 0  # how many there have been
-        self.paused: set[str] = set()
+        self.holds: dict[tuple[HoldKind, str], HoldRecord] = {}  # by kind and name
+        self.paused: dict[str, PauseRecord] = {}  # by queue
+        self.actions: dict[str, ActionRecord] = {}  # by id, the oldest first
         self.records: dict[RecordKind, dict[str, Record]] = {kind: {} for kind in RecordKind}  # by key
         self.appended_rollups: list[Rollup] = []
         self.folded_rollups: dict[Key, Figures] = {}
@@ -191,6 +210,9 @@ class Store:
         """The records of this kind that have not expired, by key."""
         kept = (record for _, record in sorted(self.records[kind].items()))
         return [record for record in kept if record.expires_at is None or record.expires_at > now]
+
+    def hold_labels(self) -> frozenset[str]:
+        return frozenset(hold_label(kind, name) for kind, name in self.holds)
 
     # -- dependants that end with a job, and begin again with it --
 

@@ -13,6 +13,10 @@ from typing import Any, TypeVar
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
+    Action,
+    ActionFilter,
+    ActionPage,
+    ActionRecord,
     AlikeJobs,
     Cancel,
     CancelRequests,
@@ -25,12 +29,14 @@ from taskharbor.drivers.base import (
     ExpiredLease,
     Extension,
     Heartbeat,
+    JobCount,
     LeaseRecord,
     Note,
     Operation,
     OperationResult,
     OperationVerdict,
     Page,
+    PauseRecord,
     SettleAnswer,
     SettleResult,
     Transition,
@@ -41,11 +47,30 @@ from taskharbor.drivers.base import (
     settle_pieces,
 )
 from taskharbor.drivers.callers import PostgresCaller, caller_of
-from taskharbor.drivers.capabilities import Records, Rollups, Steps, Transactions, Upkeep, Workflows
+from taskharbor.drivers.capabilities import (
+    Audit,
+    Groups,
+    HandOver,
+    Holds,
+    Records,
+    Rollups,
+    Steps,
+    Transactions,
+    Upkeep,
+    Waits,
+    Workflows,
+)
+from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
+from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.drivers.postgres import (
+    aside,
+    audit,
+    endings,
     enqueue,
+    handing_over,
     health,
     leases,
     operate,
@@ -53,8 +78,10 @@ from taskharbor.drivers.postgres import (
     roles,
     rollups,
     schema,
+    search,
     settle,
     sql,
+    waits,
     workflows,
 )
 from taskharbor.drivers.postgres.address import CONNECTIONS, address_of, checked_connections, read_url
@@ -74,6 +101,7 @@ from taskharbor.drivers.postgres.explain import Contended
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import (
     AttemptRecord,
+    GroupRecord,
     JobFilter,
     JobRecord,
     MemberResult,
@@ -96,7 +124,9 @@ OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
 
-class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transactions):
+class PostgresDriver(
+    Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Groups, Holds, HandOver, Transactions
+):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
     The server's clock decides about everything, unless a `clock` is given, as tests do. `listen=False` is for a
@@ -401,6 +431,12 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transac
             return await session.get(ids, self._time(now))
         return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
+    async def count(
+        self, where: JobFilter, *, cursor: str | None = None, limit: int = 10_000, now: int | None = None
+    ) -> JobCount:
+        budget = self.search_budget
+        return await self._run(Lane.REST, lambda s: search.count_jobs(s, where, cursor, limit, budget), now)
+
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
         return await self._run(Lane.REST, lambda s: reads.counts(s, queue, self._counted), now)
 
@@ -433,18 +469,35 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transac
     # -- records --
 
     async def put_records(
-        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+        self,
+        kind: RecordKind,
+        about: Mapping[str, str],
+        lasts: int | None,
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> None:
-        keys, texts = list(about), list(about.values())
-        await self._run(Lane.REST, lambda s: s.do(f"put_{kind}", keys, texts, lasts, s.given_now), now)
+        run = self._run if action is None else self._transact
+        await run(Lane.REST, lambda s: audit.put_records(s, kind, about, lasts, action), now)
 
     async def records(self, kind: RecordKind, *, now: int | None = None) -> list[Record]:
         rows = await self._run(Lane.REST, lambda s: s.rows(f"read_{kind}", s.given_now), now)
         return [Record(*row) for row in rows]
 
-    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
-        dropped: int = await self._run(Lane.REST, lambda s: s.value(f"drop_{kind}", list(keys)))
-        return dropped
+    async def drop_records(
+        self, kind: RecordKind, keys: Sequence[str], *, now: int | None = None, action: Action | None = None
+    ) -> int:
+        return await self._transact(Lane.REST, lambda s: audit.drop_records(s, kind, keys, action), now)
+
+    # -- messages of a log --
+
+    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> builtins.list[bool]:
+        stored = await self._transact(Lane.REST, lambda s: handing_over.hand_over(s, jobs), now)
+        self._changes.tell(urgent=True)
+        return stored
+
+    async def handed_over(self, queue: str, first: str, last: str, limit: int) -> builtins.list[str]:
+        return await self._run(Lane.REST, lambda s: handing_over.keys_between(s, queue, first, last, limit))
 
     # -- roll-ups --
 
@@ -459,15 +512,38 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transac
     ) -> list[Rollup]:
         return await self._run(Lane.REST, lambda s: rollups.read(s, begin, end, period, queue, task))
 
+    # -- waits --
+
+    async def count_before(
+        self, job_id: str, queues: Sequence[str] | None, limit: int, *, now: int | None = None
+    ) -> int | None:
+        return await self._run(
+            Lane.REST, lambda s: waits.count_before(s, job_id, queues, limit), now, prompt=True
+        )
+
+    async def waits_for(self, job_id: str, limit: int) -> builtins.list[str]:
+        return await self._run(Lane.REST, lambda s: waits.waits_for(s, job_id, limit), prompt=True)
+
+    async def begun_at(self, job_id: str) -> int | None:
+        return await self._run(Lane.REST, lambda s: waits.begun_at(s, job_id), prompt=True)
+
+    async def worker_loads(self, *, now: int | None = None) -> dict[str, WorkerLoad]:
+        return await self._run(Lane.REST, waits.worker_loads, now, prompt=True)
+
     # -- operators --
 
     async def operate(
-        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> list[OperationResult]:
         answers: dict[int, OperationResult] = {}
         size = CANCELLED_AT_ONCE if isinstance(operation, Cancel) else OPERATED_AT_ONCE
         for chunk in operate.rounds(operation, ids, size):
-            await self._operate(operation, ids, chunk, answers, now)
+            await self._operate(operation, ids, chunk, answers, now, action)
         if ids:
             self._counted.forget()
             requested = any(answer.verdict is OperationVerdict.REQUESTED for answer in answers.values())
@@ -481,12 +557,15 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transac
         chunk: list[int],
         answers: dict[int, OperationResult],
         now: int | None,
+        action: Action | None,
     ) -> None:
         """Until each has an answer: one that moved while we looked is looked for again, in a new transaction."""
         left = chunk
         for _ in range(OPERATE_ROUNDS_MAX):
             wanted = [ids[position] for position in left]
-            done = await self._transact(Lane.REST, lambda s, w=wanted: operate.operate(s, operation, w), now)  # type: ignore[misc]
+            done = await self._transact(
+                Lane.REST, partial(operate.operate, operation=operation, ids=wanted, action=action), now
+            )
             answers.update({position: done[ids[position]] for position in left if ids[position] in done})
             left = [position for position in left if position not in answers]
             if not left:
@@ -500,9 +579,39 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transac
             f"{counted(len(left), 'job')} moved faster than {they} could be changed; try again"
         )
 
-    async def pause(self, queue: str, paused: bool) -> None:
-        await self._run(Lane.REST, lambda s: s.do("pause" if paused else "resume", queue))
+    async def pause(
+        self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None
+    ) -> None:
+        await self._transact(Lane.REST, lambda s: audit.pause(s, queue, paused, action), now)
         self._changes.tell(urgent=True)
+
+    async def hold(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        changed = await self._transact(Lane.REST, lambda s: aside.hold(s, kind, name, action), now)
+        self._changes.tell(urgent=True)
+        return changed
+
+    async def release(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        changed = await self._transact(Lane.REST, lambda s: aside.release(s, kind, name, action), now)
+        self._changes.tell(urgent=True)
+        return changed
+
+    async def holds(self) -> builtins.list[HoldRecord]:
+        return await self._run(Lane.REST, aside.holds)
+
+    async def actions(
+        self, where: ActionFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> ActionPage:
+        return await self._run(Lane.REST, lambda s: audit.page(s, where, cursor, limit))
+
+    async def get_actions(self, ids: Sequence[str]) -> builtins.list[ActionRecord | None]:
+        return await self._run(Lane.REST, lambda s: audit.get(s, ids), prompt=True)
+
+    async def pauses(self) -> builtins.list[PauseRecord]:
+        return await self._run(Lane.REST, audit.pauses)
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         overdue, at = await self._run(Lane.REST, lambda s: operate.overdue(s, limit), now, prompt=True)
@@ -550,12 +659,16 @@ class PostgresDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transac
             self._identity = run_on_loop_thread(asked) if in_sync_call() else await asked
         return self._identity
 
+    async def groups(self, where: JobFilter, limit: int) -> builtins.list[GroupRecord]:
+        return await self._run(Lane.REST, lambda s: endings.groups(s, where, limit))
+
     # The last one, because from here on `list` in this class means the verb.
 
     async def list(
         self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None
     ) -> Page:
-        return await self._run(Lane.REST, lambda s: reads.list_jobs(s, where, cursor, limit), now)
+        budget = self.search_budget
+        return await self._run(Lane.REST, lambda s: search.list_jobs(s, where, cursor, limit, budget), now)
 
 
 async def _nothing(session: Session) -> None:

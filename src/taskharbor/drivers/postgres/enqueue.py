@@ -313,9 +313,10 @@ async def _place(session: Session, batch: ResolvedBatch, members: dict[str, Foun
     return {job.id for job in waiting}
 
 
-async def insert_dead(session: Session, jobs: Sequence[NewJob], now: int) -> set[str]:
-    """The jobs rows of those that are dead from the start; the ids that are new. The rest is the settle's."""
-    stored = await _store_jobs(session, [(job, now) for job in jobs], now)
+async def insert_rows_alone(session: Session, jobs: Sequence[NewJob], now: int) -> set[str]:
+    """The rows of jobs whose places the caller writes; the ids that are new."""
+    ordered = _in_lock_order(jobs)
+    stored = await _store_jobs(session, [(job, first_run_at(job, now)) for job in ordered], now)
     tags = sorted({(tag, job.id) for job in jobs if job.id in stored for tag in job.options.tags})
     if tags:
         await session.do("insert_tags", *columns(tags))

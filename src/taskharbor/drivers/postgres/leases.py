@@ -21,6 +21,7 @@ from taskharbor.drivers.base import (
     worker_of,
 )
 from taskharbor.drivers.postgres import claim_hints, instants
+from taskharbor.drivers.postgres.aside import hold_labels
 from taskharbor.drivers.postgres.claim_hints import SearchPlan, SearchReport
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.places import is_id
@@ -43,6 +44,7 @@ async def claim(
         request.suspects, request.supervised, session.given_now, look.trail, look.search,
         claim_hints.FAR, claim_hints.LATE,
         request.bytes_limit, request.max_losses, look.many,
+        list(request.aside) or None, list(request.recall) or None,
     )  # fmt: skip
     now, expires_at, next_due, suspects_waiting, repeated, trail, searched, more, aside, many, *_ = rows[-1]
     if repeated:
@@ -61,7 +63,7 @@ async def claim(
         jobs = [job for job in jobs if job.id not in nobodys]
     claim = Claim(
         now, expires_at, jobs, next_due, suspects_waiting, more=more, unreadable=tuple(aside),
-        max_losses=request.max_losses,
+        max_losses=request.max_losses, aside=tuple(rows[-1]["labels"]), holds=frozenset(rows[-1]["holds"]),
     )  # fmt: skip
     return claim, SearchReport(trail, searched, many)
 
@@ -70,7 +72,7 @@ def _jobs_in(row: asyncpg.Record) -> list[Claimed] | None:
     """Make the jobs of a row of a claim's answer; None if a text holds the separator."""
     (
         taken, ids, tasks, payloads, queue, queues, priority, priorities, numbers, attempts, first_numbers, run_ats,
-        enqueued_ats, due_ats, expires_ats, deliveries, options, versions, metas, _,
+        enqueued_ats, due_ats, expires_ats, deliveries, options, versions, metas, *_,
     ) = row[10:]  # fmt: skip
     each_id, each_task, each_payload = _split(ids, taken), _split(tasks, taken), _split(payloads, taken)
     if len(each_task) != taken or len(each_payload) != taken:
@@ -167,7 +169,9 @@ async def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat
     if marked:
         await _mark_at_most_once(session, marked)
     paused = frozenset(row["queue"] for row in await session.rows("paused_queues"))
-    return Heartbeat(rows[0]["now"] if rows else await session.now(), answers, paused)
+    return Heartbeat(
+        rows[0]["now"] if rows else await session.now(), answers, paused, await hold_labels(session)
+    )
 
 
 async def cancel_requests(session: Session, tokens: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.places import Found
 from taskharbor.records import State
+from taskharbor.rules.aside import lane_of
 from taskharbor.rules.operating import Change
 from taskharbor.rules.standing import Standing
 
@@ -66,7 +67,9 @@ async def _leave(session: Session, changes: dict[str, tuple[Found, Change]]) -> 
         elif at.state is State.WAITING:
             places["waiting"].append((job_id,))
         else:
-            places["ready"].append((at.suspect, job.queue, -job.priority, at.run_at, job_id))
+            places["ready"].append(
+                (at.suspect, lane_of(job.queue, at.aside), -job.priority, at.run_at, job_id)
+            )
     if strays:
         await session.do("take_strays", strays)
     for name, statement in _LEAVING.items():
@@ -149,6 +152,7 @@ async def _enter(session: Session, going: Sequence[tuple[Found, Change]], now: i
 def ready_row(job_id: str, to: Standing) -> Row:
     return (
         job_id, to.run_at, to.number, to.attempts, to.first_number, to.due_at, to.begin_by, to.delivery, to.suspect,
+        to.aside,
     )  # fmt: skip
 
 

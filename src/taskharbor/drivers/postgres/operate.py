@@ -14,7 +14,9 @@ from msgspec import UNSET
 from taskharbor.drivers.base import (
     NOT_BEGUN,
     OPERATOR,
+    Action,
     Cancel,
+    DeadLetter,
     Delete,
     Discard,
     Operation,
@@ -24,7 +26,7 @@ from taskharbor.drivers.base import (
     Update,
     with_dependants,
 )
-from taskharbor.drivers.postgres import moving, places, workflows
+from taskharbor.drivers.postgres import audit, moving, places, workflows
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.moving import add_tallies
@@ -54,9 +56,14 @@ def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int
     return chunks
 
 
-async def operate(session: Session, operation: Operation, ids: Sequence[str]) -> dict[str, OperationResult]:
+async def operate(
+    session: Session, operation: Operation, ids: Sequence[str], action: Action | None = None
+) -> dict[str, OperationResult]:
     """Inside a transaction, to distinct ids; the ones that moved while we looked are missing from the answer."""
-    return await _Operating(session, operation).operate(ids)
+    answers = await _Operating(session, operation).operate(ids)
+    if action is not None:
+        await audit.record_operation(session, action, answers.values())
+    return answers
 
 
 class _Operating:
@@ -114,6 +121,9 @@ class _Operating:
         if isinstance(self._operation, Requeue):
             # When all that was asked for has been done: what is named has what was asked, not what follows.
             await workflows.restore_dependants(session, _done(answers), self._now)
+        if isinstance(self._operation, DeadLetter):
+            cancelled = await workflows.cancel_dependants_of(session, _done(answers), self._now)
+            return {answer.job_id: answer for answer in with_dependants(answers.values(), cancelled)}
         return answers
 
     async def _move(self, changes: dict[str, tuple[Found, rules.Change]]) -> set[str]:

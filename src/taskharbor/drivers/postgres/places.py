@@ -91,6 +91,7 @@ def _stored(row: asyncpg.Record, read: Reading) -> StoredJob:
         row["version"],
         unreadable,
         read.meta(row["meta"]),
+        row["action_id"],
     )
 
 
@@ -125,6 +126,7 @@ def _standing(row: asyncpg.Record, read: Reading) -> Standing | None:
             read.optional_instant("ready.expires_at", row["ready_expires_at"]),
             read.one_of("ready.delivery", row["ready_delivery"], DELIVERIES),
             row["suspect"],
+            aside=row["aside"],
         )
     if row["waiting_number"] is not None:
         return Standing(
@@ -160,6 +162,8 @@ def record(found: Found) -> JobRecord:
             read.instant("attempts.finished_at", row["latest_finished_at"]),
             row["error"],
             row["result"],
+            row["fingerprint"],
+            row["code_version"],
         )
     if found.token is not None:
         expires_at = row["lease_expires_at"]
@@ -170,7 +174,9 @@ def record(found: Found) -> JobRecord:
         latest=latest,
         holder=holder,
         depends_on=tuple(row["depends_on"] or ()),
-        progress=None if row["fraction"] is None else Progress(row["fraction"], row["message"]),
+        progress=None
+        if row["fraction"] is None
+        else Progress(row["fraction"], row["message"], row["progress_value"]),
         unreadable=read.unreadable(row["ended_raw"]),
     )
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from taskharbor.drivers.base import LeaseRecord, Page
+from taskharbor.drivers.base import LeaseRecord
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.stored import STATES, Reading, attempt_of
-from taskharbor.records import AttemptRecord, JobFilter, JobRecord, QueueRecord, State, StepRecord
+from taskharbor.records import AttemptRecord, JobRecord, QueueRecord, State, StepRecord
 
-# Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
-SCAN_MAX = 5_000
-CHUNK_MIN, CHUNK_MAX = 20, 500
 KEPT_FROM = 50_000  # jobs: counting them takes some 15 ms
 KEPT_SECONDS = 1.0
 
@@ -27,65 +24,6 @@ _decode_running = msgspec.json.Decoder(dict[str, int]).decode
 async def get(session: Session, ids: Sequence[str]) -> list[JobRecord | None]:
     found = await places.find(session, ids)
     return [places.record(found[job_id]) if job_id in found else None for job_id in ids]
-
-
-async def list_jobs(session: Session, where: JobFilter, cursor: str | None, limit: int) -> Page:
-    """Newest first, from the narrowest place that holds what is asked for."""
-    jobs: list[JobRecord] = []
-    scanned = 0
-    if limit <= 0 or (cursor is not None and not places.is_id(cursor)):
-        return Page(jobs, None)
-    async for chunk in _candidates(session, where, cursor, min(max(limit + 1, CHUNK_MIN), CHUNK_MAX)):
-        found = await places.find(session, chunk)
-        for job_id in chunk:
-            record = places.record(found[job_id]) if job_id in found else None
-            if record is not None and _matches(record, where):
-                if len(jobs) == limit:
-                    return Page(jobs, jobs[-1].id)
-                jobs.append(record)
-        scanned += len(chunk)
-        if scanned >= SCAN_MAX:
-            return Page(jobs, chunk[-1])
-    return Page(jobs, None)
-
-
-async def _candidates(
-    session: Session, where: JobFilter, before: str | None, size: int
-) -> AsyncIterator[list[str]]:
-    statement, arguments = _source(session, where)
-    fetched = SCAN_MAX if where.state in (State.READY, State.SCHEDULED) else size  # there, each is a scan
-    while True:
-        ids = [row["id"] for row in await session.rows(statement, before, fetched, *arguments)]
-        for start in range(0, len(ids), size):
-            yield ids[start : start + size]
-        if len(ids) < fetched:
-            return
-        before = ids[-1]
-
-
-def _source(session: Session, where: JobFilter) -> tuple[str, tuple[object, ...]]:
-    if where.workflow is not None:
-        return "ids_in_workflow", (where.workflow,)
-    if where.tag is not None:
-        return "ids_by_tag", (where.tag,)
-    match where.state:
-        case State.DEAD | State.CANCELLED as state:
-            return "ids_ended", (state,)
-        case State.READY | State.SCHEDULED as state:
-            return f"ids_{state}", (session.given_now, where.queue)
-        case State.WAITING | State.RUNNING as state:
-            return f"ids_{state}", ()
-        case _:
-            return "ids", ()
-
-
-def _matches(record: JobRecord, where: JobFilter) -> bool:
-    return (
-        where.state in (None, record.state)
-        and where.queue in (None, record.queue)
-        and where.task in (None, record.task)
-        and (where.tag is None or where.tag in record.options.tags)
-    )  # and of the workflow, which is where the candidates come from
 
 
 async def counts(session: Session, queue: str | None, known: Counted) -> dict[State, int]:

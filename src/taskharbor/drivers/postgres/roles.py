@@ -51,7 +51,11 @@ _TABLES: dict[str, dict[Role, str]] = {
     "progress": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SD"},
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
+    "holds": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
     "workflows": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
+    # Only a function of the owner writes it: who acts may add to the audit, and not rewrite it.
+    "actions": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "S"},
+    "actions_number_seq": dict.fromkeys(Role, ""),
     "tallies": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     # A server reads them; it enqueues and operates, and so needs the rights of a producer and of an admin.
     "tokens": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "SIUD"},
@@ -68,6 +72,10 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
     "take_unlocked": frozenset({Role.WORKER}),
     "is_claimable": frozenset({Role.WORKER}),
     "set_aside": frozenset({Role.WORKER}),
+    "lanes_aside": frozenset({Role.WORKER}),
+    "recall": frozenset({Role.WORKER}),
+    "ending": frozenset({Role.WORKER, Role.ADMIN}),
+    "kind_fingerprint": frozenset({Role.WORKER, Role.ADMIN}),
     "settle_and_release": frozenset({Role.WORKER}),
     "old_successes": frozenset({Role.WORKER, Role.ADMIN}),
     "release_dependants": frozenset({Role.WORKER}),
@@ -79,6 +87,7 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
     "cancel_dependants": frozenset({Role.WORKER, Role.ADMIN}),
     "cancel_waiting": frozenset({Role.WORKER, Role.ADMIN}),
     "restore_dependants": frozenset({Role.WORKER, Role.ADMIN}),
+    "record_action": frozenset({Role.WORKER, Role.ADMIN}),
     **dict.fromkeys(
         (
             "hold_members",

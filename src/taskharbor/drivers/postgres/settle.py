@@ -22,7 +22,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.postgres import workflows
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_dead, store_rows
+from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_rows_alone, store_rows
 from taskharbor.drivers.postgres.moving import add_tallies, ended_row, ready_row
 from taskharbor.drivers.postgres.places import is_id
 from taskharbor.records import AttemptStatus, Delivery, NewJob, State
@@ -391,6 +391,7 @@ class _Settling:
             (
                 t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at, to.next_at,
                 t.result, t.error, t.traceback, t.detail, t.worker_survived, rules.retry_delay(t, move),
+                t.fingerprint, t.code_version, to.aside,
             )
         )  # fmt: skip
         self._inserts += move.inserts
@@ -416,7 +417,7 @@ class _Settling:
         if not self._attempts:
             return
         self._attempts.sort(key=lambda row: (row[0], row[1]))
-        await store_rows(session, "insert_attempts", self._attempts, _attempt_size, self._now)
+        await store_rows(session, "insert_attempts", self._attempts, attempt_size, self._now)
         if self._rearmed:
             await session.do("delete_steps", self._rearmed)
             await session.do("delete_progress", self._rearmed)
@@ -444,7 +445,9 @@ class _Settling:
 
     async def _leave_dead_letters(self) -> None:
         """Copies of the runs that have just ended, dead from the start."""
-        stored = await insert_dead(self._session, [copy for _, _, copy in self._dead_letters], self._now)
+        stored = await insert_rows_alone(
+            self._session, [copy for _, _, copy in self._dead_letters], self._now
+        )
         runs: list[tuple[object, ...]] = []
         for t, first_number, copy in self._dead_letters:
             if copy.id in stored:
@@ -461,7 +464,7 @@ class _Settling:
         await self._session.do("delete_closed", tokens)
 
 
-def _attempt_size(row: tuple[object, ...]) -> int:
+def attempt_size(row: tuple[object, ...]) -> int:
     """Of its result, error, traceback and detail."""
     return sum(text_size(text) for text in row[9:13] if isinstance(text, str))
 
@@ -481,7 +484,7 @@ async def note(session: Session, notes: Sequence[Note]) -> list[SettleAnswer]:
             continue
         answers.append(SettleAnswer.DONE)
         if isinstance(n, ProgressNote):
-            progress[n.job_id] = (n.job_id, n.progress.fraction, n.progress.message)
+            progress[n.job_id] = (n.job_id, n.progress.fraction, n.progress.message, n.progress.value_json)
         else:
             steps.setdefault((n.job_id, n.name), (n.job_id, n.name, n.result, n.number))
     if progress:

@@ -10,6 +10,10 @@ from typing import Any
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.base import (
+    Action,
+    ActionFilter,
+    ActionPage,
+    ActionRecord,
     CancelRequests,
     Check,
     Claim,
@@ -19,23 +23,44 @@ from taskharbor.drivers.base import (
     ExpiredLease,
     Extension,
     Heartbeat,
+    JobCount,
     LeaseRecord,
     Note,
     Operation,
     OperationResult,
     Page,
+    PauseRecord,
     SettleAnswer,
     SettleResult,
     Transition,
     WorkflowEnqueued,
     WorkflowPage,
 )
-from taskharbor.drivers.capabilities import Records, Rollups, Steps, Transactions, Upkeep, Workflows
+from taskharbor.drivers.capabilities import (
+    Audit,
+    Groups,
+    HandOver,
+    Holds,
+    Records,
+    Rollups,
+    Steps,
+    Transactions,
+    Upkeep,
+    Waits,
+    Workflows,
+)
+from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
+from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.drivers.sqlite import (
+    aside,
+    audit,
     changes,
+    endings,
     enqueue,
+    handing_over,
     leases,
     operate,
     places,
@@ -43,7 +68,9 @@ from taskharbor.drivers.sqlite import (
     records,
     rollups,
     schema,
+    search,
     settle,
+    waits,
     workflows,
 )
 from taskharbor.drivers.sqlite.caller_session import CallerSession
@@ -52,6 +79,7 @@ from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.records import (
     AttemptRecord,
+    GroupRecord,
     JobFilter,
     JobRecord,
     MemberResult,
@@ -64,7 +92,9 @@ from taskharbor.records import (
 )
 
 
-class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transactions):
+class SQLiteDriver(
+    Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Groups, Holds, HandOver, Transactions
+):
     """Jobs in one SQLite file, for any number of processes on one machine.
 
     `synchronous` is SQLite's own setting: FULL (the default) makes every accepted job survive a power
@@ -156,6 +186,13 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transacti
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
         return await self._reader().read(lambda s: [places.record(s, job_id) for job_id in ids], now)
 
+    async def count(
+        self, where: JobFilter, *, cursor: str | None = None, limit: int = 10_000, now: int | None = None
+    ) -> JobCount:
+        return await self._engine.read(
+            lambda s: search.count_jobs(s, where, cursor, limit, self.search_budget), now
+        )
+
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
         return await self._engine.read(lambda s: reads.counts(s, queue), now)
 
@@ -185,17 +222,31 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transacti
     # -- records --
 
     async def put_records(
-        self, kind: RecordKind, about: Mapping[str, str], lasts: int | None, *, now: int | None = None
+        self,
+        kind: RecordKind,
+        about: Mapping[str, str],
+        lasts: int | None,
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> None:
-        await self._engine.write(lambda s: records.put(s, kind, about, lasts), now)
+        await self._engine.write(lambda s: records.put(s, kind, about, lasts, action), now)
 
     async def records(self, kind: RecordKind, *, now: int | None = None) -> list[Record]:
         return await self._engine.read(lambda s: records.read(s, kind), now)
 
-    async def drop_records(self, kind: RecordKind, keys: Sequence[str]) -> int:
-        return await self._engine.write(lambda s: records.drop(s, kind, keys))
+    async def drop_records(
+        self, kind: RecordKind, keys: Sequence[str], *, now: int | None = None, action: Action | None = None
+    ) -> int:
+        return await self._engine.write(lambda s: records.drop(s, kind, keys, action), now)
 
     # -- roll-ups --
+
+    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> builtins.list[bool]:
+        return await self._engine.write(lambda s: handing_over.hand_over(s, jobs), now)
+
+    async def handed_over(self, queue: str, first: str, last: str, limit: int) -> builtins.list[str]:
+        return await self._engine.read(lambda s: handing_over.keys_between(s, queue, first, last, limit))
 
     async def append_rollups(self, rows: Sequence[Rollup]) -> None:
         await self._engine.write(lambda s: rollups.append(s, rows))
@@ -208,15 +259,62 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transacti
     ) -> list[Rollup]:
         return await self._engine.read(lambda s: rollups.read(s, begin, end, period, queue, task))
 
+    # -- waits --
+
+    async def count_before(
+        self, job_id: str, queues: Sequence[str] | None, limit: int, *, now: int | None = None
+    ) -> int | None:
+        return await self._engine.read(lambda s: waits.count_before(s, job_id, queues, limit), now)
+
+    async def waits_for(self, job_id: str, limit: int) -> builtins.list[str]:
+        return await self._engine.read(lambda s: waits.waits_for(s, job_id, limit))
+
+    async def begun_at(self, job_id: str) -> int | None:
+        return await self._engine.read(lambda s: waits.begun_at(s, job_id))
+
+    async def worker_loads(self, *, now: int | None = None) -> dict[str, WorkerLoad]:
+        return await self._engine.read(waits.worker_loads, now)
+
     # -- operators --
 
     async def operate(
-        self, operation: Operation, ids: Sequence[str], *, now: int | None = None
+        self,
+        operation: Operation,
+        ids: Sequence[str],
+        *,
+        now: int | None = None,
+        action: Action | None = None,
     ) -> list[OperationResult]:
-        return await self._engine.write(lambda s: operate.operate(s, operation, ids), now)
+        return await self._engine.write(lambda s: _operate(s, operation, ids, action), now)
 
-    async def pause(self, queue: str, paused: bool) -> None:
-        await self._engine.write(lambda s: operate.pause(s, queue, paused))
+    async def pause(
+        self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None
+    ) -> None:
+        await self._engine.write(lambda s: audit.pause(s, queue, paused, action), now)
+
+    async def actions(
+        self, where: ActionFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> ActionPage:
+        return await self._engine.read(lambda s: audit.page(s, where, cursor, limit))
+
+    async def get_actions(self, ids: Sequence[str]) -> builtins.list[ActionRecord | None]:
+        return await self._engine.read(lambda s: audit.get(s, ids))
+
+    async def pauses(self) -> builtins.list[PauseRecord]:
+        return await self._engine.read(audit.pauses)
+
+    async def hold(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        return await self._engine.write(lambda s: aside.hold(s, kind, name, action), now)
+
+    async def release(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        return await self._engine.write(lambda s: aside.release(s, kind, name, action), now)
+
+    async def holds(self) -> builtins.list[HoldRecord]:
+        return await self._engine.read(aside.holds)
 
     async def expire(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         return await self._engine.write(lambda s: operate.expire(s, limit), now)
@@ -251,12 +349,26 @@ class SQLiteDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Transacti
         session = self._caller_session.get()
         return session if session is not None and session.can_read() else self._engine
 
+    async def groups(self, where: JobFilter, limit: int) -> builtins.list[GroupRecord]:
+        return await self._engine.read(lambda s: endings.groups(s, where, limit))
+
     # The last one, because from here on `list` in this class means the verb.
 
     async def list(
         self, where: JobFilter, *, cursor: str | None = None, limit: int = 100, now: int | None = None
     ) -> Page:
-        return await self._engine.read(lambda s: reads.list_jobs(s, where, cursor, limit), now)
+        return await self._engine.read(
+            lambda s: search.list_jobs(s, where, cursor, limit, self.search_budget), now
+        )
+
+
+def _operate(
+    session: Session, operation: Operation, ids: Sequence[str], action: Action | None
+) -> list[OperationResult]:
+    answers = operate.operate(session, operation, ids)
+    if action is not None:
+        audit.record_operation(session, action, answers)
+    return answers
 
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:

@@ -147,8 +147,8 @@ def _place(
     return answer
 
 
-def store_dead(session: Session, job: NewJob) -> bool:
-    """Store the row of a job that is dead from the start; True if it is new. The settle writes the rest."""
+def store_row_alone(session: Session, job: NewJob) -> bool:
+    """Store the row of a job whose place the caller writes; True if it is new."""
     return _store_job(session, job) is not None
 
 

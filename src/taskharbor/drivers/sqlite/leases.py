@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
     Claim,
@@ -25,10 +26,13 @@ from taskharbor.drivers.base import (
     text_size,
     worker_of,
 )
+from taskharbor.drivers.sqlite import endings
+from taskharbor.drivers.sqlite.aside import hold_labels, labels_of, lanes_of, open_lanes, recall
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, FIRST_NUMBER_MAX, Reading, as_told, is_text
-from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, State
+from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Reason, State
+from taskharbor.rules.aside import queue_of
 from taskharbor.rules.settling import proves_survival
 from taskharbor.rules.standing import Standing
 
@@ -289,15 +293,21 @@ def strike(session: Session, job_ids: set[str]) -> None:
 
 
 def claim(session: Session, request: ClaimRequest) -> Claim:
-    aside: list[str] = []
-    queues = _served_queues(session, request, aside)
+    aside: list[str] = []  # what could not be read
+    queues, beside = _served_queues(session, request, aside)
+    holds = hold_labels(session)
+    lanes = open_lanes(queues, (None, *request.aside), holds) if request.aside else queues
     existing = find(session, request.token)
     if existing is not None:
         taken, more = _claimed(session, existing.unsettled()), False
         expires_at, max_losses = existing.expires_at, existing.max_losses
     else:
-        taking = _take(session, request, queues, aside)
+        if request.recall:
+            recall(session, request, open_lanes(queues, request.recall, holds))
+        taking = _take(session, request, lanes, aside)
         taken, more = taking.jobs, taking.more
+        if request.aside:  # what the rows call their queue is their lane
+            taken = [replace(job, queue=queue_of(job.queue)) for job in taken]
         expires_at, max_losses = session.now + request.lease, request.max_losses
         if taken:
             _store_lease(session, request, expires_at, taken)
@@ -305,22 +315,25 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
         now=session.now,
         expires_at=expires_at,
         jobs=taken,
-        next_due=None
-        if more or len(taken) >= request.limit
-        else _next_due(session, request.suspects, queues),
-        suspects_waiting=not request.suspects and _suspects_waiting(session, queues),
+        next_due=None if more or len(taken) >= request.limit else _next_due(session, request.suspects, lanes),
+        suspects_waiting=not request.suspects and _suspects_waiting(session, lanes),
         more=more,
         unreadable=tuple(aside),
         max_losses=max_losses,
+        aside=labels_of(beside, holds),
+        holds=holds,
     )
 
 
-def _served_queues(session: Session, request: ClaimRequest, aside: list[str]) -> list[str]:
+def _served_queues(session: Session, request: ClaimRequest, aside: list[str]) -> tuple[list[str], list[str]]:
+    """The queues that are served, and their lanes aside that have a job at the begin of this claim."""
     paused = paused_queues(session)
-    asked = request.queues
-    if asked is None:
-        asked = tuple({*_queues_of(session, 0, aside), *_queues_of(session, 1, aside)})
-    return sorted({queue for queue in asked if queue not in paused})
+    if request.queues is not None:
+        queues = sorted({queue for queue in request.queues if queue not in paused})
+        return queues, list(lanes_of(session, queues))
+    lanes = {*_queues_of(session, 0, aside), *_queues_of(session, 1, aside)}
+    served = [lane for lane in lanes if queue_of(lane) not in paused]
+    return sorted({queue_of(lane) for lane in served}), served
 
 
 def _queues_of(session: Session, suspect: int, aside: list[str]) -> Iterator[str]:
@@ -509,15 +522,16 @@ def _set_aside(session: Session, key: tuple[Any, ...], place: tuple[Any, ...], a
     number, attempts, *_, delivery = place
     read = Reading()
     raw = dict(zip(READY_COLUMNS, map(as_told, (*key, *place)), strict=True))
-    row = (
-        job_id,
-        session.now,
+    to = Standing(
+        State.DEAD,
+        0,
         read.integer("number", number),
         read.integer("attempts", attempts),
-        read.one_of("delivery", delivery, DELIVERIES),
-        as_json(raw),
+        delivery=read.one_of("delivery", delivery, DELIVERIES),
+        reason=Reason.UNREADABLE,
+        finished_at=session.now,
     )
-    if session.execute(CLAIM["set_aside"], row).rowcount:
+    if endings.set_aside(session, job_id, to, as_json(raw)):
         session.execute(SETTLE["add_to_tally"], (read.text("queue", job[0]), State.DEAD, 1))
         aside.append(job_id)
 
@@ -598,7 +612,7 @@ def paused_queues(session: Session) -> frozenset[str]:
 def extend(session: Session, extensions: Sequence[Extension]) -> Heartbeat:
     answers = [_extend_one(session, extension) for extension in extensions]
     mark_survived(session, {each.token for each in answers if proves_survival(each.answer)})
-    return Heartbeat(session.now, answers, paused_queues(session))
+    return Heartbeat(session.now, answers, paused_queues(session), hold_labels(session))
 
 
 def _extend_one(session: Session, extension: Extension) -> Extended:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from taskharbor.drivers.sqlite import endings
 from taskharbor.drivers.sqlite.enqueue import ENQUEUE
 from taskharbor.drivers.sqlite.leases import CLAIM, SETTLE
 from taskharbor.drivers.sqlite.places import Found
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.records import State
+from taskharbor.rules.aside import lane_of
 from taskharbor.rules.operating import Change
 from taskharbor.rules.standing import Standing, StoredJob
 
@@ -36,7 +38,7 @@ def leave(session: Session, found: Found) -> None:
         session.execute(OPERATE["delete_ended"], (job.id,))
         add_to_tally(session, job.queue, at.state, -1)
     else:
-        key = (int(at.suspect), job.queue, -job.priority, at.run_at, job.id)
+        key = (int(at.suspect), lane_of(job.queue, at.aside), -job.priority, at.run_at, job.id)
         session.execute(OPERATE["delete_ready"], key)
 
 
@@ -45,7 +47,7 @@ def enter(session: Session, job: StoredJob, to: Standing) -> None:
         insert_ended(session, job.id, job.queue, to)
         return
     # The key of a ready row is computed from the latest attempt.
-    session.execute(OPERATE["move_latest_attempt"], (job.id, to.run_at))
+    session.execute(OPERATE["move_latest_attempt"], (job.id, to.run_at, to.aside))
     if to.state is State.WAITING:
         row = (job.id, to.number, to.attempts, to.first_number, to.begin_by, to.delivery)
         session.execute(ENQUEUE["insert_waiting"], row)
@@ -54,17 +56,17 @@ def enter(session: Session, job: StoredJob, to: Standing) -> None:
 
 
 def insert_ready(session: Session, job_id: str, queue: str, priority: int, to: Standing) -> None:
+    lane = lane_of(queue, to.aside)
     session.execute(
         ENQUEUE["insert_ready"],
-        (int(to.suspect), queue, -priority, to.run_at, job_id, to.number, to.attempts, to.first_number, to.due_at,
+        (int(to.suspect), lane, -priority, to.run_at, job_id, to.number, to.attempts, to.first_number, to.due_at,
          to.begin_by, to.delivery),
     )  # fmt: skip
 
 
 def insert_ended(session: Session, job_id: str, queue: str, to: Standing) -> None:
     """A success has no such row: its latest attempt says it."""
-    row = (job_id, to.state, to.reason, to.finished_at, to.number, to.attempts, to.delivery)
-    session.execute(SETTLE["insert_ended"], row)
+    endings.insert_ended(session, job_id, to)
     add_to_tally(session, queue, to.state, 1)
 
 

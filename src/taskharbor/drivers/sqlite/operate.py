@@ -13,7 +13,6 @@ from msgspec import UNSET
 from taskharbor.drivers.base import (
     NOT_BEGUN,
     OPERATOR,
-    Cancel,
     Delete,
     Discard,
     Operation,
@@ -43,7 +42,7 @@ def operate(session: Session, operation: Operation, ids: Sequence[str]) -> list[
     answers = [_operate_one(session, operation, job_id) for job_id in ids]
     done = sorted(answer.job_id for answer in answers if answer.verdict is OperationVerdict.DONE)
     # When all that was asked for has been done: what is named has what was asked, not what follows from another.
-    if isinstance(operation, Cancel) and operation.occurrence is None:
+    if rules.ends_dependants(operation):
         cancelled = {job_id: workflows.cancel_dependants(session, [job_id]) for job_id in done}
         return with_dependants(answers, cancelled)
     if isinstance(operation, Requeue):
@@ -154,11 +153,7 @@ def _count_off(session: Session, named: Sequence[tuple[int]]) -> None:
             session.execute(OPERATE["shorten_settled"], (settle_id,))
 
 
-# -- queues and age --------------------------------------------------------------------------------
-
-
-def pause(session: Session, queue: str, paused: bool) -> None:
-    session.execute(OPERATE["pause" if paused else "resume"], (queue,))
+# -- age --------------------------------------------------------------------------------
 
 
 def expire(session: Session, limit: int) -> list[str]:

@@ -30,6 +30,7 @@ from taskharbor.records import (
     State,
     read_options,
 )
+from taskharbor.rules.aside import lane_of
 from taskharbor.rules.standing import (
     Holder,
     LatestAttempt,
@@ -52,6 +53,9 @@ class Latest(Struct):
     next_at: int | None
     result: str | None
     error: str | None
+    fingerprint: str | None
+    code_version: str | None
+    aside: str | None
 
 
 class Found(Struct):
@@ -72,7 +76,7 @@ def stored(session: Session, job_id: str, read: Reading) -> StoredJob | None:
         return None
     (
         _id, queue, task, payload, priority, run_at, enqueued_at, expires_at, key, delivery, options, version,
-        meta,
+        meta, action_id,
     ) = row  # fmt: skip
     known, unreadable_options = read_options(read.optional_text("options", options))
     return StoredJob(
@@ -90,6 +94,7 @@ def stored(session: Session, job_id: str, read: Reading) -> StoredJob | None:
         read.integer("version", version),
         unreadable_options,
         read.meta(meta),
+        read.optional_text("action_id", action_id),
     )
 
 
@@ -97,7 +102,7 @@ def _latest_attempt(session: Session, job_id: str, read: Reading) -> Latest | No
     row = session.one(READS["latest_attempt"], (job_id,))
     if row is None:
         return None
-    number, status, attempts, finished_at, next_at, result, error = row
+    number, status, attempts, finished_at, next_at, result, error, fingerprint, code_version, aside = row
     return Latest(
         read.integer("attempts.number", number),
         read.one_of("attempts.status", status, STATUSES),
@@ -106,6 +111,9 @@ def _latest_attempt(session: Session, job_id: str, read: Reading) -> Latest | No
         read.optional_instant("attempts.next_at", next_at),
         read.optional_text("attempts.result", result),
         read.optional_text("attempts.error", error),
+        read.optional_text("attempts.fingerprint", fingerprint),
+        read.optional_text("attempts.code_version", code_version),
+        read.optional_text("attempts.aside", aside),
     )
 
 
@@ -166,8 +174,10 @@ def _succeeded(job: StoredJob, latest: Latest | None) -> Standing | None:
 
 def _ready(session: Session, job: StoredJob, latest: Latest | None, read: Reading) -> Standing | None:
     run_at = job.run_at if latest is None or latest.next_at is None else latest.next_at
+    aside = None if latest is None else latest.aside
+    lane = lane_of(job.queue, aside)
     for suspect in (0, 1):
-        row = session.one(READS["ready"], (suspect, job.queue, -job.priority, run_at, job.id))
+        row = session.one(READS["ready"], (suspect, lane, -job.priority, run_at, job.id))
         if row is not None:
             number, attempts, first_number, due_at, expires_at, delivery = row
             return Standing(
@@ -180,6 +190,7 @@ def _ready(session: Session, job: StoredJob, latest: Latest | None, read: Readin
                 read.optional_instant("ready.expires_at", expires_at),
                 read.one_of("ready.delivery", delivery, DELIVERIES),
                 bool(suspect),
+                aside=aside,
             )
     return None
 
@@ -224,15 +235,23 @@ def record(session: Session, job_id: str) -> JobRecord | None:
 
 
 def _shown(latest: Latest) -> LatestAttempt:
-    return LatestAttempt(latest.status, latest.finished_at, latest.error, latest.result)
+    return LatestAttempt(
+        latest.status,
+        latest.finished_at,
+        latest.error,
+        latest.result,
+        latest.fingerprint,
+        latest.code_version,
+    )
 
 
 def _holder(lease: leases.Lease, job_id: str) -> Holder:
     return Holder(lease.worker, lease.expires_at, lease.is_expired(), job_id in lease.cancels)
 
 
-def _progress(read: Reading, fraction: object, message: object) -> Progress:
+def _progress(read: Reading, fraction: object, message: object, value: object) -> Progress:
     if not isinstance(fraction, float | int):
         read.report("progress", fraction)
         fraction = 0.0
-    return Progress(fraction, read.text("message", message))
+    text = None if value is None else read.text("value", value)
+    return Progress(fraction, read.text("message", message), text)

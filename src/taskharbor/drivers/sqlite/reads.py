@@ -3,80 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
 
-from taskharbor.drivers.base import LeaseRecord, Page
-from taskharbor.drivers.sqlite import leases, places, workflows
+from taskharbor.drivers.base import LeaseRecord
+from taskharbor.drivers.sqlite import leases
 from taskharbor.drivers.sqlite.places import READS
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.stored import STATES, Reading, attempt_of, is_text
 from taskharbor.records import (
     AttemptRecord,
-    JobFilter,
-    JobRecord,
     QueueRecord,
     State,
     StepRecord,
 )
-
-# Jobs looked at for one page: a filter that matches little gives short pages, not long waits.
-SCAN_MAX = 5_000
-_AFTER_EVERY_ID = "~"
-
-
-def list_jobs(session: Session, where: JobFilter, cursor: str | None, limit: int) -> Page:
-    """Newest first, from the narrowest place that holds what is asked for."""
-    jobs: list[JobRecord] = []
-    for scanned, job_id in enumerate(_candidates(session, where, cursor or _AFTER_EVERY_ID), 1):
-        record = places.record(session, job_id)
-        if record is not None and _matches(record, where):
-            jobs.append(record)
-        if len(jobs) == limit or scanned == SCAN_MAX:
-            return Page(jobs, job_id or None)  # no id comes after an empty one
-    return Page(jobs, None)
-
-
-def _candidates(session: Session, where: JobFilter, before: str) -> Iterator[str]:
-    if where.workflow is not None:
-        span = workflows.range_of(session, where.workflow)
-        within = workflows.WORKFLOWS["ids_in_workflow"]
-        return _chunks(before, lambda b, n: session.execute(within, (*span, b, n)).fetchall())
-    if where.tag is not None:
-        tag = where.tag
-        return _chunks(before, lambda b, n: session.execute(READS["ids_by_tag"], (tag, b, n)).fetchall())
-    match where.state:
-        case State.DEAD | State.CANCELLED as state:
-            return _chunks(before, lambda b, n: session.execute(READS["ids_ended"], (state, b, n)).fetchall())
-        case State.WAITING:
-            return _chunks(before, lambda b, n: session.execute(READS["ids_waiting"], (b, n)).fetchall())
-        case State.READY | State.SCHEDULED as state:
-            statement, about = READS[f"ids_{state}"], (session.now, where.queue)
-            fetch = lambda b, n: session.execute(statement, (*about, b, n)).fetchall()  # noqa: E731
-            return _chunks(before, fetch, SCAN_MAX)  # each is a scan of its own
-        case State.RUNNING:
-            running = (entry.id for lease in leases.all_leases(session) for entry in lease.unsettled())
-            return iter(sorted((job_id for job_id in running if job_id < before), reverse=True))
-        case _:
-            return _chunks(before, lambda b, n: session.execute(READS["ids"], (b, n)).fetchall())
-
-
-def _chunks(before: str, fetch: Callable[[str, int], list[tuple[Any]]], size: int = 200) -> Iterator[str]:
-    while rows := fetch(before, size):
-        ids = [job_id for (job_id,) in rows if type(job_id) is str and is_text(job_id)]
-        yield from ids
-        if len(rows) < size or not ids:
-            return
-        before = ids[-1]
-
-
-def _matches(record: JobRecord, where: JobFilter) -> bool:
-    return (
-        where.state in (None, record.state)
-        and where.queue in (None, record.queue)
-        and where.task in (None, record.task)
-        and (where.tag is None or where.tag in record.options.tags)
-    )  # and of the workflow, which is where the candidates come from
 
 
 def counts(session: Session, queue: str | None) -> dict[State, int]:

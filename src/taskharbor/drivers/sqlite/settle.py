@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition
 from taskharbor.drivers.contract.settling import PlainSuccesses
 from taskharbor.drivers.sqlite import leases, workflows
-from taskharbor.drivers.sqlite.enqueue import enqueue, store_dead
+from taskharbor.drivers.sqlite.enqueue import enqueue, store_row_alone
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
 from taskharbor.drivers.sqlite.moving import add_to_tally, insert_ended, insert_ready
 from taskharbor.drivers.sqlite.places import waiting_standing
@@ -212,7 +212,7 @@ class _Settling:
     def _leave_dead_letter(self, t: Transition, entry: Entry, copy: NewJob) -> None:
         """A copy of the run that has just ended, dead from the start."""
         session = self._session
-        if store_dead(session, copy):
+        if store_row_alone(session, copy):
             session.execute(SETTLE["copy_attempts"], (t.job_id, copy.id, entry.first_number))
             ended = Standing(State.READY, 0, t.number, t.attempts, delivery=copy.delivery)
             insert_ended(
@@ -226,7 +226,7 @@ class _Settling:
             SETTLE["insert_attempt"],
             (t.job_id, t.number, t.status, entry.attempts, t.attempts, t.token, t.worker, t.started_at,
              self._session.now, move.to.next_at, rules.retry_delay(t, move), t.result, t.error, t.traceback, t.detail,
-             int(survived), origin),
+             int(survived), origin, t.fingerprint, t.code_version, move.to.aside),
         )  # fmt: skip
 
     def _lease(self, token: str) -> Lease | None:
@@ -245,7 +245,10 @@ def note(session: Session, notes: Sequence[Note]) -> list[SettleAnswer]:
             answers.append(proof)
             continue
         if isinstance(n, ProgressNote):
-            session.execute(SETTLE["put_progress"], (n.job_id, n.progress.fraction, n.progress.message))
+            given = n.progress
+            session.execute(
+                SETTLE["put_progress"], (n.job_id, given.fraction, given.message, given.value_json)
+            )
         else:
             session.execute(SETTLE["put_step"], (n.job_id, n.name, n.result, n.number))
         answers.append(SettleAnswer.DONE)

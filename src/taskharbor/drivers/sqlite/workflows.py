@@ -14,6 +14,7 @@ from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, Reading, is_text
 from taskharbor.records import MemberResult, NewJob, NewWorkflow, Reason, State, WorkflowRecord
 from taskharbor.rules.operating import new_run
+from taskharbor.rules.standing import Standing
 
 WORKFLOWS = statements("workflows")
 OPERATE = statements("operate")
@@ -97,17 +98,16 @@ def cancel_dependants(session: Session, ended: Iterable[str]) -> tuple[str, ...]
                 continue
             read = Reading()
             session.execute(SETTLE["delete_waiting"], (job_id,))
-            row = (
-                job_id,
+            to = Standing(
                 State.CANCELLED,
-                Reason.DEPENDENCY,
-                session.now,
+                0,
                 read.integer("number", number),
                 read.integer("attempts", attempts),
-                read.one_of("delivery", delivery, DELIVERIES),
+                delivery=read.one_of("delivery", delivery, DELIVERIES),
+                reason=Reason.DEPENDENCY,
+                finished_at=session.now,
             )
-            session.execute(SETTLE["insert_ended"], row)
-            session.execute(SETTLE["add_to_tally"], (read.text("queue", queue), State.CANCELLED, 1))
+            moving.insert_ended(session, job_id, read.text("queue", queue), to)
             ends.append(job_id)
             cancelled.append(job_id)
     return tuple(sorted(cancelled))

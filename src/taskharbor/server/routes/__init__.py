@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from taskharbor.server.operation import Operation
-from taskharbor.server.routes import dlq, events, health, jobs, metrics, queues, schedules, stats, workflows
+from taskharbor.server.routes import (
+    audit,
+    dlq,
+    events,
+    health,
+    jobs,
+    metrics,
+    queues,
+    schedules,
+    stats,
+    tasks,
+    workflows,
+)
 
 PREFIX = "/api/v1"
 OPERATIONS: tuple[Operation, ...] = (
     *jobs.routes,
     *dlq.routes,
     *queues.routes,
+    *tasks.routes,
     *schedules.routes,
     *workflows.routes,
+    *audit.routes,
     *stats.routes,
     *events.routes,
 )

@@ -7,7 +7,9 @@ from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, instant
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import Discarded, JobDocument, JobPage, Requeued
+from taskharbor.views.bulk import CountDocument, Discarded, Requeued
+from taskharbor.views.documents import JobDocument, JobPage
+from taskharbor.views.group_documents import ErrorGroupDocument, ErrorGroups
 
 routes = Routes("dead letters")
 
@@ -16,7 +18,34 @@ routes = Routes("dead letters")
 async def list_dead_jobs(call: Call) -> JobPage:
     """List the dead jobs that match, newest first."""
     page = await page_of_jobs(call.harbor.dlq.alist, given(call.query))
-    return JobPage([JobDocument.of(job) for job in page], page.next_cursor)
+    return JobPage.of(page, items=[JobDocument.of(job) for job in page])
+
+
+@routes.on("GET", "/dlq/count", Role.READ, query=requests.DeadCountQuery, errors=(422,))
+async def count_dead_jobs(call: Call) -> CountDocument:
+    """Count the dead jobs that match, up to 10,000."""
+    return CountDocument.of(await call.harbor.dlq.acount(**given(call.query)))
+
+
+@routes.on("GET", "/dlq/groups", Role.READ, query=requests.GroupQuery, errors=(422,))
+async def list_error_groups(call: Call) -> ErrorGroups:
+    """Group the dead jobs that match by what they died of, the largest groups first."""
+    found = await call.harbor.dlq.agroups(**given(call.query))
+    return ErrorGroups([ErrorGroupDocument.of(group) for group in found], None)
+
+
+@routes.on(
+    "POST",
+    "/dlq/replay",
+    Role.ADMIN,
+    body=(requests.ReplayRequest,),
+    body_required=False,
+    errors=(422,),
+    examples={"one group": {"fingerprint": "3f9c2a7be01d4c55", "brake": 0.2}},
+)
+async def replay_dead_jobs(call: Call) -> JobDocument:
+    """Enqueue a job that requeues the dead jobs that match in slices, and stops if too many fail again alike."""
+    return JobDocument.of(await call.harbor.dlq.areplay(**given(call.body)))
 
 
 @routes.on(
@@ -30,7 +59,7 @@ async def list_dead_jobs(call: Call) -> JobPage:
 )
 async def requeue_all(call: Call) -> Requeued:
     """Requeue every dead job that matches, except at_most_once jobs."""
-    return Requeued(await call.harbor.dlq.arequeue_all(**given(call.body)))
+    return Requeued.of(await call.harbor.dlq.arequeue_all(**given(call.body)))
 
 
 @routes.on(
@@ -43,7 +72,7 @@ async def requeue_all(call: Call) -> Requeued:
 )
 async def discard_all(call: Call) -> Discarded:
     """Discard every dead job that matches."""
-    return Discarded(await call.harbor.dlq.adiscard_all(**given(call.body)))
+    return Discarded.of(await call.harbor.dlq.adiscard_all(**given(call.body)))
 
 
 @routes.on(
@@ -57,11 +86,17 @@ async def discard_all(call: Call) -> Discarded:
 async def requeue_dead_job(call: Call) -> JobDocument:
     """Start a new run of a dead job."""
     run_at, reset = instant(call.body.run_at, "run_at"), call.body.reset_attempts
-    job = await call.harbor.dlq.arequeue(call.params["id"], run_at, reset, force=call.body.force)
+    job = await call.harbor.dlq.arequeue(await call.job_id(), run_at, reset, force=call.body.force)
     return JobDocument.of(job)
 
 
 @routes.on("POST", "/dlq/{id}/discard", Role.WRITE, errors=(404, 409, 422))
 async def discard_dead_job(call: Call) -> JobDocument:
     """Discard a dead job: it leaves the dead-letter queue and never runs again."""
-    return JobDocument.of(await call.harbor.dlq.adiscard(call.params["id"]))
+    return JobDocument.of(await call.harbor.dlq.adiscard(await call.job_id()))
+
+
+@routes.on("POST", "/dlq/{id}/add", Role.WRITE, errors=(404, 409, 422))
+async def add_dead_job(call: Call) -> JobDocument:
+    """Dead-letter a job that has not finished and is not running."""
+    return JobDocument.of(await call.harbor.dlq.aadd(await call.job_id()))

@@ -12,7 +12,17 @@ from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew, instant
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import AttemptDocument, History, JobDocument, JobPage, RetryMetricsDocument
+from taskharbor.server.trace_context import store_traced
+from taskharbor.views.bulk import Cancelled, Changed, CountDocument, Deleted
+from taskharbor.views.documents import (
+    AttemptDocument,
+    History,
+    JobDocument,
+    JobPage,
+    LatestAction,
+    RetryMetricsDocument,
+)
+from taskharbor.views.why import WhyDocument
 
 routes = Routes("jobs")
 
@@ -47,13 +57,13 @@ def _which(sent: Any) -> type[Any]:
 async def create_job(call: Call) -> JobDocument:
     """Enqueue a job. 201: it was created; 200: a job with this id or idempotency key existed."""
     if isinstance(call.body, NewHttpJob):
-        job = await enqueue_http_job(call.harbor, call.body, call.place)
+        job = await enqueue_http_job(call.harbor, call.body, call.place, call.request.headers)
     else:
         options = given_anew(call.body, without=("task", "payload"))
         payload = call.body.payload if isinstance(call.body.payload, dict) else {}
         refuse_closed(call.harbor, call.body.task, payload)
         new_job = await call.place.beside(call.harbor._by_name, call.body.task, payload, options)
-        [job] = await call.harbor._store([new_job])
+        job = await store_traced(call.harbor, new_job, call.request.headers)
     if job.existed:
         call.status = 200
     return await _document(call, job)
@@ -63,13 +73,53 @@ async def create_job(call: Call) -> JobDocument:
 async def list_jobs(call: Call) -> JobPage:
     """List the jobs that match, newest first."""
     page = await page_of_jobs(call.harbor.jobs.alist, given(call.query))
-    return JobPage([JobDocument.of(job) for job in page], page.next_cursor)
+    return JobPage.of(page, items=[JobDocument.of(job) for job in page])
+
+
+@routes.on("GET", "/jobs/count", Role.READ, query=requests.JobCountQuery, errors=(422,))
+async def count_jobs(call: Call) -> CountDocument:
+    """Count the jobs that match, up to 10,000."""
+    return CountDocument.of(await call.harbor.jobs.acount(**given(call.query)))
+
+
+@routes.on(
+    "POST",
+    "/jobs/cancel-all",
+    Role.ADMIN,
+    body=(requests.BulkFilter,),
+    errors=(422,),
+    examples={"one tag": {"tag": "nightly", "dryRun": True}},
+)
+async def cancel_all_jobs(call: Call) -> Cancelled:
+    """Cancel every job that matches and is not finished, or ask it to stop if it is running."""
+    return Cancelled.of(await call.harbor.jobs.acancel_all(**given(call.body)))
+
+
+@routes.on("POST", "/jobs/delete-all", Role.ADMIN, body=(requests.BulkFilter,), errors=(422,))
+async def delete_all_jobs(call: Call) -> Deleted:
+    """Delete every job that matches and is not running, with its history."""
+    return Deleted.of(await call.harbor.jobs.adelete_all(**given(call.body)))
+
+
+@routes.on(
+    "POST",
+    "/jobs/update-all",
+    Role.ADMIN,
+    body=(requests.UpdateAllRequest,),
+    errors=(422,),
+    examples={"one task": {"task": "mail:send", "changes": {"timeout": 30}, "dryRun": True}},
+)
+async def update_all_jobs(call: Call) -> Changed:
+    """Change every job that matches and is neither running nor finished, but no schedule."""
+    where, changes = given(call.body, without=("changes",)), given(call.body.changes)
+    return Changed.of(await call.harbor.jobs.aupdate_all(**where, **changes))
 
 
 @routes.on("GET", "/jobs/{id}", Role.READ, errors=(404, 422))
 async def get_job(call: Call) -> JobDocument:
     """Return a job."""
-    return JobDocument.of(await call.harbor.jobs.aget(call.params["id"]))
+    job = await call.harbor.jobs.aget(await call.job_id())
+    return JobDocument.of(job, latest_action=LatestAction.maybe(await job.alatest_action()))
 
 
 @routes.on(
@@ -83,30 +133,37 @@ async def get_job(call: Call) -> JobDocument:
 async def update_job(call: Call) -> JobDocument:
     """Change a job that is neither running nor finished."""
     if isinstance(call.body.payload, dict):
-        job = await call.harbor.jobs.aget(call.params["id"])
+        job = await call.harbor.jobs.aget(await call.job_id())
         refuse_closed(call.harbor, job.task, call.body.payload)
-    return await _document(call, await call.harbor.jobs.aupdate(call.params["id"], **given(call.body)))
+    return await _document(call, await call.harbor.jobs.aupdate(await call.job_id(), **given(call.body)))
 
 
 @routes.on("DELETE", "/jobs/{id}", Role.WRITE, statuses=(204,), errors=(404, 409, 422))
 async def delete_job(call: Call) -> None:
     """Delete a job that is not running, with its history."""
-    await call.harbor.jobs.adelete(call.params["id"])
+    await call.harbor.jobs.adelete(await call.job_id())
 
 
 @routes.on("GET", "/jobs/{id}/history", Role.READ, query=requests.HistoryQuery, errors=(404, 422))
 async def get_history(call: Call) -> History:
     """List a job's attempts, newest first, and say how its current run was retried."""
-    job = await call.harbor.jobs.aget(call.params["id"])
+    job = await call.harbor.jobs.aget(await call.job_id())
     attempts = await job.ahistory(call.query.limit)
     retry_metrics = RetryMetricsDocument.of(await job.aretry_metrics())
     return History([AttemptDocument.of(attempt) for attempt in attempts], None, retry_metrics)
 
 
+@routes.on("GET", "/jobs/{id}/why", Role.READ, errors=(404, 422))
+async def get_why(call: Call) -> WhyDocument:
+    """Say why a job does not run, or does: one sentence, and the facts behind it."""
+    job_id = await call.job_id()
+    return WhyDocument.of(await call.harbor.jobs.awhy(job_id), id=job_id)
+
+
 @routes.on("POST", "/jobs/{id}/cancel", Role.WRITE, errors=(404, 409, 422))
 async def cancel_job(call: Call) -> JobDocument:
     """Cancel a job that has not begun, or ask a running one to stop. For a recurring job, this ends the occurrence."""
-    return JobDocument.of(await call.harbor.jobs.acancel(call.params["id"]))
+    return JobDocument.of(await call.harbor.jobs.acancel(await call.job_id()))
 
 
 @routes.on(
@@ -120,14 +177,14 @@ async def cancel_job(call: Call) -> JobDocument:
 async def retry_job(call: Call) -> JobDocument:
     """Start a new run of a dead or cancelled job."""
     run_at = instant(call.body.run_at, "run_at")
-    job = await call.harbor.jobs.aretry(call.params["id"], run_at=run_at, force=call.body.force)
+    job = await call.harbor.jobs.aretry(await call.job_id(), run_at=run_at, force=call.body.force)
     return JobDocument.of(job)
 
 
 @routes.on("POST", "/jobs/{id}/run", Role.WRITE, errors=(404, 409, 422))
 async def run_job(call: Call) -> JobDocument:
     """Make a scheduled job ready now. For a recurring job, this is an extra run."""
-    return JobDocument.of(await call.harbor.jobs.arun_now(call.params["id"]))
+    return JobDocument.of(await call.harbor.jobs.arun_now(await call.job_id()))
 
 
 async def _document(call: Call, job: Job[Any]) -> JobDocument:

@@ -1,4 +1,4 @@
-"""Metrics as text for Prometheus: its own format, or OpenMetrics for a scraper that asks for it."""
+"""What a scrape shows: text in the format that the scraper asks for, or families for an application's registry."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.catalogue import PREFIX, Metric
 from taskharbor.telemetry.metrics.cells import JOB_METRICS, PROCESS_METRICS
 from taskharbor.telemetry.metrics.store_gauges import Gauges
+from taskharbor.telemetry.metrics.text import TextWriter, bounds_of
 from taskharbor.telemetry.metrics.totals import Snapshot
 
 try:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import exposition as client_exposition
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.core import Metric as Family
-    from prometheus_client.exposition import choose_encoder
-except ImportError as error:
+except ImportError:
     raise ConfigurationError(
-        f"metrics need the extra: pip install 'taskharbor[metrics]' ({error.name} is missing)"
+        "metrics need the extra: pip install 'taskharbor[metrics]' (prometheus_client is missing)"
     ) from None
 
 _JOB = catalogue.offsets(JOB_METRICS)
@@ -38,7 +38,10 @@ def checked_prefix(prefix: str) -> str:
 
 
 class Renderer:
-    """Builds the text of a scrape from what was counted, and from the store's gauges where they are wanted."""
+    """Shows what was counted, and the store's gauges where they are wanted.
+
+    An application registers it with a registry of prometheus_client; TaskHarbor's own endpoints call `render`.
+    """
 
     def __init__(
         self,
@@ -50,16 +53,18 @@ class Renderer:
         self._snapshot = snapshot
         self._gauges = gauges
         self._prefix = checked_prefix(prefix)
+        self._writer = TextWriter(prefix)
 
     def render(self, accept: str = "") -> tuple[str, bytes]:
         """Return the content type and the text of a scrape, in the format that the Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return content_type, encode(registry)
+        _, content_type = client_exposition.choose_encoder(accept)
+        snapshot = None if self._snapshot is None else self._snapshot()
+        gauges = None if self._gauges is None else self._gauges()
+        openmetrics = content_type.startswith("application/openmetrics-text")
+        return content_type, self._writer.write(snapshot, gauges, openmetrics=openmetrics)
 
     def collect(self) -> Iterator[Family]:
-        """Build the families; prometheus_client calls this, also for a registry of the application's own."""
+        """Build the families; a registry of prometheus_client calls this."""
         if self._snapshot is not None:
             yield from worker_families(self._snapshot(), self._prefix)
         if self._gauges is not None:
@@ -92,7 +97,7 @@ def _family(metric: Metric, prefix: str, rows: Sequence[tuple[tuple[str, ...], l
             counter.add_metric(labels, words[start])
         return counter
     scale = MICROS_PER_SECOND if metric.in_micros else 1
-    bounds = [str(bound / scale) for bound in metric.bounds] + ["+Inf"]
+    bounds = bounds_of(metric)
     histogram = HistogramMetricFamily(name, metric.meaning, labels=metric.labels)
     for labels, words, start in rows:
         counts = words[start : start + len(bounds)]

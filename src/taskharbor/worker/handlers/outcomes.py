@@ -10,9 +10,10 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any
 
-from taskharbor.codec import clean_text, encode_result
+from taskharbor.codec import RESULT_LIMIT, clean_text, encode_result
 from taskharbor.errors import AttemptTimedOut, PayloadError, RemoteError, StopRequested, Unrecoverable
 from taskharbor.records import STOP_REASONS, Reason, StopReason
+from taskharbor.rules import fingerprint
 from taskharbor.rules.outcome import (
     CancelledOnRequest,
     Crashed,
@@ -26,6 +27,7 @@ from taskharbor.rules.outcome import (
     Unrunnable,
 )
 from taskharbor.rules.retry import ErrorInfo, type_name
+from taskharbor.sealing import Sealing
 from taskharbor.telemetry.logs import masked
 from taskharbor.worker.handlers.isolation.messages import Stopped
 from taskharbor.worker.handlers.steps import FallAsleep
@@ -166,12 +168,26 @@ def of_abandoned(execution: Execution) -> Outcome:
 
 
 def of_failure(error: BaseException) -> Failed:
+    info = ErrorInfo.of(error)
+    timed_out = isinstance(error, AttemptTimedOut)
+    is_mere_timeout = timed_out and fingerprint.cause_of(error) is None
     return Failed(
-        ErrorInfo.of(error),
+        info,
         error_text(error),
         traceback_of(error),
-        timed_out=isinstance(error, AttemptTimedOut),
+        timed_out=timed_out,
+        fingerprint=None if is_mere_timeout else fingerprint.of_error(error, info.text),
     )
+
+
+def sealed(outcome: Succeeded, sealing: Sealing) -> Succeeded | Failed:
+    """Return the outcome with its result as the store keeps it; one that cannot be encoded ends the job."""
+    if outcome.result is None:
+        return outcome
+    try:
+        return Succeeded(sealing.seal(outcome.result, "the result", RESULT_LIMIT))
+    except PayloadError as error:
+        return of_failure(Unrecoverable(str(error)))
 
 
 def outcome_of_unrunnable(reason: Reason, why: str) -> Unrunnable:

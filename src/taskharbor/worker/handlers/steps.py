@@ -154,14 +154,16 @@ class Steps:
             self._known.update(await asyncio.shield(self._reading))
             self._has_read = True
         record = self._known.get(name)
-        return None if record is None else record.result
+        if record is None:
+            return None
+        return self._execution.harbor.sealing.open(record.result, f"step {name!r}")
 
     async def _remember(self, name: str, value: Any) -> str:
         try:
             result = encode_result(value)
         except PayloadError as error:
             raise type(error)(f"step {name!r}: {error}") from error
-        await self._keep(name, result)
+        await self._keep(name, self._execution.harbor.sealing.seal(result, f"step {name!r}", RESULT_LIMIT))
         return result
 
     async def _keep(self, name: str, result: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.base import Driver
+from taskharbor.drivers.base import JobSource
 from taskharbor.errors import StoreError
 from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
 from taskharbor.worker.pipeline.leases import HeldLeases
@@ -26,7 +26,7 @@ class CancelWatch:
     """
 
     def __init__(
-        self, driver: Driver, *, leases: HeldLeases, lease_keeper: LeaseKeeper, clock: Clock
+        self, driver: JobSource, *, leases: HeldLeases, lease_keeper: LeaseKeeper, clock: Clock
     ) -> None:
         self._driver = driver
         self._leases = leases

@@ -28,13 +28,16 @@ from taskharbor.drivers.base import (
     pieces,
 )
 from taskharbor.drivers.capabilities import Steps
+from taskharbor.failure_tasks import FailureTasks
 from taskharbor.records import AttemptRecord, JobRecord, Progress
 from taskharbor.rescue import HISTORY_ROWS, loss_history
+from taskharbor.rules.aside import task_label
 from taskharbor.rules.outcome import Crashed, Disturbed, Outcome, Succeeded, Unrunnable
 from taskharbor.rules.policy import (
     UNRUNNABLE_DELAY_MAX_SECONDS,
     settle_crash,
     settle_disturbed,
+    settle_known_elsewhere,
     settle_outcome,
     settle_success,
     settle_unrunnable,
@@ -59,7 +62,7 @@ from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.pipeline import Ended, Pipeline
 from taskharbor.worker.pipeline.recurring import Recurring
-from taskharbor.workflow.failure import FailureTasks
+from taskharbor.worker.upkeep.colleagues import Colleagues
 
 logger = logging.getLogger("taskharbor.worker")
 
@@ -87,8 +90,10 @@ class Committer:
         unrunnable_grace_seconds: float,
         max_losses: int,
         recurring: Recurring,
+        colleagues: Colleagues,
         clock: Clock,
         reporter: Reporter,
+        code_version: str | None,
     ) -> None:
         self._pipeline = pipeline
         self._executor = executor
@@ -108,6 +113,8 @@ class Committer:
         self._reporter = reporter
         self._meter = reporter.meter
         self._recurring = recurring
+        self._code_version = code_version
+        self._colleagues = colleagues
         self._later: list[Ended] = []  # the store answered LATER for these
 
     # -- settling --
@@ -260,6 +267,8 @@ class Committer:
         """Return what to settle, or None if only the expiry of its lease can end the attempt."""
         try:
             bare, decision = await self._transition(execution, outcome)
+            if bare.fingerprint is not None and self._code_version is not None:
+                bare = replace(bare, code_version=self._code_version)
             if execution.claimed.due_at is None:
                 return _Ending(execution, bare, bare, decision)
             return _Ending(execution, bare, await self._recurring.armed(execution, bare), decision)
@@ -308,7 +317,7 @@ class Committer:
                 started_at=execution.started_at,
                 suspect=execution.lease.alone,
             )
-            bare = await self._failure_tasks.added(bare, job, execution.options)
+            bare = await self._with_failure_task(execution, bare)
         except Exception as another:  # noqa: BLE001 - the same bug, most likely
             log_bug(logger, LEFT, another, execution.fields())
             return None
@@ -342,15 +351,20 @@ class Committer:
             children = execution.children
             return settle_success(token, claimed, outcome, execution.started_at, children), None
         if isinstance(outcome, Unrunnable):
+            aside = None
+            if execution.task is None and self._colleagues.are_known:
+                if await self._colleagues.know(claimed.task, claimed.queue):
+                    return settle_known_elsewhere(token, claimed, suspect=execution.lease.alone), None
+                aside = task_label(claimed.task)
             history: list[AttemptRecord] = []
             if claimed.number > claimed.first_number:
                 history = await self._store.history(claimed.id, self._unrunnable_rows)
             grace, now = self._unrunnable_grace_seconds, self._time.now()
             suspect = execution.lease.alone
             unrunnable = settle_unrunnable(
-                token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect
+                token, claimed, outcome, history, now=now, grace_seconds=grace, suspect=suspect, aside=aside
             )
-            return await self._failure_tasks.added(unrunnable, claimed, execution.options), None
+            return await self._with_failure_task(execution, unrunnable), None
         if isinstance(outcome, Crashed | Disturbed):
             job = replace(claimed, delivery=execution.delivery)  # perhaps only its declaration knows
             history, last_step = await loss_history(self._store, self._step_reader, claimed)
@@ -364,7 +378,7 @@ class Committer:
             else:
                 alone = execution.lease.alone
                 cut_off = settle_disturbed(token, job, outcome, history, alone=alone, **weighed)
-            return await self._failure_tasks.added(cut_off, claimed, execution.options), None
+            return await self._with_failure_task(execution, cut_off), None
         rules = execution.rules(self._policy)
         transition, decision = settle_outcome(
             token,
@@ -374,7 +388,11 @@ class Committer:
             started_at=execution.started_at,
             suspect=execution.lease.alone,
         )
-        return await self._failure_tasks.added(transition, claimed, execution.options), decision
+        return await self._with_failure_task(execution, transition), decision
+
+    async def _with_failure_task(self, execution: Execution, transition: Transition) -> Transition:
+        declared = execution.task.declared_failure_task if execution.task else None
+        return await self._failure_tasks.added(transition, execution.claimed, execution.options, declared)
 
     async def _store_notes(self, notes: dict[Execution, Progress]) -> None:
         batch = [

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from taskharbor.errors import PayloadTooLarge, Unrecoverable
+from taskharbor.failure_tasks import with_argument
 from taskharbor.own_tasks import OwnTask, own_task
 from taskharbor.records import MemberResult, Takes
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.patient_store import PatientStore
-from taskharbor.workflow.failure import with_argument
 
 READ_AT_ONCE = 100
 RESULTS_LIMIT = 32 * 1_048_576  # bytes of JSON that one job may take, and that one read may return
@@ -31,7 +33,15 @@ class Results:
     async def payload(self, execution: Execution, takes: Takes) -> str:
         """Return the job's payload with the results it takes; raise if one is missing, or if they are too large."""
         members = await self._members(execution.claimed.id)
-        return with_argument(execution.claimed.payload, takes.parameter, taken(takes, members))
+        sealing = execution.harbor.sealing
+        opened = [
+            member
+            if member.result is None
+            else replace(member, result=sealing.open(member.result, "a result"))
+            for member in members
+        ]
+        payload = sealing.open(execution.claimed.payload)
+        return with_argument(payload, takes.parameter, taken(takes, opened))
 
     async def _members(self, job_id: str) -> list[MemberResult]:
         loop = asyncio.get_running_loop()

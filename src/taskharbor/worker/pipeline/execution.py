@@ -13,6 +13,7 @@ import msgspec
 
 from taskharbor import builtin_tasks
 from taskharbor.client.handle import Job
+from taskharbor.client.options import with_expiry
 from taskharbor.clock import MICROS_PER_SECOND, Timer
 from taskharbor.codec import shorten
 from taskharbor.context import Context
@@ -287,8 +288,15 @@ class Execution(msgspec.Struct, eq=False):
         self.interrupt("lease_lost")
 
     def report(self, progress: Progress) -> None:
-        # Thread-safe, since handlers in threads report progress too.
-        self.pipeline.loop.call_soon_threadsafe(self.pipeline.note, self, progress)
+        pipeline = self.pipeline
+        try:
+            is_on_loop = asyncio.get_running_loop() is pipeline.loop
+        except RuntimeError:
+            is_on_loop = False
+        if is_on_loop:  # at once: the attempt may end, and be settled, before the loop comes round
+            pipeline.note(self, progress)
+        else:
+            pipeline.loop.call_soon_threadsafe(pipeline.note, self, progress)
 
     def add_child(self, signature: Signature[Any]) -> str:
         if not hasattr(signature, "new_job") or not hasattr(signature, "arguments"):
@@ -296,7 +304,7 @@ class Execution(msgspec.Struct, eq=False):
                 f"ctx.enqueue takes a signature such as task.s(1, x=2), not {shorten(signature)}; a workflow is stored "
                 "at once, with its own enqueue() or aenqueue() and an idempotency key that a second attempt repeats"
             )
-        child = signature.new_job()
+        [child] = self.harbor.sealing.sealed([signature.new_job()])
         if child.options.correlation_id is None and self.options.correlation_id is not None:
             options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)
             child = msgspec.structs.replace(child, options=options)
@@ -309,6 +317,7 @@ class Execution(msgspec.Struct, eq=False):
 
     def keep_child(self, child: NewJob) -> None:
         """Store this job with the success of the attempt."""
+        child = with_expiry(child, self.time.now())
         with _KEEPING_A_CHILD:  # a handler may enqueue children in threads of its own
             if isinstance(self.children, list):
                 self.children.append(child)

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskharbor.clock import MICROS_PER_SECOND, Clock
 from taskharbor.context import current_execution
@@ -23,6 +23,7 @@ from taskharbor.rules.outcome import (
     Succeeded,
 )
 from taskharbor.rules.recurrence import is_missed
+from taskharbor.sealing import CannotOpen
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.handlers import outcomes
@@ -47,6 +48,9 @@ from taskharbor.worker.pipeline.preflight import (
 )
 from taskharbor.worker.pipeline.recurring import Recurring
 
+if TYPE_CHECKING:
+    from taskharbor.telemetry.tracing import Tracing
+
 logger = logging.getLogger("taskharbor.worker")
 
 CLOSE_SECONDS = 1.0  # how long `close` waits for cancelled slots to end
@@ -62,6 +66,7 @@ class Executor:
         *,
         clock: Clock,
         middlewares: Iterable[Middleware],
+        tracing: Tracing | None = None,
         processes: ProcessRunner,
         reporter: Reporter,
         lease_keeper: LeaseKeeper,
@@ -73,7 +78,8 @@ class Executor:
         self._pipeline = pipeline
         self._clock = clock
         self._time = pipeline.time
-        self._middlewares = tuple(middlewares)
+        self._middlewares = self._wrappers = tuple(middlewares)
+        self._tracing = tracing
         self._report_begin = reporter.began if reporter.wants_begins else None
         self._lease_keeper = lease_keeper
         self._recurring = recurring
@@ -90,6 +96,9 @@ class Executor:
         self._context = contextvars.copy_context()
 
     def offer(self, executions: Iterable[Execution]) -> None:
+        """Take jobs that were claimed."""
+        if self._tracing is not None and self._tracing.is_on:  # once a claim: a provider may be set later
+            self._wrappers = (self._tracing.attempt, *self._middlewares)
         self._pipeline.claimed.extend(executions)
         self.wake_a_slot()
 
@@ -211,7 +220,7 @@ class Executor:
         self._pipeline.running[execution] = None
         if self._report_begin is not None:
             self._report_begin(execution)
-        if self._middlewares:
+        if self._wrappers:
             return self._run_async(execution, slot, self._wrapped(execution, arguments))
         if task.is_isolated:
             self._processes.call(execution, lambda ended: self._process_ended(execution, ended))
@@ -249,6 +258,8 @@ class Executor:
                 execution.payload = await self._results.payload(execution, takes)
             if execution.options.recurrence is not None:
                 execution.run_has_begun = await self._recurring.has_begun(execution)
+        except CannotOpen as error:
+            return outcomes.outcome_of_unrunnable(Reason.INVALID_PAYLOAD, str(error))
         except (Unrecoverable, PayloadError) as error:
             # Not unrunnable: another version of the task would miss the same result.
             return outcomes.of_failure(Unrecoverable(str(error)))
@@ -283,6 +294,8 @@ class Executor:
         if execution.process is not None:  # a middleware did not call the handler
             self._processes.give_back(execution)
         execution.release()
+        if execution.harbor.sealing.codec is not None and isinstance(outcome, Succeeded):
+            outcome = outcomes.sealed(outcome, execution.harbor.sealing)
         if execution.asked_to_stop and execution.is_lost:
             pipeline.drop(execution)  # under a lost lease nothing is settled
         else:
@@ -375,7 +388,7 @@ class Executor:
     async def _wrapped(self, execution: Execution, arguments: dict[str, Any]) -> Any:
         """Call the handler inside the middlewares; the first declared is the outermost."""
         call: Callable[[], Coroutine[Any, Any, Any]] = lambda: self._innermost(execution, arguments)  # noqa: E731
-        for middleware in reversed(self._middlewares):
+        for middleware in reversed(self._wrappers):
             call = _bound(middleware, execution, call)
         return await call()
 

@@ -20,7 +20,9 @@ from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
 from taskharbor.worker.pipeline.pipeline import Pipeline
+from taskharbor.worker.pipeline.preflight import unknown_task
 from taskharbor.worker.supervisor_link import SupervisorLink
+from taskharbor.worker.upkeep.colleagues import Colleagues
 from taskharbor.worker.upkeep.retirement import Retirement
 from taskharbor.worker.upkeep.retrying import PAUSE_SECONDS, PAUSE_SECONDS_MAX
 
@@ -51,6 +53,7 @@ class Fetcher:
         harbor: Harbor,
         report_unreadable: Callable[[Sequence[str]], Awaitable[None]],
         retirement: Retirement,
+        colleagues: Colleagues,
         reporter: Reporter,
         supervisor_link: SupervisorLink | None = None,
     ) -> None:
@@ -68,6 +71,11 @@ class Fetcher:
         self._clock = clock
         self._report_unreadable = report_unreadable
         self._retirement = retirement
+        self._colleagues = colleagues
+        self._aside: tuple[str, ...] = ()  # labels that the next claim looks into …
+        self._recall: tuple[str, ...] = ()  # … and those of them whose tasks this worker knows
+        self._looked_into: tuple[str, ...] = ()  # by the last claim
+        self._foreign = 0  # jobs of the last claim that this worker cannot begin
         self._supervisor_link = supervisor_link
         self._meter = reporter.meter
         self._claiming_since = 0.0  # for the meter
@@ -111,7 +119,7 @@ class Fetcher:
         if claim is None:
             return False
         self._notice_suspects(claim)
-        if len(claim.jobs) == wanted or claim.more:
+        if len(claim.jobs) == wanted or claim.more or not set(self._aside) <= set(self._looked_into):
             return False  # claim again at once: the store leases the next jobs while these are executed
         if until_drained and not claim.jobs:
             if claim.searched and self._pipeline.is_done and not self._suspects_elsewhere:
@@ -132,7 +140,8 @@ class Fetcher:
             return 0
         self._measure()
         ahead = min(AHEAD_MAX, int(self._rate * AHEAD_SECONDS), int(AHEAD_BYTES / self._job_bytes))
-        target = pipeline.free + ahead
+        # What this worker cannot begin is gone in a moment, and there may be much of it before its own jobs.
+        target = pipeline.free + ahead + min(BATCH_MAX, 2 * self._foreign)
         pipeline.low_water = max(0, target - BATCH_MAX)
         missing = target - len(pipeline.claimed)
         if self._supervisor_link is not None:
@@ -213,6 +222,8 @@ class Fetcher:
             suspects=suspects,
             supervised=self._supervisor_link is not None,
             max_losses=self._max_losses,
+            aside=self._aside,
+            recall=self._recall,
         )
         if self._supervisor_link is not None:
             self._supervisor_link.claiming(request.token, alone=suspects)
@@ -223,10 +234,28 @@ class Fetcher:
             lambda: self._claim_once(request), "the store cannot be claimed from"
         )
         self._weigh(claim.jobs)
-        self._executor.offer(self._accepted(request, claim))
+        pipeline.heed_holds(claim.holds)
+        self._executor.offer(self._to_begin(self._accepted(request, claim)))
+        # (Nothing is awaited before this: a worker that stops must not forget what it was given.)
+        self._looked_into = request.aside
+        if claim.aside or self._aside:
+            self._aside, self._recall = await self._colleagues.to_look_into(claim.aside, self._queues)
         if claim.unreadable:
             await self._report_unreadable(claim.unreadable)
         return claim
+
+    def _to_begin(self, executions: list[Execution]) -> list[Execution]:
+        """End at once what this worker cannot begin: other workers must not wait until a slot is free here."""
+        begin, pipeline = executions, self._pipeline
+        if pipeline.holds:
+            begin = pipeline.put_aside(begin)
+        if None in [execution.task for execution in begin]:
+            for execution in begin:
+                if execution.task is None:
+                    pipeline.end(execution, unknown_task(execution))
+            begin = [execution for execution in begin if execution.task is not None]
+        self._foreign = len(executions) - len(begin)
+        return begin
 
     def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:
         if self._meter is not None:

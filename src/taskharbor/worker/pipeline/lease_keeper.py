@@ -80,16 +80,22 @@ class LeaseKeeper:
         for lease, extended in zip(leases, heartbeat.leases, strict=True):
             self._heed(lease, extended)
         self._heed_paused(heartbeat.paused)
+        self._pipeline.heed_holds(heartbeat.holds)
 
     async def apply_lease_update(
-        self, cancel_requested: Iterable[str], paused: Iterable[str], refused: Iterable[str]
+        self,
+        cancel_requested: Iterable[str],
+        paused: Iterable[str],
+        holds: Iterable[str],
+        refused: Iterable[str],
     ) -> None:
-        """Apply what the store answered the supervisor: jobs to cancel, paused queues, tokens of refused leases."""
+        """Apply what the store answered the supervisor: jobs to cancel, paused queues, holds, refused leases."""
         leases = {lease.token: lease for lease in self._leases.all()}
         for job_id in cancel_requested:
             for lease in leases.values():
                 self._heed_cancel(lease, job_id)
         self._heed_paused(frozenset(paused))
+        self._pipeline.heed_holds(frozenset(holds))
         # Only the store knows whether they are lost or were settled a moment ago.
         await self._extend([leases[token] for token in refused if token in leases])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from taskharbor.drivers.base import Driver, SettleAnswer, SettleResult, StepNote, Transition
+from taskharbor.drivers.base import JobSource, SettleAnswer, SettleResult, StepNote, Transition
 from taskharbor.drivers.capabilities import Steps, Workflows
 from taskharbor.errors import OperationRefused
 from taskharbor.records import AttemptRecord, JobRecord, MemberResult, StepRecord, WorkflowRecord
@@ -21,7 +21,7 @@ class PatientStore:
     Calls that must not wait, such as a heartbeat, use `driver`.
     """
 
-    def __init__(self, driver: Driver, outages: Outages) -> None:
+    def __init__(self, driver: JobSource, outages: Outages) -> None:
         self.driver = driver
         self.outages = outages
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Set
 from taskharbor.drivers.base import SETTLE_BYTES, job_size, text_size
 from taskharbor.own_tasks import OwnTask
 from taskharbor.records import Progress
-from taskharbor.rules.outcome import Failed, HandedBack, Outcome, Succeeded
+from taskharbor.rules.aside import held_by
+from taskharbor.rules.outcome import Failed, HandedBack, Held, Outcome, Succeeded
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.leases import HeldLeases, StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
@@ -49,6 +50,7 @@ class Pipeline:
         self.ended: list[Ended] = []  # not settled
         self.notes: dict[Execution, Progress] = {}  # progress that is not stored
         self.is_closing = False  # nothing begins any more
+        self.holds: frozenset[str] = frozenset()  # labels of the holds in force, as far as this worker knows
         self.is_full = False  # nothing begins until some of `ended` is settled
         self.room = asyncio.Event()  # something has ended, or `claimed` is low
         self.arrived = asyncio.Event()  # there is something to settle, or progress to store
@@ -127,6 +129,25 @@ class Pipeline:
             self.claimed.extend(kept)
         for execution in taken:
             self.end(execution, HandedBack())
+
+    def heed_holds(self, holds: frozenset[str]) -> None:
+        """Put the claimed jobs aside that these holds keep back; those that come are looked at as well."""
+        self.holds = holds
+        if holds and self.claimed:
+            kept = self.put_aside(self.claimed)
+            self.claimed.clear()
+            self.claimed.extend(kept)
+
+    def put_aside(self, executions: Iterable[Execution]) -> list[Execution]:
+        """End those of these that a hold keeps back; return the others."""
+        kept = []
+        for execution in executions:
+            label = held_by(self.holds, execution.claimed.task, execution.options.tags)
+            if label is None:
+                kept.append(execution)
+            else:
+                self.end(execution, Held(label))
+        return kept
 
     def note(self, execution: Execution, progress: Progress) -> None:
         """Let the committer store the progress of a job; a later note replaces this one."""

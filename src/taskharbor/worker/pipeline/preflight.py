@@ -13,7 +13,16 @@ from taskharbor.builtin_tasks import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.errors import PayloadError
 from taskharbor.records import Reason
-from taskharbor.rules.outcome import CancelledOnRequest, Expired, HandedBack, Missed, Outcome, Unrunnable
+from taskharbor.rules.aside import held_by
+from taskharbor.rules.outcome import (
+    CancelledOnRequest,
+    Expired,
+    HandedBack,
+    Held,
+    Missed,
+    Outcome,
+    Unrunnable,
+)
 from taskharbor.rules.recurrence import is_missed
 from taskharbor.worker.handlers.outcomes import outcome_of_unrunnable
 from taskharbor.worker.pipeline.execution import Execution
@@ -41,9 +50,18 @@ def lease_is_over(execution: Execution, now: int) -> HandedBack | None:
     return HandedBack() if execution.lease.is_over(now) else None
 
 
+def is_held(execution: Execution, now: int) -> Held | None:
+    """Put a job aside that a hold keeps back, whether this worker knows its task or not."""
+    holds, claimed = execution.pipeline.holds, execution.claimed
+    label = held_by(holds, claimed.task, execution.options.tags) if holds else None
+    return None if label is None else Held(label)
+
+
 def task_is_unknown(execution: Execution, now: int) -> Unrunnable | None:
-    if execution.task is not None:
-        return None
+    return unknown_task(execution) if execution.task is None else None
+
+
+def unknown_task(execution: Execution) -> Unrunnable:
     return outcome_of_unrunnable(Reason.UNKNOWN_TASK, why_unknown(execution.claimed.task))
 
 
@@ -69,7 +87,7 @@ def payload_does_not_fit(execution: Execution, now: int) -> Unrunnable | None:
         payload = execution.claimed.payload
     assert execution.task is not None, "an unknown task is refused first"
     try:
-        execution.arguments = execution.task.plan.decode(payload)
+        execution.arguments = execution.task.plan.decode(execution.harbor.sealing.open(payload))
     except PayloadError as error:
         return outcome_of_unrunnable(Reason.INVALID_PAYLOAD, str(error))
     return None
@@ -95,6 +113,7 @@ PREFLIGHT: tuple[Check, ...] = (
     lease_is_lost,
     worker_is_closing,
     lease_is_over,
+    is_held,
     task_is_unknown,
     has_expired,
     options_are_unreadable,
@@ -123,6 +142,7 @@ def is_routine(execution: Execution, now: int) -> bool:
         and not lease.lost
         and not execution.asked_to_stop
         and not execution.pipeline.is_closing
+        and not execution.pipeline.holds
         and task is not None
         and not task.is_isolated
         and not task.is_at_most_once

@@ -57,6 +57,7 @@ class LeaseUpdate(Struct, tag=True, omit_defaults=True):
 
     cancel_requested: list[str] = []
     paused: list[str] = []
+    holds: list[str] = []  # labels of the holds in force
     refused: list[str] = []
 
 
@@ -82,8 +83,10 @@ class Waiting(Struct, tag=True):
     """From the child: it is not ready yet, because the store does not answer."""
 
 
-class Ready(Struct, tag=True):
+class Ready(Struct, tag=True, omit_defaults=True):
     """From the child: its start hooks are done, it begins to claim."""
+
+    tasks: list[str] | None = None  # that it knows; None: too many to tell
 
 
 class StartupError(Struct, tag=True):

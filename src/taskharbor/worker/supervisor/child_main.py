@@ -29,6 +29,7 @@ from taskharbor.worker.supervisor.channel import (
     WorkerConfig,
 )
 from taskharbor.worker.supervisor.shared_memory import Publisher
+from taskharbor.worker.upkeep.colleagues import known_tasks
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -140,7 +141,8 @@ class Child:
     async def _report_ready(self, started: asyncio.Event, channel: Channel) -> None:
         await started.wait()
         self.is_ready = True
-        channel.send(Ready())
+        tasks = known_tasks(self._worker.harbor)
+        channel.send(Ready(None if tasks is None else list(tasks)))
 
     # -- its replacement --
 
@@ -160,9 +162,9 @@ class Child:
     async def _listen(self, channel: Channel) -> None:
         async for message in channel.messages():
             match message:
-                case LeaseUpdate(cancel_requested, paused, refused):
+                case LeaseUpdate(cancel_requested, paused, holds, refused):
                     try:
-                        await self._worker._apply_lease_update(cancel_requested, paused, refused)
+                        await self._worker._apply_lease_update(cancel_requested, paused, holds, refused)
                     except StoreError as error:  # the next heartbeat sends it again
                         log_line(
                             logger, logging.WARNING, "could not check a lease: {error}", {"error": str(error)}
@@ -198,7 +200,7 @@ def worker_for(harbor: Harbor, config: WorkerConfig) -> Worker:
         queues=config.queues,
         concurrency=1 if config.suspects_only else config.concurrency,
         lease_seconds=config.lease_seconds,
-        retry=retry_of(harbor, config),
+        retry=retry_of(harbor, config.retry, config.max_attempts),
         grace_seconds=config.grace_seconds,
         unresponsive_seconds=config.unresponsive_seconds,
         handler_max_jobs=config.handler_max_jobs,
@@ -210,19 +212,19 @@ def worker_for(harbor: Harbor, config: WorkerConfig) -> Worker:
     )
 
 
-def retry_of(harbor: Harbor, config: WorkerConfig) -> RetryPolicy | None:
-    """Return the named retry policy, or else the application's, with the configured cap."""
+def retry_of(harbor: Harbor, retry: str | None, max_attempts: int | None) -> RetryPolicy | None:
+    """Return the named retry policy, or else the application's, with the given cap."""
     policy = harbor.worker_retry
-    if config.retry is not None:
-        policy = None if config.retry == NO_RETRIES else presets.named(config.retry)
-    if config.max_attempts is None:
+    if retry is not None:
+        policy = None if retry == NO_RETRIES else presets.named(retry)
+    if max_attempts is None:
         return policy
     if policy is None:
         raise ConfigurationError(
             "max_attempts caps the worker's policy, but there is none (--retry none, or Harbor(worker_retry=None)); "
             "name a policy, such as --retry default, or leave --max-attempts out"
         )
-    return replace(policy, max_attempts=config.max_attempts)
+    return replace(policy, max_attempts=max_attempts)
 
 
 def address_of(harbor: Harbor) -> str | None:

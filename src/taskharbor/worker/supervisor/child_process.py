@@ -49,6 +49,7 @@ class ChildProcess:
         self.hello: Hello | None = None
         self.startup_error: StartupError | None = None
         self.is_ready = False
+        self.tasks: tuple[str, ...] | None = None  # that it knows, once it is ready; None: not known
         self.waits_for_store = False  # before it is ready
         self.has_exited = False  # its jobs may not be settled yet
         self.suspects_only = config.suspects_only

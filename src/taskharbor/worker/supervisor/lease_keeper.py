@@ -60,7 +60,8 @@ class SupervisorLeaseKeeper:
         asked_at = self._time.asking()
         heartbeat = await self._driver.extend([self._extension(child, lease) for child, lease in leases])
         self._time.learn(heartbeat.now, asked_at)
-        updates = {child: LeaseUpdate(paused=sorted(heartbeat.paused)) for child, _ in leases}
+        flags = {"paused": sorted(heartbeat.paused), "holds": sorted(heartbeat.holds)}
+        updates = {child: LeaseUpdate(**flags) for child, _ in leases}
         for (child, lease), extended in zip(leases, heartbeat.leases, strict=True):
             if extended.answer is SettleAnswer.DONE:
                 child.shared_memory.extended(lease, extended.expires_at)
@@ -68,7 +69,7 @@ class SupervisorLeaseKeeper:
             else:
                 updates[child].refused.append(extended.token)
         for child, update in updates.items():
-            if update.cancel_requested or update.paused or update.refused:
+            if update.cancel_requested or update.paused or update.holds or update.refused:
                 child.channel.send(update)
 
     def _extension(self, child: ChildProcess, lease: PublishedLease) -> Extension:

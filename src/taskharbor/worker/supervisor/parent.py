@@ -297,7 +297,8 @@ class Supervisor:
                 self._store_duties.connect(message)
             case Waiting():
                 child.waits_for_store = True
-            case Ready():
+            case Ready(tasks):
+                child.tasks = None if tasks is None else tuple(tasks)
                 child.is_ready = self._any_was_ready = True
                 child.waits_for_store = False
                 self._forwarder.forward()

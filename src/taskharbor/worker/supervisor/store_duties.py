@@ -75,7 +75,7 @@ class StoreDuties:
             keeper = SupervisorLeaseKeeper(
                 driver, lease=self._lease, time=self._time, children=self._children
             )
-            presence = self._presence = Presence(driver, self._clock, self._worker_records)
+            presence = self._presence = Presence(driver, self._clock, self._worker_records, first_seconds=0.0)
             meter = self._reports.meter if self._config.rollups else None
             rollups = self._rollups = RollupWriter(driver, self._clock, meter=meter, now=self._time.now)
             parts = (keeper.run(), presence.run(), rollups.run())
@@ -110,6 +110,8 @@ class StoreDuties:
                 wall - seconds_to_micros(now - child.started),
                 None if queues is None else tuple(queues),
                 self._supervisor,
+                tasks=child.tasks,
+                lease=self._lease,
             )
             for child in self._children()
             if child.is_ready and not child.has_exited and child.hello and child.hello.address

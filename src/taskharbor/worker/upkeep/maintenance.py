@@ -11,8 +11,9 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
 from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import StoreError
+from taskharbor.own_tasks import finished
 from taskharbor.records import State
-from taskharbor.rescue import COLLECT_SECONDS, IDLE_COLLECT_SECONDS, Collector
+from taskharbor.rescue import COLLECT_SECONDS, IDLE_COLLECT_SECONDS, REPORT_SECONDS, Collector
 from taskharbor.settle_batch import is_outage, log_bug
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.worker.upkeep.retrying import Outages
@@ -122,19 +123,22 @@ class Maintenance:
         await self._collector.collect()
 
     async def _catch_up(self) -> None:
-        await self._report_cancelled(await Upkeep.of(self._driver).catch_up(CATCH_UP_BATCH))
+        await finished(self._reported(Upkeep.of(self._driver).catch_up(CATCH_UP_BATCH)), REPORT_SECONDS)
 
     async def _prune(self) -> None:
         self._pruning = False
         self._pruning = await self._harbor.aprune(PRUNE_SLICE) == PRUNE_SLICE  # then there is more
 
     async def _expire(self) -> None:
-        while expired := await Upkeep.of(self._driver).expire(EXPIRE_BATCH):
-            await self._report_cancelled(expired)
-            if len(expired) < EXPIRE_BATCH:
-                break
+        expired = EXPIRE_BATCH
+        while expired == EXPIRE_BATCH:
+            step = Upkeep.of(self._driver).expire(EXPIRE_BATCH)
+            expired = await finished(self._reported(step), REPORT_SECONDS)
 
-    async def _report_cancelled(self, ids: Sequence[str]) -> None:
+    async def _reported(self, step: Awaitable[Sequence[str]]) -> int:
+        """Let the store cancel jobs, and report each of them; return how many jobs the store named."""
+        ids = await step
         for record in await self._driver.get(ids) if ids else ():
             if record is not None and record.state is State.CANCELLED:
                 self._reporter.cancelled(record)
+        return len(ids)

@@ -123,3 +123,8 @@ INSERT INTO {schema}.tags (tag, job_id) SELECT * FROM unnest($1::text[], $2::tex
 
 -- name: hold_members
 SELECT {schema}.hold_members($1::text[]::uuid[])
+
+-- name: keys_between
+SELECT idempotency_key AS key FROM {schema}.jobs
+WHERE queue = $1 AND idempotency_key IS NOT NULL AND idempotency_key BETWEEN $2 AND $3
+ORDER BY idempotency_key LIMIT $4

@@ -1,5 +1,5 @@
 -- name: claim
-SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 
 -- name: lease
 SELECT coalesce($2::timestamptz, clock_timestamp()) AS now, l.expires_at, l.max_losses

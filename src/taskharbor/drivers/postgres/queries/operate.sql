@@ -29,7 +29,7 @@ DELETE FROM {schema}.ended WHERE job_id = ANY ($1::text[]::uuid[]) RETURNING job
 
 -- name: move_latest_attempts
 -- The key of a ready row is computed from here.
-UPDATE {schema}.attempts AS a SET next_at = m.run_at
+UPDATE {schema}.attempts AS a SET next_at = m.run_at, aside = NULL
 FROM unnest($1::text[]::uuid[], $2::timestamptz[]) AS m (id, run_at)
 CROSS JOIN LATERAL (
     SELECT l.number FROM {schema}.attempts AS l WHERE l.job_id = m.id ORDER BY l.number DESC LIMIT 1
@@ -150,12 +150,6 @@ DELETE FROM {schema}.jobs USING ids WHERE jobs.id = ids.id
 DELETE FROM {schema}.tags USING unnest($1::text[], $2::text[]::uuid[]) AS t (tag, job_id)
 WHERE tags.tag = t.tag AND tags.job_id = t.job_id
 
--- name: pause
-INSERT INTO {schema}.paused (queue) VALUES ($1) ON CONFLICT DO NOTHING
-
--- name: resume
-DELETE FROM {schema}.paused WHERE queue = $1
-
 -- name: overdue
 -- What was not begun in time, the earliest first, wherever it stands.
 WITH clock AS MATERIALIZED (
@@ -188,8 +182,10 @@ WITH held AS MATERIALIZED (
 ), gone AS (
     SELECT * FROM placed UNION ALL SELECT * FROM waited
 ), ended AS (
-    INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
-    SELECT id, 'cancelled', 'expired', $2, number, attempts, delivery FROM gone
+    INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery, queue, task,
+                                fingerprint, error, code_version)
+    SELECT g.id, 'cancelled', 'expired', $2, g.number, g.attempts, g.delivery, e.*
+    FROM gone AS g CROSS JOIN LATERAL {schema}.ending(g.id, 'cancelled', 'expired') AS e
     ON CONFLICT DO NOTHING  -- a hand had put it back
 ), tallied AS (
     INSERT INTO {schema}.tallies (queue, state, jobs)

@@ -18,8 +18,9 @@ WITH clock AS MATERIALIZED (
 )
 SELECT clock.now, i.position, j.id::text AS id, j.queue, j.task, j.payload, j.priority::integer AS priority,
        j.run_at, j.enqueued_at, j.expires_at, j.idempotency_key, j.delivery, j.options, j.version, j.meta,
+       j.action_id::text AS action_id,
        a.number AS latest_number, a.status AS latest_status, a.attempts AS latest_attempts,
-       a.finished_at AS latest_finished_at, a.next_at, a.result, a.error,
+       a.finished_at AS latest_finished_at, a.next_at, a.aside, a.result, a.error, a.fingerprint, a.code_version,
        e.state AS ended_state, e.reason AS ended_reason, e.finished_at AS ended_finished_at,
        e.number AS ended_number, e.attempts AS ended_attempts, e.delivery AS ended_delivery,
        e.raw AS ended_raw,
@@ -33,7 +34,7 @@ SELECT clock.now, i.position, j.id::text AS id, j.queue, j.task, j.payload, j.pr
        l.run_at AS lease_run_at, l.due_at AS lease_due_at, l.expires_at AS lease_begin_by,
        l.delivery AS lease_delivery,
        {schema}.members_of(j.id) AS depends_on,
-       p.fraction, p.message
+       p.fraction, p.message, p.value AS progress_value
 FROM clock
 CROSS JOIN unnest($1::text[]::uuid[]) WITH ORDINALITY AS i (id, position)
 CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = i.id LIMIT 1) AS j
@@ -43,7 +44,8 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (SELECT * FROM {schema}.ended WHERE ended.job_id = j.id LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (
     SELECT * FROM {schema}.ready
-    WHERE ready.suspect IN (false, true) AND ready.queue = j.queue AND ready.rank = -least(100, greatest(-100, j.priority))
+    WHERE ready.suspect IN (false, true) AND ready.queue = coalesce(j.queue || E'\x1f\x1f' || a.aside, j.queue)
+      AND ready.rank = -least(100, greatest(-100, j.priority))
       AND ready.run_at = coalesce(a.next_at, j.run_at) AND ready.id = j.id AND e.job_id IS NULL
     LIMIT 1
 ) AS r ON true
@@ -61,7 +63,7 @@ ORDER BY i.position
 
 -- name: history
 SELECT number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail, worker_survived,
-       retry_delay
+       retry_delay, fingerprint, code_version
 FROM {schema}.history WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
 
 -- name: steps

@@ -73,26 +73,28 @@ SELECT id::text, version, delivery FROM {schema}.jobs WHERE id = ANY ($1::text[]
 -- The worker of a lost attempt may have proved that it survived while the collector was deciding: its lease, locked by
 -- now, says so. A loss that a collector settles keeps the token of the claim, for a worker that proves it later.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
-                               next_at, retry_delay, result, error, traceback, detail, worker_survived, origin)
-SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $16, s.next_at,
+                               next_at, retry_delay, result, error, traceback, detail, worker_survived, origin,
+                               fingerprint, code_version, aside)
+SELECT s.id, s.number, s.status, s.retry_count, s.attempts, s.token, s.worker, s.started_at, $19, s.next_at,
        s.retry_delay, s.result, s.error, s.traceback, s.detail,
-       s.worker_survived OR coalesce(l.worker_survived, false), CASE WHEN l.origin <> l.token THEN l.origin END
+       s.worker_survived OR coalesce(l.worker_survived, false), CASE WHEN l.origin <> l.token THEN l.origin END,
+       s.fingerprint, s.code_version, s.aside
 FROM unnest($1::text[]::uuid[], $2::integer[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::text[],
             $8::timestamptz[], $9::timestamptz[], $10::text[], $11::text[], $12::text[], $13::text[], $14::boolean[],
-            $15::bigint[])
+            $15::bigint[], $16::text[], $17::text[], $18::text[])
     AS s (id, number, status, retry_count, attempts, token, worker, started_at, next_at, result, error, traceback,
-          detail, worker_survived, retry_delay)
+          detail, worker_survived, retry_delay, fingerprint, code_version, aside)
 LEFT JOIN {schema}.leases AS l ON s.status = 'lost' AND l.token = s.token
 
 -- name: put_ready
 -- As insert_ready, for who may change rows.
 INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, due_at, expires_at,
                             delivery)
-SELECT g.suspect, j.queue, -least(100, greatest(-100, j.priority)), g.run_at, g.id, g.number, g.attempts, g.first_number, g.due_at,
-       g.expires_at, g.delivery
+SELECT g.suspect, coalesce(j.queue || E'\x1f\x1f' || g.aside, j.queue), -least(100, greatest(-100, j.priority)), g.run_at, g.id,
+       g.number, g.attempts, g.first_number, g.due_at, g.expires_at, g.delivery
 FROM unnest($1::text[]::uuid[], $2::timestamptz[], $3::integer[], $4::integer[], $5::integer[], $6::timestamptz[],
-            $7::timestamptz[], $8::text[], $9::boolean[])
-    AS g (id, run_at, number, attempts, first_number, due_at, expires_at, delivery, suspect)
+            $7::timestamptz[], $8::text[], $9::boolean[], $10::text[])
+    AS g (id, run_at, number, attempts, first_number, due_at, expires_at, delivery, suspect, aside)
 CROSS JOIN LATERAL (SELECT * FROM {schema}.jobs WHERE jobs.id = g.id LIMIT 1) AS j
 -- A row that a hand has put there says nothing against what is known here.
 ON CONFLICT (suspect, queue, rank, run_at, id) DO UPDATE SET
@@ -106,20 +108,25 @@ SELECT set_config('lock_timeout', $1, true)
 -- name: copy_attempts
 -- The history of one run each, for the copies that go to the dead-letter queue.
 INSERT INTO {schema}.attempts (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at,
-                               retry_delay, error, traceback, detail, worker_survived)
+                               retry_delay, error, traceback, detail, worker_survived, fingerprint, code_version)
 SELECT c.copy_id, a.number, a.status, a.retry_count, a.attempts, a.token, a.worker, a.started_at, a.finished_at,
-       a.retry_delay, a.error, a.traceback, a.detail, a.worker_survived
+       a.retry_delay, a.error, a.traceback, a.detail, a.worker_survived, a.fingerprint, a.code_version
 FROM unnest($1::text[]::uuid[], $2::text[]::uuid[], $3::integer[]) AS c (job_id, copy_id, first_number)
 JOIN {schema}.history AS a ON a.job_id = c.job_id AND a.number >= c.first_number
 
 -- name: insert_ended
-INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery)
-SELECT s.id, s.state, s.reason, $7, s.number, s.attempts, s.delivery
+INSERT INTO {schema}.ended (job_id, state, reason, finished_at, number, attempts, delivery, queue, task, fingerprint,
+                            error, code_version)
+SELECT s.id, s.state, s.reason, $7, s.number, s.attempts, s.delivery, e.queue, e.task, e.fingerprint, e.error,
+       e.code_version
 FROM unnest($1::text[]::uuid[], $2::text[], $3::text[], $4::integer[], $5::integer[], $6::text[])
     AS s (id, state, reason, number, attempts, delivery)
+CROSS JOIN LATERAL {schema}.ending(s.id, s.state, s.reason) AS e
 ON CONFLICT (job_id) DO UPDATE SET
     state = excluded.state, reason = excluded.reason, finished_at = excluded.finished_at, number = excluded.number,
-    attempts = excluded.attempts, delivery = excluded.delivery, raw = NULL
+    attempts = excluded.attempts, delivery = excluded.delivery, raw = NULL, queue = excluded.queue,
+    task = excluded.task, fingerprint = excluded.fingerprint, error = excluded.error,
+    code_version = excluded.code_version
 
 -- name: close_leases
 -- Count jobs off their leases, and off those asked to end.
@@ -161,9 +168,9 @@ DELETE FROM {schema}.steps WHERE job_id = ANY ($1::text[]::uuid[])
 DELETE FROM {schema}.progress WHERE job_id = ANY ($1::text[]::uuid[])
 
 -- name: put_progress
-INSERT INTO {schema}.progress (job_id, fraction, message)
-SELECT * FROM unnest($1::text[]::uuid[], $2::double precision[], $3::text[])
-ON CONFLICT (job_id) DO UPDATE SET fraction = excluded.fraction, message = excluded.message
+INSERT INTO {schema}.progress (job_id, fraction, message, value)
+SELECT * FROM unnest($1::text[]::uuid[], $2::double precision[], $3::text[], $4::text[])
+ON CONFLICT (job_id) DO UPDATE SET fraction = excluded.fraction, message = excluded.message, value = excluded.value
 
 -- name: put_steps
 INSERT INTO {schema}.steps (job_id, name, result, number)

@@ -60,12 +60,6 @@ SELECT r.id::text AS id,
        (SELECT count(*) FROM {schema}.waiting AS w WHERE w.job_id > r.id AND w.job_id <= r.last_id) AS waiting
 FROM unnest($1::text[]::uuid[], $2::text[]::uuid[]) AS r (id, last_id)
 
--- name: ids_in_workflow
-SELECT j.id::text AS id FROM {schema}.workflows AS w
-JOIN {schema}.jobs AS j ON j.id > w.id AND j.id <= w.last_id
-WHERE w.id = $3::text::uuid AND j.id < coalesce($1::text, 'ffffffff-ffff-ffff-ffff-ffffffffffff')::uuid
-ORDER BY j.id DESC LIMIT $2
-
 -- name: member_results
 -- (The length of a result that is stored out of line is known without reading it.)
 SELECT t.position, t.member, t.succeeded, CASE WHEN NOT t.left_out THEN t.result END AS result, t.left_out

@@ -62,11 +62,6 @@ DELETE FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank = ? AND ru
 -- Of a job that was put under another key than its own by hand: a scan.
 DELETE FROM taskharbor_ready WHERE id = ?
 
--- name: set_aside
-INSERT INTO taskharbor_ended (job_id, state, reason, finished_at, number, attempts, delivery, raw)
-VALUES (?, 'dead', 'unreadable', ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING
-
 -- name: delete_ready_up_to
 -- What a claim took of one queue and priority is a prefix of its range, so one statement removes it.
 DELETE FROM taskharbor_ready

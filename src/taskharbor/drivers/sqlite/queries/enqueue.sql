@@ -46,3 +46,7 @@ VALUES (?, ?, ?, ?, ?, ?)
 SELECT EXISTS (
     SELECT 1 FROM taskharbor_history WHERE job_id = ? AND status = 'succeeded' AND next_at IS NULL
 )
+
+-- name: keys_between
+SELECT idempotency_key FROM taskharbor_jobs
+WHERE queue = ? AND idempotency_key BETWEEN ? AND ? ORDER BY idempotency_key LIMIT ?

@@ -6,7 +6,7 @@ DELETE FROM taskharbor_ended WHERE job_id = ?
 
 -- name: move_latest_attempt
 -- The key of the ready row is computed from here; a move of the job updates it.
-UPDATE taskharbor_attempts SET next_at = ?2
+UPDATE taskharbor_attempts SET next_at = ?2, aside = ?3
 WHERE job_id = ?1 AND number = (SELECT max(number) FROM taskharbor_attempts WHERE job_id = ?1)
 
 -- name: update_job
@@ -81,12 +81,6 @@ DELETE FROM taskharbor_dependencies WHERE job_id = ?
 
 -- name: delete_tag
 DELETE FROM taskharbor_tags WHERE tag = ? AND job_id = ?
-
--- name: pause
-INSERT INTO taskharbor_paused (queue) VALUES (?) ON CONFLICT DO NOTHING
-
--- name: resume
-DELETE FROM taskharbor_paused WHERE queue = ?
 
 -- name: overdue_ready
 SELECT suspect, queue, rank, run_at, id, number, attempts, delivery, expires_at FROM taskharbor_ready

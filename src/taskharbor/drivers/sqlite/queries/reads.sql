@@ -1,13 +1,13 @@
 -- name: job
 SELECT id, queue, task, payload, priority, run_at, enqueued_at, expires_at, idempotency_key, delivery, options,
-       version, meta
+       version, meta, action_id
 FROM taskharbor_jobs WHERE id = ?
 
 -- name: ended
 SELECT state, reason, finished_at, number, attempts, delivery, raw FROM taskharbor_ended WHERE job_id = ?
 
 -- name: latest_attempt
-SELECT number, status, attempts, finished_at, next_at, result, error
+SELECT number, status, attempts, finished_at, next_at, result, error, fingerprint, code_version, aside
 FROM taskharbor_history WHERE job_id = ? ORDER BY number DESC LIMIT 1
 
 -- name: ready
@@ -21,40 +21,25 @@ SELECT number, attempts, first_number, expires_at, delivery FROM taskharbor_wait
 SELECT member_id FROM taskharbor_dependencies WHERE job_id = ? ORDER BY position
 
 -- name: progress
-SELECT fraction, message FROM taskharbor_progress WHERE job_id = ?
+SELECT fraction, message, value FROM taskharbor_progress WHERE job_id = ?
 
 -- name: steps
 SELECT name, result, number FROM taskharbor_steps WHERE job_id = ? ORDER BY name
 
 -- name: history
 SELECT job_id, number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail,
-       worker_survived, retry_delay
+       worker_survived, retry_delay, fingerprint, code_version
 FROM taskharbor_history WHERE job_id = ? ORDER BY number DESC LIMIT ?
 
--- name: ids
-SELECT id FROM taskharbor_jobs WHERE id < ? ORDER BY id DESC LIMIT ?
-
--- name: ids_by_tag
-SELECT job_id FROM taskharbor_tags WHERE tag = ? AND job_id < ? ORDER BY job_id DESC LIMIT ?
-
--- name: ids_ended
-SELECT job_id FROM taskharbor_ended WHERE state = ? AND job_id < ? ORDER BY job_id DESC LIMIT ?
-
--- name: ids_waiting
-SELECT job_id FROM taskharbor_waiting WHERE job_id < ? ORDER BY job_id DESC LIMIT ?
-
--- name: ids_ready
--- Not in the order of the key: a scan with a bounded sorter, which an operator's list can afford.
-SELECT id FROM taskharbor_ready
-WHERE run_at <= ?1 AND (?2 IS NULL OR queue = ?2) AND id < ?3 ORDER BY id DESC LIMIT ?4
-
--- name: ids_scheduled
-SELECT id FROM taskharbor_ready
-WHERE run_at > ?1 AND (?2 IS NULL OR queue = ?2) AND id < ?3 ORDER BY id DESC LIMIT ?4
-
 -- name: ready_by_queue
-SELECT queue, sum(run_at <= ?1), sum(run_at > ?1), min(CASE WHEN run_at <= ?1 THEN run_at END)
-FROM taskharbor_ready GROUP BY queue
+-- The lanes of those that stand aside count in their queue.
+SELECT CASE instr(lane, char(31, 31)) WHEN 0 THEN lane ELSE substr(lane, 1, instr(lane, char(31, 31)) - 1) END AS queue,
+       sum(ready), sum(scheduled), min(oldest_at)
+FROM (
+    SELECT queue AS lane, sum(run_at <= ?1) AS ready, sum(run_at > ?1) AS scheduled,
+           min(CASE WHEN run_at <= ?1 THEN run_at END) AS oldest_at
+    FROM taskharbor_ready GROUP BY queue
+) GROUP BY 1
 
 -- name: waiting_by_queue
 SELECT j.queue, count(*) FROM taskharbor_waiting AS w JOIN taskharbor_jobs AS j ON j.id = w.job_id GROUP BY j.queue

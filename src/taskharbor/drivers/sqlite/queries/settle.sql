@@ -24,8 +24,8 @@ ON CONFLICT DO NOTHING
 -- name: insert_attempt
 INSERT INTO taskharbor_attempts
     (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, next_at, retry_delay,
-     result, error, traceback, detail, worker_survived, origin)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+     result, error, traceback, detail, worker_survived, origin, fingerprint, code_version, aside)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: recorded
 SELECT token, status FROM taskharbor_history WHERE job_id = ? AND number = ?
@@ -63,13 +63,6 @@ DELETE FROM taskharbor_leases WHERE token = ?
 -- name: delete_entries
 DELETE FROM taskharbor_claims WHERE token = ?
 
--- name: insert_ended
-INSERT INTO taskharbor_ended (job_id, state, reason, finished_at, number, attempts, delivery)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (job_id) DO UPDATE SET
-    state = excluded.state, reason = excluded.reason, finished_at = excluded.finished_at, number = excluded.number,
-    attempts = excluded.attempts, delivery = excluded.delivery, raw = NULL
-
 -- name: add_to_tally
 INSERT INTO taskharbor_tallies (queue, state, jobs) VALUES (?, ?, ?)
 ON CONFLICT (queue, state) DO UPDATE SET jobs = jobs + excluded.jobs
@@ -98,8 +91,8 @@ SELECT number, attempts, first_number, expires_at, delivery FROM taskharbor_wait
 DELETE FROM taskharbor_waiting WHERE job_id = ?
 
 -- name: put_progress
-INSERT INTO taskharbor_progress (job_id, fraction, message) VALUES (?, ?, ?)
-ON CONFLICT (job_id) DO UPDATE SET fraction = excluded.fraction, message = excluded.message
+INSERT INTO taskharbor_progress (job_id, fraction, message, value) VALUES (?, ?, ?, ?)
+ON CONFLICT (job_id) DO UPDATE SET fraction = excluded.fraction, message = excluded.message, value = excluded.value
 
 -- name: put_step
 INSERT INTO taskharbor_steps (job_id, name, result, number) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
@@ -111,9 +104,9 @@ DELETE FROM taskharbor_progress WHERE job_id = ?
 -- The history of one run, for the copy of it that goes to the dead-letter queue.
 INSERT INTO taskharbor_attempts
     (job_id, number, status, retry_count, attempts, token, worker, started_at, finished_at, retry_delay, error,
-     traceback, detail, worker_survived)
+     traceback, detail, worker_survived, fingerprint, code_version)
 SELECT ?2, number, status, retry_count, attempts, token, worker, started_at, finished_at, retry_delay, error,
-       traceback, detail, worker_survived
+       traceback, detail, worker_survived, fingerprint, code_version
 FROM taskharbor_history WHERE job_id = ?1 AND number >= ?3
 
 -- name: delete_steps

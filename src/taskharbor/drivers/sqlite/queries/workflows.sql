@@ -25,9 +25,6 @@ SELECT (SELECT count(*) FROM taskharbor_jobs WHERE id > ?1 AND id <= ?2),
        (SELECT count(*) FROM taskharbor_ended WHERE job_id > ?1 AND job_id <= ?2 AND state = 'cancelled'),
        (SELECT count(*) FROM taskharbor_waiting WHERE job_id > ?1 AND job_id <= ?2)
 
--- name: ids_in_workflow
-SELECT id FROM taskharbor_jobs WHERE id > ?1 AND id <= ?2 AND id < ?3 ORDER BY id DESC LIMIT ?4
-
 -- name: results
 SELECT d.member_id, a.job_id IS NOT NULL, a.result
 FROM taskharbor_dependencies AS d

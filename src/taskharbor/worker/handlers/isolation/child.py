@@ -199,7 +199,7 @@ class HandlerProcess:
             self._link.send(NotFound(call.serial, errors))
             return
         try:
-            arguments = task.plan.decode(call.claimed.payload)
+            arguments = task.plan.decode(task.harbor.sealing.open(call.claimed.payload))
         except PayloadError as error:
             self._link.send(NotFound(call.serial, f"its process takes other arguments: {error}"))
             return

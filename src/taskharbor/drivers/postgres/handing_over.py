@@ -1,0 +1,54 @@
+"""Handing over: jobs that come from a log, in the middle of their first run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.enqueue import columns, enqueue, insert_rows_alone, store_rows
+from taskharbor.drivers.postgres.moving import Row, add_tallies, ended_row, ready_row
+from taskharbor.drivers.postgres.settle import attempt_size
+from taskharbor.records import State
+from taskharbor.rules.settling import handed_over as standing
+from taskharbor.rules.standing import Standing, first_run_at
+
+
+async def hand_over(session: Session, jobs: Sequence[HandedOver]) -> list[bool]:
+    """Inside a transaction: the rows of what is new, and then everything else at once."""
+    now = await session.now()
+    session = session.at(now)
+    stored = await insert_rows_alone(session, [each.job for each in jobs], now)
+    new = [each for each in jobs if each.job.id in stored]
+    to = {each.job.id: standing(each, first_run_at(each.job, now), now) for each in new}
+    attempts = [_attempt_row(each, to[each.job.id]) for each in new if each.attempt is not None]
+    if attempts:
+        await store_rows(session, "insert_attempts", sorted(attempts), attempt_size, now)
+    ready = [ready_row(job_id, at) for job_id, at in to.items() if not at.is_finished]
+    if ready:
+        await session.do("put_ready", *columns(ready))
+    ended = [ended_row(job_id, at) for job_id, at in to.items() if at.is_finished]
+    if ended:
+        await session.do("insert_ended", *columns(ended), now)
+        await add_tallies(
+            session, Counter((each.job.queue, State.DEAD) for each in new if to[each.job.id].is_finished)
+        )
+    inserts = [job for each in new for job in each.inserts]
+    if inserts:
+        await enqueue(session, inserts)
+    return [each.job.id in stored for each in jobs]
+
+
+def _attempt_row(handed: HandedOver, to: Standing) -> Row:
+    attempt = handed.attempt
+    assert attempt is not None, "the caller asked"
+    return (
+        handed.job.id, attempt.number, attempt.status, attempt.retry_count, handed.attempts, handed.token, None,
+        attempt.started_at, to.next_at, None, attempt.error, attempt.traceback, attempt.detail, False,
+        attempt.retry_delay, attempt.fingerprint, attempt.code_version, None,
+    )  # fmt: skip
+
+
+async def keys_between(session: Session, queue: str, first: str, last: str, limit: int) -> list[str]:
+    return [row["key"] for row in await session.rows("keys_between", queue, first, last, limit)]

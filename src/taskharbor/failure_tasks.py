@@ -1,0 +1,151 @@
+"""The failure task of a job, or of a workflow for its members: enqueued with a death, in the same transaction."""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from taskharbor.codec import shorten, to_json
+from taskharbor.drivers.base import Claimed, Transition
+from taskharbor.errors import ConfigurationError, PayloadError
+from taskharbor.records import DeadCopy, FailureTask, NewJob, Options, State, WorkflowRecord
+from taskharbor.rules.meta import with_inherited
+
+REMEMBERED_MAX = 256
+DEAD_LETTER_TASK = "taskharbor.stream:dead-letter"  # sends a dead message's copy
+
+
+def dead_letter_queue(source: str) -> str:
+    """The queue of the jobs that send copies: only a worker of the stream serves it."""
+    return f"stream:{source}:dead"
+
+
+def failure_task_of(signature: Any, correlation_id: str | None = None) -> FailureTask:
+    """Return a signature as the failure task that is stored with a job or a workflow."""
+    if not hasattr(signature, "takes_result") or not hasattr(signature, "arguments"):
+        raise ConfigurationError(
+            f"failure_task takes a signature such as alert.s(), not {shorten(signature)}"
+        )
+    plan, given = signature.task.plan, signature.arguments
+    parameter = None
+    if signature.takes_result:
+        parameter = next((name for name in plan.parameters if name not in given), None)
+    missing = [name for name in plan.required if name not in given and name != parameter]
+    if missing:
+        raise PayloadError(
+            f"the failure task {signature!r} needs {', '.join(map(repr, missing))}; "
+            "only the first parameter that is not given is filled, with what died"
+        )
+    payload = signature.task.harbor.sealing.seal(signature.payload)
+    job = signature.task.new_job_of(payload, signature.options)
+    # Its own death enqueues nothing, whatever it declares: that could go on without end.
+    own = replace(
+        job.options, correlation_id=job.options.correlation_id or correlation_id, failure_task=False
+    )
+    return FailureTask(
+        job.task, job.payload, job.queue, parameter, job.priority, job.delay, job.delivery, own, job.meta
+    )
+
+
+class WorkflowReader(Protocol):
+    """A driver, or a worker's patient store."""
+
+    async def get_workflows(self, ids: Sequence[str]) -> list[WorkflowRecord | None]: ...
+
+
+class FailureTasks:
+    """Adds the failure task's job to the transition by which a job dies."""
+
+    def __init__(self, store: WorkflowReader) -> None:
+        self._store = store
+        self._templates: OrderedDict[str, FailureTask | None] = OrderedDict()
+
+    async def added(
+        self, transition: Transition, job: Claimed, options: Options, declared: FailureTask | None = None
+    ) -> Transition:
+        """Return the transition with the failure task's job, if the job dies by it and has a failure task.
+
+        `declared` is that of the task, for a job that was enqueued without its declaration.
+        """
+        if transition.to is not State.DEAD:
+            return transition
+        if options.dead_copy is not None:
+            copy = _copy_of(job, options.dead_copy)
+            transition = replace(transition, inserts=(*transition.inserts, copy))
+        template: FailureTask | None | bool = options.failure_task
+        if template is None:
+            template = declared
+        elif template is True:
+            template = None if options.workflow is None else await self._template(options.workflow)
+        if not isinstance(template, FailureTask):
+            return transition
+        new = _job(template, transition, job, options)
+        return replace(transition, inserts=(*transition.inserts, new))
+
+    async def _template(self, workflow_id: str) -> FailureTask | None:
+        if workflow_id not in self._templates:
+            from taskharbor.workflow.handle import About
+
+            [record] = await self._store.get_workflows([workflow_id])
+            self._templates[workflow_id] = None if record is None else About.decode(record.about).failure_task
+            while len(self._templates) > REMEMBERED_MAX:
+                self._templates.popitem(last=False)
+        return self._templates[workflow_id]
+
+
+def _job(template: FailureTask, transition: Transition, job: Claimed, options: Options) -> NewJob:
+    payload = template.payload
+    if template.parameter is not None:
+        died: dict[str, Any] = {
+            "workflow": options.workflow,
+            "job": job.id,
+            "task": job.task,
+            "reason": None if transition.reason is None else str(transition.reason),
+            "error": transition.error,
+        }
+        payload = with_argument(payload, template.parameter, to_json(died, "what died", 1 << 20).decode())
+    own = template.options
+    if own.correlation_id is None and options.correlation_id is not None:
+        own = replace(own, correlation_id=options.correlation_id)
+    return NewJob(
+        _id_of(job, options),
+        template.task,
+        payload,
+        template.queue,
+        template.priority,
+        delay=template.delay,
+        delivery=template.delivery,
+        options=own,
+        meta=with_inherited(template.meta, job.meta),
+    )
+
+
+def _copy_of(job: Claimed, copy: DeadCopy) -> NewJob:
+    """The job that sends the copy of a dead message to a topic; see `taskharbor.streams.dead_letters`."""
+    payload = {"job": job.id, "source": copy.source, "topic": copy.topic, "group": copy.group}
+    return NewJob(
+        str(uuid.uuid5(uuid.UUID(job.id), f"copy/{job.first_number}")),
+        DEAD_LETTER_TASK,
+        msgspec.json.encode(payload).decode(),
+        dead_letter_queue(copy.source),
+    )
+
+
+def _id_of(job: Claimed, options: Options) -> str:
+    """Return the same id for the same death, however often it is settled: the same id means the same job."""
+    if options.failure_task is True and options.workflow is not None:
+        # One for the workflow, however many of its members die; another for a member that dies after a retry.
+        about = "first" if job.first_number == 1 else f"{job.id}/{job.first_number}"
+        return str(uuid.uuid5(uuid.UUID(options.workflow), f"failure/{about}"))
+    return str(uuid.uuid5(uuid.UUID(job.id), f"failure/{job.first_number}"))
+
+
+def with_argument(payload: str, parameter: str, value: str) -> str:
+    """Return the JSON payload with one more argument."""
+    name = msgspec.json.encode(parameter).decode()
+    return f"{{{name}:{value}}}" if payload == "{}" else f"{payload[:-1]},{name}:{value}}}"

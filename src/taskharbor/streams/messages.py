@@ -1,0 +1,244 @@
+"""Messages of a topic: what a job is made of, and what is wrong with a message that none can be made of.
+
+A message says its task in one of three ways: as JSON `{"task": …, "payload": {…}}`; by the header `taskharbor-task`,
+and its body is the payload; or by its key, if that is the name of a task, and its body is the payload.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Raw, Struct
+
+from taskharbor.codec import PAYLOAD_LIMIT, checked_name, clean_text, counted, shorten
+from taskharbor.errors import ConfigurationError
+from taskharbor.records import NO_OPTIONS, Options, encode_options
+from taskharbor.rules.meta import checked_meta, with_inherited
+
+TASK_HEADER = "taskharbor-task"
+CORRELATION_HEADER = "taskharbor-correlation-id"
+TRACE_HEADERS = ("traceparent", "tracestate")
+# Entries of the meta of a message's job: where the message stands.
+TOPIC_ENTRY, PARTITION_ENTRY, OFFSET_ENTRY = "stream-topic", "stream-partition", "stream-offset"
+KEY_ENTRY, ID_ENTRY = "stream-key", "stream-message-id"
+KEY_SHOWN_MAX = 300  # characters; a longer key is left out
+_BASE64 = "base64:"  # before a key that is no text
+BYTES_MAX = PAYLOAD_LIMIT + 64 * 1024  # of a message: a payload and what is around it
+SHOWN_BYTES = 4_096  # of a message that cannot be read
+
+Headers = Sequence[tuple[str, bytes | None]] | None
+
+
+class Place(Struct, frozen=True, gc=False):
+    """Where a message stands: in which log, for which group."""
+
+    log: bytes  # a digest of the cluster, the topic and the group
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # milliseconds, as the broker has it
+
+    @property
+    def job_id(self) -> str:
+        """The id of the message's job: the same each time the message comes, and it begins with the message's time."""
+        digest = hashlib.blake2b(
+            b"%d:%d" % (self.partition, self.offset), digest_size=10, key=self.log
+        ).digest()
+        bits = max(self.timestamp, 0) << 80 | int.from_bytes(digest, "big")
+        bits = bits & ~(0xF << 76) | 7 << 76  # the version of an id that begins with its time
+        return str(UUID(int=bits & ~(0x3 << 62) & (1 << 128) - 1 | 2 << 62))
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+def log_digest(cluster: str, topic: str, group: str) -> bytes:
+    """Name the log that a group reads, in few bytes."""
+    return hashlib.blake2b(f"{cluster}\0{topic}\0{group}".encode(), digest_size=16).digest()
+
+
+class Envelope(Struct, rename="camel"):
+    """A message that says everything itself. What else it holds is left alone: its producer may be newer."""
+
+    task: str
+    payload: Raw = Raw(b"{}")
+    id: str | None = None
+    correlation_id: str | None = None
+    max_attempts: int | None = None
+    timeout: float | None = None
+    meta: dict[str, str] | None = None
+
+
+class Readable(Struct, gc=False):
+    """What a message asks for."""
+
+    task: str
+    payload: str
+    options: str | None = None  # as a store keeps them
+    meta: str | None = None
+    given_id: str | None = None  # the producer's own; handlers find it in the meta
+
+
+class Unreadable(Struct):
+    """Why no job can be made of a message, and what is shown of it."""
+
+    why: str
+    sha256: str
+    beginning: str
+
+
+_decode_envelope = msgspec.json.Decoder(Envelope).decode
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def read_message(
+    body: bytes | None, key: bytes | None, headers: Headers, is_task: Callable[[str], bool]
+) -> Readable | Unreadable:
+    """Read a message. It never raises: a message that cannot be read must not hold up its partition."""
+    if body is None:
+        return unreadable("it has no body (a tombstone)", b"")
+    if len(body) > BYTES_MAX:
+        return unreadable(f"it has {counted(len(body), 'byte')}; at most {BYTES_MAX:,} can be taken", body)
+    given = _texts(headers) if headers else {}
+    try:
+        task = given.get(TASK_HEADER)
+        if task is not None:
+            return _of_payload(task, body, given)
+        try:
+            envelope = _decode_envelope(body)
+        except msgspec.ValidationError as error:
+            if (named := _named_by(key, is_task)) is not None:
+                return _of_payload(named, body, given)
+            return unreadable(f"it does not say its task: {error}", body)
+        return _of_envelope(envelope, given)
+    except Exception as error:  # noqa: BLE001 - a number that no store keeps, too deep a nesting, and what else there is
+        return unreadable(clean_text(str(error), 400), body)
+
+
+def _of_envelope(envelope: Envelope, given: Mapping[str, str]) -> Readable:
+    task = checked_name("task", envelope.task)
+    payload = bytes(envelope.payload)
+    if not payload.startswith(b"{"):
+        raise ConfigurationError(
+            f"a payload is a JSON object, not {shorten(payload.decode(errors='replace'))}"
+        )
+    return _readable(
+        task,
+        payload,
+        given,
+        correlation_id=envelope.correlation_id,
+        max_attempts=_positive(envelope.max_attempts),
+        timeout=_positive(envelope.timeout),
+        meta=envelope.meta,
+        given_id=envelope.id,
+    )
+
+
+def _of_payload(task: str, body: bytes, given: Mapping[str, str]) -> Readable:
+    _decode_object(body)  # all of it is JSON, and an object
+    return _readable(checked_name("task", task), body, given)
+
+
+def _readable(
+    task: str,
+    payload: bytes,
+    given: Mapping[str, str],
+    *,
+    correlation_id: str | None = None,
+    max_attempts: int | None = None,
+    timeout: float | None = None,
+    meta: dict[str, str] | None = None,
+    given_id: str | None = None,
+) -> Readable:
+    if len(payload) > PAYLOAD_LIMIT:
+        raise ConfigurationError(
+            f"its payload has {counted(len(payload), 'byte')}; at most {PAYLOAD_LIMIT:,} can be taken"
+        )
+    traced = {name: given[name] for name in TRACE_HEADERS if name in given}
+    entries = {**traced, **(meta or {})}
+    if given_id is not None:
+        entries[ID_ENTRY] = clean_text(given_id, 200)
+    correlation = correlation_id or given.get(CORRELATION_HEADER)
+    options = NO_OPTIONS
+    if correlation is not None or max_attempts is not None or timeout is not None:
+        options = Options(
+            max_attempts=max_attempts,
+            timeout=timeout,
+            correlation_id=None if correlation is None else checked_name("correlation_id", correlation),
+        )
+    return Readable(
+        task,
+        payload.decode(),
+        encode_options(options),
+        checked_meta(entries) if entries else None,
+        given_id,
+    )
+
+
+def with_place(meta: str | None, place: Place, key: bytes | None) -> str | None:
+    """Return the meta with where the message stands, as far as it fits."""
+    entries = {
+        TOPIC_ENTRY: place.topic,
+        PARTITION_ENTRY: str(place.partition),
+        OFFSET_ENTRY: str(place.offset),
+    }
+    if key is not None and (shown := entry_of_bytes(key)) is not None:
+        entries[KEY_ENTRY] = shown
+    return with_inherited(checked_meta(entries), meta)
+
+
+def entry_of_bytes(key: bytes) -> str | None:
+    """A key as an entry of the meta: text if it is printable; None if it is too long."""
+    try:
+        text = key.decode()
+        if not text.isprintable() or text.startswith(_BASE64):
+            raise ValueError(text)
+    except ValueError:
+        text = _BASE64 + base64.b64encode(key).decode()
+    return text if len(text) <= KEY_SHOWN_MAX else None
+
+
+def bytes_of_entry(entry: str | None) -> bytes | None:
+    if entry is None:
+        return None
+    if entry.startswith(_BASE64):
+        return base64.b64decode(entry.removeprefix(_BASE64))
+    return entry.encode()
+
+
+def _positive(value: Any) -> Any:
+    if value is not None and value <= 0:
+        raise ConfigurationError(f"maxAttempts and timeout must be above 0, not {value}")
+    return value
+
+
+def _named_by(key: bytes | None, is_task: Callable[[str], bool]) -> str | None:
+    if key is None:
+        return None
+    try:
+        name = key.decode()
+    except UnicodeDecodeError:
+        return None
+    return name if is_task(name) else None
+
+
+def _texts(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, str]:
+    """The headers that are text; of several with one name, the last one counts."""
+    texts = {}
+    for name, value in headers:
+        if value is not None and len(value) <= 4_096:
+            texts[name] = value.decode(errors="replace")
+    return texts
+
+
+def unreadable(why: str, body: bytes) -> Unreadable:
+    return Unreadable(
+        why,
+        hashlib.sha256(body).hexdigest(),
+        clean_text(body[:SHOWN_BYTES].decode(errors="replace"), SHOWN_BYTES),
+    )

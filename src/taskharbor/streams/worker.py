@@ -1,0 +1,260 @@
+"""`StreamWorker`: executes the messages of a topic, and what becomes of them in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from taskharbor.client.harbor import Harbor
+from taskharbor.codec import checked_name, shorten
+from taskharbor.drivers.base import Claimed
+from taskharbor.drivers.capabilities import HandOver
+from taskharbor.errors import ConfigurationError
+from taskharbor.failure_tasks import dead_letter_queue
+from taskharbor.records import DeadCopy
+from taskharbor.rules.retry import RetryPolicy
+from taskharbor.streams import dead_letters
+from taskharbor.streams.brokers import Brokers, Topic
+from taskharbor.streams.consumer import PolledConsumer
+from taskharbor.streams.dead_letters import UnreadableCopies
+from taskharbor.streams.messages import log_digest
+from taskharbor.streams.producer import Sender
+from taskharbor.streams.source import Rules, StreamSource
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.signals import run_with_signals
+from taskharbor.worker.upkeep.retrying import Outages
+from taskharbor.worker.worker import GRACE_SECONDS, Worker
+
+logger = logging.getLogger("taskharbor.stream")
+
+QUEUE_PREFIX = "stream:"
+AHEAD = 2_000  # messages that are read before a handler is free
+REVOKE_SECONDS = 5.0
+LEAVE_SECONDS = 15.0
+
+
+class StreamWorker:
+    """Executes the messages of a Kafka topic as jobs of the harbor's tasks, as a member of a consumer group.
+
+    A message that succeeds leaves nothing but its offset. One that fails becomes a job in the queue `stream:TOPIC` of
+    the harbor's store, with its attempt recorded, and is retried there by the same rules as every job: a backoff never
+    holds up its partition. This worker serves that queue as well, unless `serves_retries=False` leaves it to others.
+
+    `retry` is the policy for tasks that have none, and the cap on every message's `maxAttempts`. `settings` are further
+    settings of the Kafka client, such as `{"security.protocol": "SASL_SSL", …}`.
+    """
+
+    def __init__(
+        self,
+        harbor: Harbor,
+        *,
+        brokers: str | list[str],
+        topic: str = "tasks",
+        group: str,
+        concurrency: int = 100,
+        retry: RetryPolicy | None | UnsetType = UNSET,
+        serves_retries: bool = True,
+        dead_letter_topic: str | None | UnsetType = UNSET,
+        creates_topic: bool = False,
+        creates_dead_letter_topic: bool = True,
+        grace_seconds: float = GRACE_SECONDS,
+        revoke_seconds: float = REVOKE_SECONDS,
+        settings: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        metrics: bool = False,
+    ) -> None:
+        if not isinstance(harbor, Harbor):
+            raise ConfigurationError(f"StreamWorker takes a Harbor, not {shorten(harbor)}")
+        HandOver.of(harbor.driver)
+        self.harbor = harbor
+        self.topic = checked_name("topic", topic)
+        self.group = checked_name("group", group)
+        self.queue = f"{QUEUE_PREFIX}{self.topic}"
+        self._brokers = Brokers(brokers, settings)
+        self._creates_topic = creates_topic
+        self._creates_dead_letter_topic = creates_dead_letter_topic
+        if dead_letter_topic is UNSET:
+            dead_letter_topic = f"{self.topic}-dlq"
+        self.dead_letter_topic = (
+            None if dead_letter_topic is None else checked_name("topic", dead_letter_topic)
+        )
+        self._sender = Sender(self._brokers)
+        self._revoke_seconds = revoke_seconds
+        self._worker = Worker(
+            harbor,
+            [self.queue],
+            concurrency,
+            retry=retry,
+            grace_seconds=grace_seconds,
+            name=name,
+            metrics=metrics,
+        )
+        served = [self.queue] if serves_retries else []
+        if self.dead_letter_topic is not None:
+            served.append(dead_letter_queue(self.topic))
+        self._retries: Worker | None = None
+        if served:
+            name = f"{self._worker.name}-retries"
+            self._retries = Worker(
+                harbor, served, concurrency, retry=retry, grace_seconds=grace_seconds, name=name
+            )
+            self._retries._calls_hooks = False
+        self._source: StreamSource | None = None
+        self._stopping: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def name(self) -> str:
+        return self._worker.name
+
+    @property
+    def _takes_interrupts(self) -> bool:
+        return self._worker._takes_interrupts
+
+    @_takes_interrupts.setter
+    def _takes_interrupts(self, takes: bool) -> None:
+        for worker in self._workers:
+            worker._takes_interrupts = takes
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return [worker for worker in (self._worker, self._retries) if worker is not None]
+
+    def _report_loop_stopped(self) -> None:
+        self._worker._report_loop_stopped()
+
+    # -- running --
+
+    async def run(self) -> None:
+        """Execute messages until `stop()`."""
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self.harbor._import_included()
+        topic = await asyncio.to_thread(self._brokers.topic, self.topic, create=self._creates_topic)
+        if self.dead_letter_topic is not None:
+            dead = self.dead_letter_topic
+            await asyncio.to_thread(self._brokers.topic, dead, create=self._creates_dead_letter_topic)
+            dead_letters.declare(self.harbor, self.topic, self._sender)
+        self._source = source = self._new_source(topic)
+        self._worker._source = source
+        consumer = PolledConsumer(self._brokers.consumer_settings(self.group), self.topic, source)
+        log_line(
+            logger,
+            logging.INFO,
+            "Stream worker {worker} reads {topic} as a member of {group}",
+            {"worker": self.name, "topic": self.topic, "group": self.group},
+        )
+        consumer.start()
+        try:
+            await self._work(source)
+        finally:
+            source.is_closing = True
+            closing = asyncio.ensure_future(asyncio.to_thread(self._sender.close))
+            if not await asyncio.to_thread(consumer.stop, self._revoke_seconds + LEAVE_SECONDS):
+                log_line(
+                    logger,
+                    logging.WARNING,
+                    "the consumer of {topic} did not leave its group in time; the brokers notice that it is gone",
+                    {"topic": self.topic},
+                )
+            await closing
+
+    async def _work(self, source: StreamSource) -> None:
+        """Run the workers until one of them, or the consumer, ends."""
+        assert self._stopping is not None, "`run` made it"
+        workers = self._workers
+        running = [asyncio.ensure_future(worker.run()) for worker in workers]
+        others = [
+            asyncio.ensure_future(each)
+            for each in (
+                source.hand_over_first(),
+                source.operators.watch(),
+                source.until_failure(),
+                self._stopping.wait(),
+            )
+        ]
+        try:
+            await asyncio.wait([*running, *others], return_when=asyncio.FIRST_COMPLETED)
+            source.is_closing = True
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*running)
+            for each in others:
+                if each.done() and not each.cancelled():
+                    each.result()
+        finally:
+            for task in (*running, *others):
+                task.cancel()
+            await asyncio.gather(*running, *others, return_exceptions=True)
+
+    def _new_source(self, topic: Topic) -> StreamSource:
+        harbor, worker = self.harbor, self._worker
+        assert self._loop is not None, "`run` made it"
+
+        def is_handed_over_first(task: str) -> bool:
+            known = harbor._known(task)
+            return known is not None and known.is_at_most_once
+
+        policy, dead = worker.retry, self.dead_letter_topic
+        source = StreamSource(
+            harbor.driver,
+            Outages(harbor.driver.clock),
+            topic=self.topic,
+            log=log_digest(topic.cluster, topic.id, self.group),
+            capacity=AHEAD + 2 * worker.concurrency,
+            rules=Rules(
+                self.queue,
+                lambda task: harbor._known(task) is not None,
+                is_handed_over_first,
+                harbor.sealing.seal,
+                policy.to_dict() if policy is not None and not policy.follows_code else None,
+                None if dead is None else DeadCopy(self.topic, dead, self.group),
+                None if dead is None else UnreadableCopies(self._sender, dead, self.group).send,
+            ),
+            revoke_seconds=self._revoke_seconds,
+            loop=self._loop,
+        )
+        source.hand_back = self._hand_back
+        return source
+
+    def _hand_back(self, unwanted: Callable[[Claimed], bool]) -> None:
+        run = self._worker._run
+        if run is not None:
+            run.hand_back(unwanted)
+
+    def run_sync(self) -> None:
+        """`run()` with a loop of its own; SIGTERM and SIGINT shut down gracefully, a second signal ends it at once."""
+        run_with_signals(self.run, self)
+
+    def stop(self) -> None:
+        """Shut down gracefully; called again, end at once: what is not finished comes again.
+
+        Any thread may call it."""
+        loop, stopping = self._loop, self._stopping
+        if loop is None or stopping is None:
+            return
+
+        def stop() -> None:
+            if stopping.is_set():
+                for worker in self._workers:
+                    worker.stop()
+            stopping.set()
+
+        try:
+            loop.call_soon_threadsafe(stop)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+
+    async def __aenter__(self) -> StreamWorker:
+        self._background = asyncio.get_running_loop().create_task(self.run())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+        await self._background

@@ -1,0 +1,33 @@
+"""The tasks that live workers know, and what is held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskharbor.drivers.capabilities import Records
+from taskharbor.drivers.contract.holds import HoldKind
+from taskharbor.views.documents import TaskDocument, TaskList
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
+
+
+async def tasks_of(harbor: Harbor) -> TaskList:
+    """Read what the workers' records and the holds say: tasks by name, then the tags that are held."""
+    known = await harbor.holds.aknown_tasks() if Records.offered_by(harbor.driver) else {}
+    holds = {(hold.kind, hold.name): hold for hold in await harbor.holds.alist()}
+    named = {(HoldKind.TASK, name) for name in known} | holds.keys()
+    items = []
+    for kind, name in sorted(named, key=lambda each: (each[0] is HoldKind.TAG, each[1])):
+        hold = holds.get((kind, name))
+        items.append(
+            TaskDocument(
+                kind,
+                name,
+                hold is not None,
+                None if hold is None else hold.by,
+                None if hold is None else hold.since,
+                list(known.get(name, ())) if kind is HoldKind.TASK else [],
+            )
+        )
+    return TaskList(items, None)
