@@ -242,14 +242,14 @@ async def test_revoked_partition_is_given_up_in_time_while_the_store_is_away(
     async def away(jobs: Any) -> Any:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr("taskharbor.streams.source.HAND_OVER_SECONDS", 0.05)
+    monkeypatch.setattr("taskharbor.streams.rebalances.HAND_OVER_SECONDS", 0.05)
     log.put_calls("stuck", range(3), partition=0)
     async with working(memory, log, grace_seconds=0.0, revoke_seconds=0.05) as worker:
         await until(lambda: len(begun) == 3)
         monkeypatch.setattr(memory.driver, "hand_over", away)
         assert worker._source is not None
-        assert await asyncio.wait_for(worker._source._revoked([0]), 30) == []
-        assert 0 not in worker._source._partitions
+        assert await asyncio.wait_for(worker._source.rebalances.revoked([0]), 30) == []
+        assert not worker._source._taken.has(0)
     assert max(log.committed()[0].offset, 0) == 0
 
 

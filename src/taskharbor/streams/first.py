@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -18,6 +18,8 @@ from taskharbor.streams.messages import Place, Unreadable
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
+
+AT_ONCE = 500
 
 Send = Callable[[Place, Unreadable, Any], Awaitable[None]]
 
@@ -30,6 +32,37 @@ class First(Struct, eq=False):
     size: int
     read: Unreadable | None = None  # if it cannot be read, and its bytes are not copied yet
     message: Any = None
+
+
+class FirstMessages:
+    """Those that wait for the store. The order in which they came is kept."""
+
+    def __init__(self) -> None:
+        self._waiting: list[First] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, first: First) -> None:
+        self._waiting.append(first)
+        self.bytes += first.size
+
+    def next(self) -> list[First]:
+        """Those to hand over next: last those whose bytes have to be copied, since they wait for the brokers."""
+        return sorted(self._waiting, key=lambda each: each.read is not None)[:AT_ONCE]
+
+    def remove(self, done: Sequence[First]) -> None:
+        ids = set(map(id, done))
+        self._keep([each for each in self._waiting if id(each) not in ids])
+
+    def drop(self, partitions: Collection[int]) -> None:
+        """Forget those of partitions that go away."""
+        self._keep([each for each in self._waiting if each.place.partition not in partitions])
+
+    def _keep(self, kept: list[First]) -> None:
+        self._waiting = kept
+        self.bytes = sum(each.size for each in kept)
 
 
 async def copied(waiting: Sequence[First], send: Send | None) -> list[First]:

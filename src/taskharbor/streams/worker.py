@@ -21,9 +21,10 @@ from taskharbor.streams import dead_letters
 from taskharbor.streams.brokers import Brokers, Topic
 from taskharbor.streams.consumer import PolledConsumer
 from taskharbor.streams.dead_letters import UnreadableCopies
+from taskharbor.streams.jobs import Rules
 from taskharbor.streams.messages import log_digest
 from taskharbor.streams.producer import Sender
-from taskharbor.streams.source import Rules, StreamSource
+from taskharbor.streams.source import StreamSource
 from taskharbor.telemetry.logs import log_line
 from taskharbor.worker.signals import run_with_signals
 from taskharbor.worker.upkeep.retrying import Outages
@@ -218,7 +219,7 @@ class StreamWorker:
             revoke_seconds=self._revoke_seconds,
             loop=self._loop,
         )
-        source.hand_back = self._hand_back
+        source.rebalances.hand_back = self._hand_back
         return source
 
     def _hand_back(self, unwanted: Callable[[Claimed], bool]) -> None:

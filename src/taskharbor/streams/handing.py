@@ -1,0 +1,57 @@
+"""The store that messages are handed over to: asked again while it is away, and never stopped by one bad message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from taskharbor.drivers.base import Driver
+from taskharbor.drivers.capabilities import HandOver
+from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.settle_batch import REFUSALS
+from taskharbor.streams.first import First
+from taskharbor.streams.jobs import MessageJobs
+from taskharbor.streams.offsets import AHEAD_MAX
+from taskharbor.worker.upkeep.retrying import Outages
+
+T = TypeVar("T")
+
+
+class Handing:
+    def __init__(self, store: Driver, outages: Outages, queue: str, jobs: MessageJobs) -> None:
+        self._verbs = HandOver.of(store)
+        self._outages = outages
+        self._queue = queue
+        self._jobs = jobs
+
+    async def now(self, jobs: Sequence[HandedOver]) -> None:
+        """Hand over. Raises while the store is away: the caller asks again."""
+        await self._verbs.hand_over(jobs)
+
+    async def patiently(self, jobs: Sequence[HandedOver]) -> None:
+        """Hand over, as soon as the store is there."""
+        await self._until_there(partial(self._verbs.hand_over, jobs))
+
+    async def each(self, batch: Sequence[First]) -> None:
+        """Hand over all of these. Of one that the store refuses, a dead job is stored instead."""
+        try:
+            await self.patiently([each.handed for each in batch])
+        except REFUSALS as error:
+            if len(batch) > 1:
+                for one in batch:
+                    await self.each([one])
+                return
+            [each] = batch
+            each.handed = self._jobs.unkeepable(each.place, each.handed.job.task, error)
+            await self.patiently([each.handed])
+
+    async def offsets_from(self, partition: int, offset: int) -> set[int]:
+        """Which offsets of a partition, from this one on, stand in the store."""
+        keys = self._jobs.keys
+        first, last = keys.at(partition, offset), keys.at(partition, 10**19)
+        found = await self._until_there(partial(self._verbs.handed_over, self._queue, first, last, AHEAD_MAX))
+        return {keys.offset_of(key) for key in found}
+
+    async def _until_there(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._outages.retry_until_available(ask, "messages cannot be handed over to the store")

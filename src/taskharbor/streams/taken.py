@@ -1,0 +1,178 @@
+"""What a worker has taken from the log and not finished: which offsets, and the messages in memory.
+
+The messages belong to the loop of the worker. The offsets are shared with the consumer's thread, which commits them: a
+lock guards them, and is held for a batch at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from taskharbor.clock import Clock, wait_for
+from taskharbor.streams.consumer import Commit
+from taskharbor.streams.jobs import Held
+from taskharbor.streams.messages import Place
+from taskharbor.streams.offsets import AHEAD_MAX, PartitionOffsets
+
+
+class Changes:
+    """Counts what a waiting worker has to look at."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self.token = 0
+
+    def announce(self) -> None:
+        self.token += 1
+        self._changed.set()
+
+    async def wait(self, token: int, seconds: float) -> None:
+        """Return as soon as there was a change since `token`, or after these seconds."""
+        if self.token != token:
+            return
+        self._changed.clear()
+        try:
+            await wait_for(self._clock, self._changed.wait(), seconds)
+        except TimeoutError:
+            pass
+
+
+class Taken:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offsets: dict[int, PartitionOffsets] = {}
+        self._arriving = 0  # messages on their way from the consumer's thread
+        self._buffer: deque[Held] = deque()  # no handler has begun them
+        self.buffer_bytes = 0
+        self._held: dict[str, Held] = {}  # by the id of their jobs
+        self.finished = asyncio.Event()  # set each time something has finished
+
+    # -- offsets: both threads --
+
+    def begin(self, partition: int, committed: int, finished: Iterable[int]) -> None:
+        """Note that a partition came, and what is finished of it."""
+        with self._lock:
+            self._offsets[partition] = PartitionOffsets(committed, finished)
+
+    def has(self, partition: int) -> bool:
+        return partition in self._offsets
+
+    def room(self, capacity: int) -> int:
+        """How many more messages may come, if at most this many may wait for a handler."""
+        with self._lock:
+            free = capacity - len(self._buffer) - self._arriving
+            if free <= 0:
+                return 0
+            ahead = max((each.ahead for each in self._offsets.values()), default=0)
+        return min(free, AHEAD_MAX - ahead)
+
+    def arriving(self, count: int) -> None:
+        with self._lock:
+            self._arriving += count
+
+    def new_ones(self, messages: Sequence[Any]) -> list[Any]:
+        """Note that these have come; return those that are not finished already."""
+        with self._lock:
+            self._arriving -= len(messages)
+            return [each for each in messages if self._is_new(each.partition(), each.offset())]
+
+    def _is_new(self, partition: int, offset: int) -> bool:
+        offsets = self._offsets.get(partition)
+        return offsets is not None and offsets.take(offset)
+
+    def finish(self, places: Iterable[Place]) -> None:
+        """Note that these have ended, or stand safely in the store."""
+        with self._lock:
+            for place in places:
+                offsets = self._offsets.get(place.partition)
+                if offsets is not None:
+                    offsets.finish(place.offset)
+        self.finished.set()
+
+    def to_commit(self) -> list[Commit]:
+        with self._lock:
+            due = [(number, each.to_commit()) for number, each in self._offsets.items()]
+        return [Commit(number, *what) for number, what in due if what is not None]
+
+    def committed(self, commits: Sequence[Commit]) -> None:
+        with self._lock:
+            for each in commits:
+                if (offsets := self._offsets.get(each.partition)) is not None:
+                    offsets.acknowledged(each.offset, each.metadata)
+
+    # -- messages: the loop alone --
+
+    def add(self, held: Held) -> None:
+        """Keep a message that waits for a handler."""
+        self._held[held.claimed.id] = held
+        self._buffer.append(held)
+        self.buffer_bytes += held.size
+
+    def next(self, token: str, limit: int, bytes_limit: int) -> list[Held]:
+        """Give out messages that wait for a handler, in the order in which they came, under this token."""
+        given: list[Held] = []
+        size = 0
+        while self._buffer and len(given) < limit:
+            held = self._buffer[0]
+            if given and size + held.size > bytes_limit:
+                break
+            self._buffer.popleft()
+            size += held.size
+            held.token = token
+            given.append(held)
+        self.buffer_bytes -= size
+        return given
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether messages wait for a handler."""
+        return bool(self._buffer)
+
+    def get(self, job_id: str) -> Held | None:
+        return self._held.get(job_id)
+
+    def pop(self, job_id: str) -> Held | None:
+        return self._held.pop(job_id, None)
+
+    def offer_again(self, held: Held) -> None:
+        """Keep a message that was given out and handed back, as long as its partition is here."""
+        if self.has(held.place.partition):
+            held.token = ""
+            self._buffer.appendleft(held)
+            self.buffer_bytes += held.size
+        else:
+            self.pop(held.claimed.id)
+
+    def of(self, partitions: Collection[int]) -> list[Held]:
+        return [each for each in self._held.values() if each.place.partition in partitions]
+
+    def is_of(self, job_id: str, partitions: Collection[int]) -> bool:
+        held = self._held.get(job_id)
+        return held is not None and held.place.partition in partitions
+
+    def drop_waiting(self, partitions: Collection[int]) -> None:
+        """Forget what no handler has begun of these partitions."""
+        for each in self._buffer:
+            if each.place.partition in partitions:
+                self._held.pop(each.claimed.id, None)
+                self.buffer_bytes -= each.size
+        self._buffer = deque(each for each in self._buffer if each.place.partition not in partitions)
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Forget these partitions, and everything of them."""
+        self.drop_waiting(partitions)
+        for each in self.of(partitions):
+            del self._held[each.claimed.id]
+        with self._lock:
+            for number in partitions:
+                self._offsets.pop(number, None)
+
+    def figures(self) -> dict[str, int]:
+        with self._lock:
+            incomplete = sum(each.open for each in self._offsets.values())
+        return {"in_flight": len(self._held), "buffered": len(self._buffer), "incomplete": incomplete}
