@@ -385,6 +385,7 @@ class JobFilter(Struct, frozen=True):
     finished_after: int | None = None
     finished_before: int | None = None
     ids: tuple[str, ...] | None = None
+    payload: dict[str, Any] | None = None  # values of the payload by their paths, such as {"user.id": 42}
 
 
 class GroupRecord(Struct, frozen=True, gc=False):

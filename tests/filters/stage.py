@@ -303,6 +303,8 @@ class OverRest(Surface):
 
     def bulk(self, verb: str, *, dry_run: bool = False, **where: Any) -> Number:
         body = _fields(where) | {"dryRun": dry_run}
+        if "payload" in where:
+            body["payload"] = where["payload"]
         if verb == "update-all":
             body["changes"] = CHANGES
         number = self.send("POST", f"/{'dlq' if verb in OF_DEAD else 'jobs'}/{verb}", json=body)
@@ -331,14 +333,20 @@ def _listed(page: Any) -> Listed:
 
 
 def _written(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value)
     return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _options(where: dict[str, Any]) -> list[str]:
     names = {"fingerprint": "group"}
+    values = where.get("payload", {})
     return [
+        word for path, value in values.items() for word in ("--payload", f"{path}:={json.dumps(value)}")
+    ] + [
         word
         for name, value in where.items()
+        if name != "payload"
         for word in (f"--{names.get(name, name).replace('_', '-')}", str(_written(value)))
     ]
 

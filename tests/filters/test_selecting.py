@@ -58,7 +58,9 @@ class Filled:
     def where(self, case: dict[str, Any]) -> dict[str, Any]:
         """The filter of a case, with what only the store knows."""
         known: dict[str, Any] = {"FULL": self.full, "WORKFLOW": self.workflow}
-        return {name: known.get(value, value) for name, value in case.items()}
+        return {
+            name: known.get(value, value) if isinstance(value, str) else value for name, value in case.items()
+        }
 
 
 async def _chained(harbor: Harbor) -> tuple[str, str, str]:
@@ -110,6 +112,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"finished_before": LATER}, "full plain"),
     ({"finished_after": START, "finished_before": LATER, "state": "dead"}, "full"),
     ({"enqueued_before": LATER, "finished_after": LATER}, "late"),
+    ({"payload": {"fails": "disk"}}, "late full"),
+    ({"payload": {"fails": "disk"}, "queue": "mail"}, "full"),
+    ({"payload": {"fails": None}}, ""),
 ]
 
 
@@ -197,6 +202,7 @@ def test_a_dry_run_shows_the_count_and_changes_nothing(filled: Filled, surface: 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"state": "sleeping"}, "sleeping"),
     ({"reason": "bad luck"}, "bad luck"),
+    ({"payload": {"a": [1]}}, "[1]"),
     ({"fingerprint": "xyz"}, "fingerprint"),
     ({"workflow": "mine"}, "mine"),
     ({"error": ""}, "error"),

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor import Worker
-from taskharbor.client.display import shown_payload
 from taskharbor.errors import PayloadError
 from taskharbor.http import http_payload
 from taskharbor.http.answers import ERROR_BODY_MAX, Answer, failure_of
 from taskharbor.http.secrets import scrubbed, secrets_in
 from taskharbor.records import State
+from taskharbor.rules.display import shown_payload
 from taskharbor.telemetry.logs import JsonFormatter, KeyValueFormatter
 from taskharbor.views.documents import AttemptDocument, HistoryEntry, JobDocument, ScheduleDocument
 from tests.http.stage import Request, reply

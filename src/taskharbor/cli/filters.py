@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from taskharbor.cli.confirming import confirm
-from taskharbor.cli.parameters import instant
+from taskharbor.cli.parameters import instant, named_value
 from taskharbor.cli.session import Session
 from taskharbor.codec import counted
 
@@ -24,6 +24,12 @@ REASONS = (
 )  # fmt: skip
 PAGE_MAX = 1_000
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def payload_values(_: object, __: object, given: tuple[str, ...]) -> dict[str, Any] | None:
+    """Read values of a payload by their paths, written as in `enqueue`: `path=text` or `path:=json`."""
+    return {path: value for path, value, _ in map(named_value, given)} or None
+
 
 _SHARED = (
     click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
@@ -51,6 +57,13 @@ _SHARED = (
     ),
     click.option(
         "--finished-before", type=instant, metavar="ISO8601", help="Only jobs that ended before that time."
+    ),
+    click.option(
+        "--payload",
+        callback=payload_values,
+        multiple=True,
+        metavar="PATH=TEXT|PATH:=JSON",
+        help="Only jobs whose payload has this value, such as user.id:=42; may be repeated.",
     ),
 )
 _STATE = click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")

@@ -100,7 +100,7 @@ def parse_payload(words: Sequence[str]) -> Payload:
     values: dict[str, Any] = {}
     texts = set()
     for word in words:
-        name, value, is_json = _parts(word)
+        name, value, is_json = named_value(word)
         if name in values:
             raise click.UsageError(f"the payload names {name!r} twice")
         values[name] = value
@@ -109,7 +109,7 @@ def parse_payload(words: Sequence[str]) -> Payload:
     return Payload(values, frozenset(texts))
 
 
-def _parts(word: str) -> tuple[str, Any, bool]:
+def named_value(word: str) -> tuple[str, Any, bool]:
     """The name, the value, and whether it is JSON."""
     left, equals, right = word.partition("=")
     is_json = left.endswith(":")

@@ -71,6 +71,8 @@ def filter_text(where: JobFilter | None, ids: Sequence[str] = ()) -> str | None:
         value = getattr(where, name)
         if value is not None:
             parts[name] = _instant(value) if name.endswith(("_after", "_before")) else value
+    if "payload" in parts:
+        parts["payload"] = dict.fromkeys(parts["payload"], HIDDEN)
     if "ids" in parts:
         parts["ids"] = parts["ids"][:IDS_MAX]
     if len(ids) > 1:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
+
+import msgspec
 
 from taskharbor.client.options import checked_id, checked_instant, refuse_unknown
 from taskharbor.clock import from_micros
@@ -22,6 +24,11 @@ PAGE_MAX = 1_000
 IDS_MAX = 1_000
 COUNT_MAX = 10_000  # jobs that a count counts; of more it says so
 PREFIX_MIN = 4  # characters of an id
+PATHS_MAX, PATH_MAX, VALUE_MAX = (
+    10,
+    200,
+    1_000,
+)  # of a payload: values, and the characters of each path and text
 CURSOR_MARK = "id:"  # before the digits of an id that is no UUID
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 Member = TypeVar("Member", bound=StrEnum)
@@ -43,6 +50,7 @@ class DeadWhere(TypedDict, total=False):
     finished_after: datetime | None
     finished_before: datetime | None
     ids: Iterable[object] | None
+    payload: Mapping[str, Any] | str | None
 
 
 class JobWhere(DeadWhere, total=False):
@@ -231,6 +239,32 @@ def _instant(value: Any, name: str) -> int:
     return checked_instant(value, name)
 
 
+def _payload(value: object, name: str) -> dict[str, Any]:
+    """Return values of a payload by their paths, given as a dict or as its JSON."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise _no_payload(value) from None
+    if not isinstance(value, Mapping) or not 1 <= len(value) <= PATHS_MAX:
+        raise _no_payload(value)
+    for path, wanted in value.items():
+        if not isinstance(path, str) or not 1 <= len(path) <= PATH_MAX:
+            raise _no_payload(value)
+        if not (wanted is None or isinstance(wanted, str | int | float)) or len(str(wanted)) > VALUE_MAX:
+            raise ConfigurationError(
+                f"payload {path} is compared with a text of at most {VALUE_MAX:,} characters, a number, true, false or "
+                f"null, not with {shorten(wanted)}"
+            )
+    return dict(value)
+
+
+def _no_payload(value: object) -> ConfigurationError:
+    return ConfigurationError(
+        f'payload takes 1 to {PATHS_MAX} values by their paths, such as {{"user.id": 42}}, not {shorten(value)}'
+    )
+
+
 CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "state": _one_of(State, "state", "states"),
     "queue": _name,
@@ -246,4 +280,5 @@ CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "finished_after": _instant,
     "finished_before": _instant,
     "ids": _ids,
+    "payload": _payload,
 }

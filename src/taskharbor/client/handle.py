@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from taskharbor.client.display import shown_payload
 from taskharbor.client.retry_metrics import RetryMetrics, read_retry_metrics
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.waiting import Pending, until_ended
@@ -29,6 +28,7 @@ from taskharbor.records import (
     Reason,
     State,
 )
+from taskharbor.rules.display import shown_payload
 from taskharbor.rules.meta import read_meta
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from taskharbor.client.display import shown_payload
 from taskharbor.client.options import OWN_OPTIONS, checked_options, new_job, refuse_unknown
 from taskharbor.clock import check_seconds, from_micros
 from taskharbor.codec import agreeing, checked_name, decode_payload, shorten
@@ -28,6 +27,7 @@ from taskharbor.records import (
     Recurrence,
     State,
 )
+from taskharbor.rules.display import shown_payload
 from taskharbor.rules.meta import read_meta
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.schedule import Schedule as Recurring

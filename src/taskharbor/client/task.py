@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 
 from msgspec import UnsetType
 
-from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Job
 from taskharbor.client.options import (
     EnqueueOptions,
@@ -28,6 +27,7 @@ from taskharbor.drivers.base import AlikeJobs, Driver
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.function_refs import address_of
 from taskharbor.records import Delivery, FailureTask, NewJob, Recurrence
+from taskharbor.rules.display import shown_payload
 from taskharbor.rules.retry import UNSET, RetryPolicy
 from taskharbor.signature import CallPlan, at_index
 

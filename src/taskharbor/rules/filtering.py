@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from taskharbor.codec import decode_payload
+from taskharbor.errors import PayloadError
 from taskharbor.records import JobFilter, JobRecord, Reason, State
+from taskharbor.rules.display import shown_payload
 from taskharbor.rules.fingerprint import ERROR_SHOWN
 from taskharbor.rules.lifecycle import TERMINAL
 
@@ -24,7 +30,30 @@ def matches(job: JobRecord, where: JobFilter) -> bool:
         and where.correlation_id in (None, options.correlation_id)
         and is_within(job.enqueued_at, where.enqueued_after, where.enqueued_before)
         and is_within(job.finished_at, where.finished_after, where.finished_before)
+        and (where.payload is None or payload_matches(job.task, job.payload, where.payload))
     )
+
+
+def payload_matches(task: str, payload: str, wanted: Mapping[str, Any]) -> bool:
+    """Whether a stored payload has these values at these paths, as a reader would see it.
+
+    A secret of an HTTP job is `***` here as well: a search must not answer whether a guess is right. Of a payload that
+    cannot be read, or that a codec has sealed, nothing matches.
+    """
+    try:
+        shown = shown_payload(task, decode_payload(payload))
+    except PayloadError:
+        return False
+    return all(_has(shown, path, value) for path, value in wanted.items())
+
+
+def _has(values: Any, path: str, wanted: Any) -> bool:
+    for name in path.split("."):
+        if not isinstance(values, dict) or name not in values:
+            return False
+        values = values[name]
+    is_bool = isinstance(wanted, bool)  # which Python takes for 0 or 1
+    return isinstance(values, bool) == is_bool and values == wanted
 
 
 def is_within(instant: int | None, after: int | None, before: int | None) -> bool:

@@ -116,6 +116,20 @@ class RequeueRequest(RetryRequest):
     reset_attempts: bool = True
 
 
+PayloadValues = Annotated[
+    dict[str, str | int | float | bool | None],
+    Meta(description="Values of the payload by their paths.", examples=[{"user.id": 42}]),
+]
+PayloadText = Annotated[
+    str,
+    Meta(
+        max_length=20_000,
+        description="Values of the payload by their paths, as a JSON object.",
+        examples=['{"user.id": 42}'],
+    ),
+]
+
+
 class Selection(Input):
     """What every list and every bulk operation can select jobs by; a field that is left out selects any."""
 
@@ -136,6 +150,7 @@ class Selection(Input):
 class DeadFilter(Selection):
     """Which dead jobs; all of them if every field is left out."""
 
+    payload: PayloadValues | None = None
     ids: Annotated[list[Uuid], Meta(max_length=IDS_MAX)] | None = None
     dry_run: Annotated[bool, Meta(description="Only say how many jobs it would act on.")] = False
 
@@ -162,6 +177,7 @@ class RequeueAllRequest(DeadFilter):
 class ReplayRequest(Selection):
     """Which dead jobs to replay, and when to stop."""
 
+    payload: PayloadValues | None = None
     ids: Annotated[list[Uuid], Meta(max_length=IDS_MAX)] | None = None
     brake: Annotated[
         float, Meta(ge=0, le=1, description="The share of a slice that may fail again in the same way.")
@@ -218,7 +234,13 @@ class ScheduleChanges(ScheduleFields):
 # -- queries ---------------------------------------------------------------------------------------
 
 
-class DeadQuery(Selection):
+class SelectionQuery(Selection):
+    """The same in a query, where a value is text."""
+
+    payload: PayloadText | None = None
+
+
+class DeadQuery(SelectionQuery):
     """Which dead jobs."""
 
     cursor: Cursor | None = None
@@ -231,17 +253,17 @@ class JobQuery(DeadQuery):
     state: State | UnsetType = UNSET  # not None: `?state=null` would mean every state
 
 
-class DeadCountQuery(Selection):
+class DeadCountQuery(SelectionQuery):
     """Which dead jobs to count."""
 
 
-class GroupQuery(Selection):
+class GroupQuery(SelectionQuery):
     """Which dead jobs, and how many groups of them."""
 
     limit: Limit = 100
 
 
-class JobCountQuery(Selection):
+class JobCountQuery(SelectionQuery):
     """Which jobs to count."""
 
     state: State | UnsetType = UNSET  # not None, as with jobs

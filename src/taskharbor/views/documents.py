@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from taskharbor.client.audit import AuditEntry
-from taskharbor.client.display import shown_payload
 from taskharbor.client.handle import Attempt, Job, Step
 from taskharbor.client.queues import Queue
 from taskharbor.client.retry_metrics import RetryMetrics
@@ -34,6 +33,7 @@ from taskharbor.records import (
     State,
     TokenRecord,
 )
+from taskharbor.rules.display import shown_payload
 from taskharbor.rules.retry import MAX_ATTEMPTS
 from taskharbor.workflow.handle import WorkflowState
 

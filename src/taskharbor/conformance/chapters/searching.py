@@ -104,6 +104,49 @@ class Searching(Chapter):
         assert store.listed_ids(error="first") == []
         assert store.listed_ids(error="second") == [held.id]
 
+    def test_payload_values_select_by_path_and_type(self, store: Store) -> None:
+        """A number is no text, true is no 1, a path leads into objects; a payload that is no JSON matches nothing."""
+        wanted = store.enqueue(payload='{"user":{"id":42,"ok":true},"name":"a.b","none":null}')
+        store.enqueue(payload='{"user":{"id":"42","ok":1},"name":"x"}')
+        store.enqueue(payload='{"id":42}')
+        found: list[dict[str, Any]] = [
+            {"user.id": 42},
+            {"user.ok": True},
+            {"user.id": 42.0, "name": "a.b"},
+            {"none": None},
+        ]
+        for payload in found:
+            assert store.listed_ids(payload=payload) == [wanted], payload
+            assert store.listed_ids(page_size=1, payload=payload) == [wanted], payload
+            assert _count(store, payload=payload).jobs == 1, payload
+        for payload in (
+            {"user.id": 43},
+            {"user": 42},
+            {"user.id.x": 42},
+            {"missing": None},
+            {"name.x": "a.b"},
+        ):
+            assert store.listed_ids(payload=payload) == [], payload
+        assert store.listed_ids(payload={"user.id": 42}, queue="other") == []
+
+    def test_search_by_payload_goes_on_through_jobs_that_do_not_match(self, store: Store) -> None:
+        """A page holds what lies within the budget, however many others stand between."""
+        wanted = [store.enqueue(payload='{"n":1}')]
+        for number in range(7):
+            store.enqueue(payload='{"n":0}')
+            if number == 3:
+                wanted.append(store.enqueue(payload='{"n":1}'))
+        assert store.listed_ids(payload={"n": 1}) == wanted[::-1]
+        assert store.listed_ids(page_size=1, payload={"n": 1}) == wanted[::-1]
+        store.driver.search_budget = SearchBudget(jobs=2)
+        assert store.listed_ids(payload={"n": 1}) == wanted[::-1]
+
+    def test_secret_of_an_http_job_cannot_be_guessed_by_searching(self, store: Store) -> None:
+        """What is shown as *** is searched as ***."""
+        job = store.enqueue(task="http", payload='{"url":"http://a.b","headers":{"Authorization":"secret"}}')
+        assert store.listed_ids(payload={"headers.Authorization": "secret"}) == []
+        assert store.listed_ids(payload={"url": "http://a.b"}) == [job]
+
     def test_ids_select_the_jobs_that_they_name(self, store: Store) -> None:
         """In the order of a list, whatever order they were given in, and together with other filters."""
         first, second, third = (store.enqueue(queue=queue) for queue in ("a", "b", "a"))

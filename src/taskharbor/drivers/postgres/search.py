@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 
@@ -11,7 +12,7 @@ from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.searching import READY_MANY, Plan, Slices, Source, plan
 from taskharbor.records import JobFilter, JobRecord
-from taskharbor.rules.filtering import matches
+from taskharbor.rules.filtering import matches, payload_matches
 
 READ_AT_ONCE = 500  # jobs whose records one statement reads
 _AFTER_EVERY_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -93,15 +94,28 @@ async def _slices(
     before = cursor or _AFTER_EVERY_ID
     while True:
         size = slices.next_size()
+        if where.payload is not None:
+            wanted = size  # every one of the slice is looked at again
         [row] = await session.rows("search", *_arguments(session, where, planned, before, size, wanted))
         slices.examined += row["examined"]
         if not row["examined"]:
             return
         is_last = row["examined"] < size
-        yield _Slice(row["examined"], row["last_id"], row["found"], row["ids"] or [], is_last)
+        ids, found = row["ids"] or [], row["found"]
+        if where.payload is not None:
+            ids = await _with_payload(session, ids, where.payload)
+            found = len(ids)
+        yield _Slice(row["examined"], row["last_id"], found, ids, is_last)
         if is_last:
             return
         before = row["last_id"]
+
+
+async def _with_payload(session: Session, ids: list[str], wanted: dict[str, Any]) -> list[str]:
+    """Keep the jobs whose payloads have the values. The rule is in Python, since a payload may be no JSON at all."""
+    rows = await session.rows("payloads", ids)
+    found = {row["id"] for row in rows if payload_matches(row["task"], row["payload"], wanted)}
+    return [job_id for job_id in ids if job_id in found]
 
 
 def _arguments(

@@ -14,7 +14,7 @@ from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import Reading, is_text
 from taskharbor.records import JobFilter, JobRecord
-from taskharbor.rules.filtering import matches
+from taskharbor.rules.filtering import matches, payload_matches
 
 SEARCH = statements("search")
 SEPARATOR = "\x1f"
@@ -95,11 +95,24 @@ def _slices(
         if not examined or type(last_id) is not str or not is_text(last_id):
             return
         ids = sorted((job_id for job_id in _separated(found) if is_text(job_id)), reverse=True)
+        if where.payload is not None:
+            ids = _with_payload(session, ids, where.payload)
         is_last = examined < size
         yield _Slice(last_id, ids, is_last)
         if is_last:
             return
         before = last_id
+
+
+def _with_payload(session: Session, ids: list[str], wanted: dict[str, Any]) -> list[str]:
+    """Keep the jobs whose payloads have the values. The rule is in Python, since a payload may be no JSON at all."""
+    rows = session.execute(SEARCH["payloads"], (msgspec.json.encode(ids).decode(),))
+    found = {
+        job_id
+        for job_id, task, payload in rows
+        if is_text(task) and is_text(payload) and payload_matches(task, payload, wanted)
+    }
+    return [job_id for job_id in ids if job_id in found]
 
 
 def _separated(found: str | None) -> list[str]:

@@ -116,3 +116,6 @@ SELECT count(*) FROM (SELECT FROM {schema}.ready LIMIT $1) AS r
 
 -- name: enqueued_at
 SELECT enqueued_at FROM {schema}.jobs WHERE id = $1::text::uuid
+
+-- name: payloads
+SELECT id::text, task, payload FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[])

@@ -113,3 +113,6 @@ SELECT count(*) FROM (SELECT 1 FROM taskharbor_ready LIMIT ?)
 
 -- name: enqueued_at
 SELECT enqueued_at FROM taskharbor_jobs WHERE id = ?
+
+-- name: payloads
+SELECT id, task, payload FROM taskharbor_jobs WHERE id IN (SELECT value FROM json_each(?))
