@@ -1,7 +1,7 @@
 """Tasks that need no application.
 
-Every harbor knows `http` and `taskharbor.replay`; a task that you declare under the same name takes precedence.
-`echo`, `sleep` and `fail` are for trying a store, a worker or a command:
+Every harbor knows `http`, `taskharbor.replay` and `taskharbor.bulk`; a task that you declare under the same name takes
+precedence. `echo`, `sleep` and `fail` are for trying a store, a worker or a command:
 
 taskharbor worker
 taskharbor enqueue echo message=hello --wait 10
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from taskharbor.client.task import Task
 
 REPLAY = "taskharbor.replay"
-EVERYWHERE = frozenset({"http", REPLAY})
+BULK = "taskharbor.bulk"
+EVERYWHERE = frozenset({"http", REPLAY, BULK})
 TRIAL_NAMES = ("echo", "sleep", "fail")
 
 
@@ -40,6 +41,10 @@ def _made(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any]:
         from taskharbor.replay import replay_task
 
         return replay_task(harbor)
+    if name == BULK:
+        from taskharbor.bulk import bulk_task
+
+        return bulk_task(harbor)
     from taskharbor.http.task import http_task
 
     return http_task(harbor)
@@ -47,7 +52,7 @@ def _made(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any]:
 
 def runnable_task_of(harbor: Harbor, name: str) -> Task[Any, Any, Any, Any] | None:
     """Return the task, if the packages that it needs to run are installed."""
-    if name not in EVERYWHERE or name == REPLAY:
+    if name != "http":
         return task_of(harbor, name)
     from taskharbor.http.task import is_installed
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from msgspec import UnsetType
 from msgspec.structs import replace
 
+from taskharbor.acting import current_actor
+from taskharbor.builtin_tasks import BULK
 from taskharbor.client.actions import details_of, new_action
+from taskharbor.client.error_groups import filter_payload
 from taskharbor.client.filters import (
     COUNT_MAX,
     FILTERS,
@@ -22,6 +25,7 @@ from taskharbor.client.filters import (
     checked_prefix,
     cursor_above,
     cursor_after,
+    dead_filter,
     is_whole_id,
     job_filter,
 )
@@ -32,7 +36,7 @@ from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.transaction import refuse_inside_transaction
 from taskharbor.client.updating import BULK_OPTIONS, BulkUpdate, JobChanges, checked_update
 from taskharbor.clock import from_micros
-from taskharbor.codec import checked_name, decode_result
+from taskharbor.codec import checked_name, decode_result, shorten
 from taskharbor.drivers.base import (
     Action,
     Cancel,
@@ -45,7 +49,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.capabilities import Steps
 from taskharbor.errors import ConfigurationError, JobConflict
-from taskharbor.records import JobFilter, JobRecord, State
+from taskharbor.records import PRIORITY_MAX, JobFilter, JobRecord, State
 from taskharbor.rules.lifecycle import CANCELLABLE, CHANGEABLE, DELETABLE
 from taskharbor.telemetry.reports import READ_AT_ONCE
 
@@ -263,6 +267,35 @@ class Jobs(Operator):
         return await self._operate_all(update, asked, CHANGEABLE, "jobs.update_all()")
 
     update_all = sync_method(aupdate_all)
+
+    async def astart_bulk(
+        self,
+        verb: Literal["requeue", "discard", "cancel", "delete"],
+        /,
+        filter: JobFilter | None = None,
+        *,
+        on_queue: str | None = None,
+        **where: Unpack[JobWhere],
+    ) -> Job[Any]:
+        """Enqueue a job that does this to every matching job that is there now; its progress says how far it is.
+
+        Cancel it to stop it: what it has done stays done. It runs on the queue of the newest matching job, unless
+        `on_queue` names another.
+        """
+        from taskharbor.bulk import OF_DEAD, VERBS
+
+        if verb not in VERBS:
+            raise ConfigurationError(f"a bulk job does one of {', '.join(VERBS)}, not {shorten(verb)}")
+        asked = dead_filter(filter, where) if verb in OF_DEAD else asked_filter(filter, where)
+        if on_queue is None:
+            newest = await anext(self._matching(asked), None)
+            if newest is None:
+                raise ConfigurationError(f"no job matches, so there is nothing to {verb}")
+            on_queue = newest[0].queue
+        payload = {"verb": verb, "where": filter_payload(asked), "actor": current_actor()}
+        return await self._harbor.aenqueue(BULK, payload, queue=on_queue, priority=PRIORITY_MAX)
+
+    start_bulk = sync_method(astart_bulk)
 
     async def acounts(self, queue: str | None = None) -> dict[str, int]:
         """Count the jobs in each of the seven states."""

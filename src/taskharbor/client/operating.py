@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 BULK_PAGE = 500
+
+# Set by what wants to know how many jobs a bulk operation has acted on so far.
+seen_jobs: ContextVar[Callable[[int], None] | None] = ContextVar("seen_jobs", default=None)
 
 _DONE: dict[type[Operation], str] = {
     Cancel: "cancelled",
@@ -128,6 +132,8 @@ class Operator:
             page = await self._driver.list(where, cursor=cursor, limit=BULK_PAGE)
             if page.jobs:
                 yield page.jobs
+                if (tell := seen_jobs.get()) is not None:
+                    tell(len(page.jobs))
             cursor = page.next_cursor
             if cursor is None:
                 return

@@ -167,6 +167,13 @@ class UpdateAllRequest(BulkFilter, kw_only=True):
     changes: BulkChanges
 
 
+class BulkRequest(BulkFilter, kw_only=True):
+    """Which jobs to act on in the background, and what to do to them."""
+
+    verb: Literal["requeue", "discard", "cancel", "delete"]
+    on_queue: Annotated[Name, Meta(description="The queue of the job that does it.")] | None = None
+
+
 class RequeueAllRequest(DeadFilter):
     """Which dead jobs to requeue, and when they run."""
 

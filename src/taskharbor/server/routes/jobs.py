@@ -115,6 +115,21 @@ async def update_all_jobs(call: Call) -> Changed:
     return Changed.of(await call.harbor.jobs.aupdate_all(**where, **changes))
 
 
+@routes.on(
+    "POST",
+    "/jobs/bulk",
+    Role.ADMIN,
+    body=(requests.BulkRequest,),
+    statuses=(201,),
+    errors=(422,),
+    examples={"one tag": {"verb": "cancel", "tag": "nightly"}},
+)
+async def start_bulk(call: Call) -> JobDocument:
+    """Enqueue a job that requeues, discards, cancels or deletes every job that matches; it shows its progress."""
+    where = given(call.body, without=("verb", "dry_run"))
+    return JobDocument.of(await call.harbor.jobs.astart_bulk(call.body.verb, **where))
+
+
 @routes.on("GET", "/jobs/{id}", Role.READ, errors=(404, 422))
 async def get_job(call: Call) -> JobDocument:
     """Return a job."""
