@@ -21,7 +21,7 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor import clock, presets, schedule
+from taskharbor import clock, presets, schedule, testing
 from taskharbor.cli import cli
 from taskharbor.client.audit import Audit, AuditEntry, AuditPage
 from taskharbor.client.dead_letters import DeadLetters
@@ -35,7 +35,8 @@ from taskharbor.client.stats import Demand, Point, QueueDemand, Stats, Times
 from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.drivers.base import Driver, JobSource, Leasing
-from taskharbor.drivers.capabilities import CAPABILITIES
+from taskharbor.drivers.capabilities import CAPABILITIES, Transactions
+from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.rules.why_facts import AwaitedJob, Why, WhyCode, WhyFacts
@@ -68,6 +69,9 @@ HIDDEN = {
     AuditEntry: {"of"},
     schedule.Schedule: {"next_micros", "latest_micros"},
     clock.ManualClock: {"DEFAULT_START"},
+    testing.TestingClock: {*vars(clock.ManualClock), "next_timer"},
+    # What every driver has.
+    testing.FailingStore: {*dir(MemoryDriver), *dir(Transactions)},
 }  # fmt: skip
 
 OPTIONS = {
@@ -134,7 +138,11 @@ SECTIONS: dict[str, list[Any]] = {
     ],
     "Tracing": [tracing.instrument],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
-    "Time in tests": [clock.ManualClock],
+    "Tests of an application": [
+        testing.assert_enqueued, testing.assert_not_enqueued, testing.enqueued, testing.make_context, testing.outage,
+        testing.staged, testing.Stage, testing.TestingClock, testing.Drain, testing.Ran, testing.RunInline,
+        testing.HandlerContext, testing.HandlersWait, testing.FailingStore, clock.ManualClock,
+    ],
     "Writing a driver": [Leasing, JobSource, Driver, *CAPABILITIES],
 }  # fmt: skip
 

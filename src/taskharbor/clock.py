@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,9 @@ MICROS_PER_SECOND = 1_000_000
 MAX_SECONDS = 100 * 365 * 86_400.0
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d|w)?\s*")
 
 
 # -- instants and durations ----------------------------------------------------------------------
@@ -65,6 +69,12 @@ def check_seconds(value: float | timedelta, name: str) -> float:
             f"{name} must be a number of seconds from 0 to {MAX_SECONDS:.0f}, not {shorten(value)}"
         )
     return float(value)
+
+
+def duration_seconds(text: str) -> float | None:
+    """Read `90`, `1.5`, `500ms`, `30s`, `5m`, `2h`, `7d` or `2w` as seconds; None if it is none of these."""
+    found = _DURATION.fullmatch(text)
+    return None if found is None else float(found[1]) * _UNITS[found[2] or "s"]
 
 
 def seconds_to_micros(value: float | timedelta, name: str = "the duration") -> int:

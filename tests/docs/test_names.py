@@ -23,6 +23,7 @@ from taskharbor.client.jobs import Jobs
 from taskharbor.client.queues import Queues
 from taskharbor.client.workflows import Workflows
 from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.testing import TestingClock
 from taskharbor.worker import Worker
 from tests.docs.markdown import PAGES, ROOT, blocks, inline_code, named, prose
 
@@ -38,6 +39,7 @@ OWNERS: dict[str, Any] = {
     "policy": taskharbor.RetryPolicy,
     "decision": taskharbor.Decision,
     "presets": presets,
+    "clock": TestingClock,
 }
 _ATTRIBUTE = re.compile(
     r"\b(harbor\.(?:jobs|dlq|queues|workflows)|harbor|job|ctx|worker|policy|decision|presets|event)\.(?!(?:py|db)\b)(\w+)"

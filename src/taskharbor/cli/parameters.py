@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,21 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from taskharbor.clock import duration_seconds
+
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d|w)?\s*")
 
 
 def duration(value: str) -> float:
     """Seconds, from `90`, `1.5`, `500ms`, `30s`, `5m`, `2h`, `7d` or `2w`."""
-    found = _DURATION.fullmatch(value)
-    if found is None:
+    seconds = duration_seconds(value)
+    if seconds is None:
         raise click.BadParameter(
             f"{value!r} is not a duration; write seconds, or a number and a unit: 500ms, 30s, 5m, 2h, 7d"
         )
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    return seconds
 
 
 def instant(value: str) -> datetime:

@@ -343,7 +343,10 @@ class Transactions(Capability):
     """Enqueueing inside a caller's own database transaction."""
 
     CAPABILITY = "callers' transactions"
-    INSTEAD = "enqueue after committing yours, or use a store that keeps its jobs in the same database"
+    INSTEAD = (
+        "enqueue after committing yours, or use a store that keeps its jobs in the same database; in tests, use the "
+        "fixture `harbor` of TaskHarbor's pytest plugin, or taskharbor.testing.staged(harbor)"
+    )
 
     @abstractmethod
     def in_transaction(self) -> bool:

@@ -106,6 +106,7 @@ class WorkerRun:
             results=Results(store),
             cells=None if worker._supervisor_link is None else worker._supervisor_link.cells,
             takes_interrupts=worker._takes_interrupts,
+            make_threads=worker._make_threads,
         )
         colleagues = Colleagues(driver, clock, harbor, worker.name, self._time)
         self._committer = Committer(
@@ -472,6 +473,10 @@ class WorkerRun:
             "the event loop was stopped, by a handler or a hook; the worker goes on, with {running}: {jobs}",
             self._running(),
         )
+
+    def names_of_running(self) -> list[str]:
+        """Return the tasks whose handlers run."""
+        return _listed(sorted({each.claimed.task for each in self._pipeline.running}))
 
     def _running(self) -> dict[str, Any]:
         """Return the running jobs as fields of a log line."""

@@ -28,6 +28,7 @@ from taskharbor.telemetry.metrics.cells import Cells
 from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.telemetry.metrics.totals import Totals
 from taskharbor.worker.handlers.isolation.pool import refuse_unreachable_hooks
+from taskharbor.worker.handlers.threads import HandlerThreads, ThreadsMaker
 from taskharbor.worker.run import Phase, WorkerRun
 from taskharbor.worker.signals import run_with_signals
 from taskharbor.worker.supervisor_link import SupervisorLink
@@ -76,6 +77,7 @@ class Worker:
     _source: JobSource | None = None  # of jobs that do not come from the store; see `taskharbor.streams`
     _calls_hooks = True  # of the harbor, around its run
     _takes_interrupts = False  # Ctrl-C calls `stop` and raises no KeyboardInterrupt
+    _make_threads: ThreadsMaker = HandlerThreads  # for synchronous handlers
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 GROW_AFTER_SECONDS = 0.002  # calls that wait longer than this get another thread
 
@@ -163,6 +163,12 @@ class HandlerThreads:
             self._growing.cancel()
         for _ in self._threads:
             self._calls.put(None)
+
+
+class ThreadsMaker(Protocol):
+    """Makes the threads of one run of a worker."""
+
+    def __call__(self, limit: int, delivered: Callable[[], None]) -> HandlerThreads: ...
 
 
 def _raise_in_thread(thread_id: int, exception: type[BaseException] | None) -> None:

@@ -34,7 +34,7 @@ from taskharbor.worker.handlers.isolation.running import ProcessRunner
 from taskharbor.worker.handlers.slot import Slot
 from taskharbor.worker.handlers.stepping import Stepped, raised_by_the_handler
 from taskharbor.worker.handlers.steps import FallAsleep
-from taskharbor.worker.handlers.threads import Call, HandlerThreads
+from taskharbor.worker.handlers.threads import Call, HandlerThreads, ThreadsMaker
 from taskharbor.worker.pipeline.dependency_results import Results
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
@@ -74,6 +74,7 @@ class Executor:
         results: Results,
         cells: memoryview[int] | None = None,
         takes_interrupts: bool = False,
+        make_threads: ThreadsMaker = HandlerThreads,
     ) -> None:
         self._pipeline = pipeline
         self._clock = clock
@@ -88,7 +89,7 @@ class Executor:
         self._takes_interrupts = (
             takes_interrupts  # Ctrl-C raises nothing here, so a KeyboardInterrupt is the handler's own
         )
-        self._threads = HandlerThreads(pipeline.concurrency, delivered=self.wake_a_slot)
+        self._threads = make_threads(pipeline.concurrency, delivered=self.wake_a_slot)
         self._processes = processes
         self._slots: list[Slot] = []
         self._idle: list[asyncio.Future[None]] = []
