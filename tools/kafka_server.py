@@ -52,6 +52,7 @@ SETTINGS: Mapping[str, str] = {
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
     "auto.create.topics.enable": "false",
     "num.partitions": "4",
     "log.cleaner.enable": "false",
@@ -75,14 +76,19 @@ class OwnBroker:
 
     is_mock = False
 
-    def __init__(self, folder: Path, classpath: str, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, classpath: str, settings: Mapping[str, str], users: Mapping[str, str]
+    ) -> None:
         self._folder = folder
         self._classpath = classpath
         self._settings = settings
+        self._users = users
         self._process: subprocess.Popen[bytes] | None = None
         self._file = folder / "server.properties"
         self._log = folder / "log"
+        self._began_at = 0
         self.bootstrap = ""
+        self.secured = ""  # where users have to sign in; empty if there are none
 
     def create(self) -> None:
         """Choose the ports and make an empty data folder."""
@@ -95,8 +101,11 @@ class OwnBroker:
             "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller}",
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
             "log.dirs": str(self._folder / "data"),
-            **self._settings,
         }
+        if self._users:
+            self.secured = f"127.0.0.1:{free_port()}"
+            settings |= self._security(settings)
+        settings |= self._settings
         self._file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [
@@ -112,9 +121,31 @@ class OwnBroker:
         if done.returncode:
             raise RuntimeError(f"Kafka's data folder could not be made: {done.stderr or done.stdout}")
 
+    def _security(self, settings: Mapping[str, str]) -> dict[str, str]:
+        """A listener where users sign in. They may do what an access-control list permits; who comes by the other
+        listener may do everything."""
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        users = " ".join(f'user_{name}="{password}"' for name, password in self._users.items())
+        return {
+            "listeners": f"{settings['listeners']},SASL_PLAINTEXT://{self.secured}",
+            "advertised.listeners": f"{settings['advertised.listeners']},SASL_PLAINTEXT://{self.secured}",
+            "listener.security.protocol.map": (
+                f"{settings['listener.security.protocol.map']},SASL_PLAINTEXT:SASL_PLAINTEXT"
+            ),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} required {users};",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        }
+
     def start(self) -> None:
         """Call this from a thread that lasts: when the thread ends, the kernel ends the broker."""
-        begin = self._log.stat().st_size if self._log.exists() else 0
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the process, and do not wait until it answers."""
+        self._began_at = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._java("512m"), "kafka.Kafka", str(self._file)],
@@ -124,13 +155,15 @@ class OwnBroker:
                 start_new_session=True,
                 preexec_fn=_end_with_the_run,  # noqa: PLW1509 - one call of the system, and then the broker
             )
+
+    def wait_until_ready(self) -> None:
         give_up_at = time.monotonic() + START_SECONDS
-        while time.monotonic() < give_up_at and self._process.poll() is None:
-            if READY in self._said(begin):
+        while time.monotonic() < give_up_at and self._process is not None and self._process.poll() is None:
+            if READY in self._said(self._began_at):
                 return
             time.sleep(0.05)
         self.stop(signal.SIGKILL)
-        raise RuntimeError(f"Kafka did not start:\n{self._said(begin)[-4_000:]}")
+        raise RuntimeError(f"Kafka did not start:\n{self._said(self._began_at)[-4_000:]}")
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """SIGTERM is an orderly shutdown, SIGKILL a crash."""
@@ -194,8 +227,16 @@ class MockBroker:
 
 
 @contextmanager
-def running(settings: Mapping[str, str] | None = None, *, parent: Path | None = None) -> Iterator[Broker]:
-    """Run a broker for as long as the block lasts, and leave nothing behind."""
+def running(
+    settings: Mapping[str, str] | None = None,
+    *,
+    users: Mapping[str, str] | None = None,
+    parent: Path | None = None,
+) -> Iterator[Broker]:
+    """Run a broker for as long as the block lasts, and leave nothing behind.
+
+    `users`, with their passwords, may use a broker of our own only as far as its access-control lists permit.
+    """
     if bootstrap := os.environ.get("KAFKA_BOOTSTRAP"):
         yield ForeignBroker(bootstrap)
         return
@@ -207,7 +248,7 @@ def running(settings: Mapping[str, str] | None = None, *, parent: Path | None = 
         mock.stop()
         return
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-kafka-", dir=parent))
-    broker = OwnBroker(folder, classpath, settings or {})
+    broker = OwnBroker(folder, classpath, settings or {}, users or {})
     try:
         _start_patiently(broker)
         yield broker

@@ -14,10 +14,12 @@ from tests.streams.log import Log
 from tools import kafka_server
 from tools.kafka_server import Broker
 
+USERS = {"intern": "secret"}  # who may do what a test permits, at the broker's second address
+
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    with kafka_server.running() as broker:
+    with kafka_server.running(users=USERS) as broker:
         yield broker
 
 

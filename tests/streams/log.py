@@ -32,6 +32,15 @@ class Log:
         [created] = self.admin.create_topics([NewTopic(topic, partitions, config=config or {})]).values()
         created.result(PATIENCE_SECONDS)
 
+    def delete(self) -> None:
+        [deleted] = self.admin.delete_topics([self.topic]).values()
+        deleted.result(PATIENCE_SECONDS)
+
+    def delete_before(self, partition: int, offset: int) -> None:
+        """Delete messages, as retention does."""
+        [deleted] = self.admin.delete_records([TopicPartition(self.topic, partition, offset)]).values()
+        deleted.result(PATIENCE_SECONDS)
+
     def put(self, *bodies: Any, key: str | None = None, **more: Any) -> None:
         """Put messages there, and return when the broker has them. What is no bytes is written as JSON."""
         producer = Producer({"bootstrap.servers": self.bootstrap})

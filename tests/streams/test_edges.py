@@ -265,10 +265,22 @@ def test_committed_offsets_are_asked_for_until_the_brokers_answer(monkeypatch: p
             return [TopicPartition("t", 0, 7)]
 
     class Told:
-        def assigned(self, partitions: Any) -> None:
-            self.partitions = partitions
+        def assigned(self, topic_id: str, partitions: Any) -> None:
+            self.topic_id, self.partitions = topic_id, partitions
 
     told = Told()
-    consumer = PolledConsumer({}, "t", told)  # type: ignore[arg-type]
+
+    class Named:
+        answers: ClassVar[list[int]] = [KafkaError._TRANSPORT]
+
+        def find(self) -> str:
+            if self.answers:
+                raise KafkaException(KafkaError(self.answers.pop()))
+            return "id"
+
+        def look(self) -> None: ...
+
+    consumer = PolledConsumer({}, "t", "g", told, Named())  # type: ignore[arg-type]
     consumer._on_assign(Asked(), [TopicPartition("t", 0)])
     assert [(each.partition, each.committed) for each in told.partitions] == [(0, 7)]
+    assert told.topic_id == "id"

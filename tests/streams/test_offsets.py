@@ -96,11 +96,24 @@ def test_what_was_finished_before_is_not_executed_again():
     assert partition.to_commit() == (10, "")
 
 
-def test_log_that_begins_again_is_read_from_there():
+def test_nothing_is_taken_or_committed_of_a_log_that_begins_again():
     partition = PartitionOffsets(1_000)
-    assert partition.take(0)
-    partition.finish(0)
-    assert partition.first_open == 1
+    assert partition.take(1_000)
+    assert not partition.take(0)
+    assert partition.jumps() == [(1_001, 0)]
+    partition.finish(1_000)
+    assert not partition.take(1)
+    assert partition.to_commit() is None
+
+
+def test_gaps_are_reported_once_and_not_for_a_group_that_is_new_to_the_partition():
+    partition, new = PartitionOffsets(5), PartitionOffsets(None)
+    for offset in (5, 8, 9, 20):
+        assert partition.take(offset)
+        assert new.take(offset)
+    assert partition.jumps() == [(6, 8), (10, 20)]
+    assert partition.jumps() == []
+    assert new.jumps() == [(6, 8), (10, 20)]
 
 
 @settings(max_examples=200)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -13,15 +14,19 @@ from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, StreamError
-from taskharbor.streams.consumer import explained
+from taskharbor.streams.consumer import explained, passes
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
 
 ANSWER_SECONDS = 15.0
+SLICE_SECONDS = 0.5
+WATCH_SECONDS = 30.0  # between two looks at the id of a topic
 PARTITIONS = 4  # of a topic that a worker creates
 MESSAGE_BYTES_MAX = 16 * 1_048_576  # that a producer sends: the brokers have a limit of their own
 
+# Older brokers cannot describe topics.
+_NO_IDS = (KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION, KafkaError._NOT_IMPLEMENTED)
 # What a worker must decide itself. A user who sets one of these would lose messages.
 _OURS = frozenset({"enable.auto.commit", "enable.auto.offset.store", "group.id", "bootstrap.servers"})
 
@@ -45,8 +50,10 @@ class Brokers:
         return {"bootstrap.servers": self.addresses, **self._settings}
 
     def consumer_settings(self, group: str) -> dict[str, Any]:
+        # In the new protocol of groups the brokers assign the partitions.
+        is_new = self._settings.get("group.protocol") == "consumer"
         return {
-            "partition.assignment.strategy": "cooperative-sticky",
+            **({} if is_new else {"partition.assignment.strategy": "cooperative-sticky"}),
             "auto.offset.reset": "earliest",
             **self.client_settings(),
             "group.id": group,
@@ -63,27 +70,47 @@ class Brokers:
             "acks": "all",
         }
 
-    def topic(self, name: str, *, create: bool = False) -> Topic:
-        """Find a topic, or create it; `StreamError` if the brokers do not answer or the topic is missing."""
+    def topic(
+        self, name: str, *, create: bool = False, is_unwanted: Callable[[], bool] = lambda: False
+    ) -> Topic:
+        """Find a topic, or create it; `StreamError` if the brokers do not answer or the topic is missing.
+
+        Once the answer `is_unwanted`, it ends within a second, with the same error.
+        """
         try:
-            admin = AdminClient(self.client_settings(), logger=logger)
+            errors: list[Any] = []
+            settings = self.client_settings()
+            settings["error_cb"] = errors.append
+            admin = AdminClient(settings, logger=logger)
         except KafkaException as error:
             raise ConfigurationError(
                 f"a setting of the Kafka client is wrong: {error.args[0].str()}"
             ) from error
-        try:
-            known = admin.list_topics(topic=name, timeout=ANSWER_SECONDS)
-        except KafkaException as error:
-            raise StreamError(
-                f"no broker answers at {self.addresses}: {error.args[0].str()}; check the address and whether it runs"
-            ) from error
+        known = self._asked(admin, name, errors, is_unwanted)
         found = known.topics[name]
         if found.error is not None:
             if found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART or not create:
                 raise explained(KafkaException(found.error), name)
             self._create(admin, name)
-            return self.topic(name)
+            return self.topic(name, is_unwanted=is_unwanted)
         return Topic(known.cluster_id or "", self._id_of(admin, name), len(found.partitions))
+
+    def _asked(self, admin: Any, name: str, errors: list[Any], is_unwanted: Callable[[], bool]) -> Any:
+        """Ask for a topic until the brokers answer, in short slices, so that a worker can be stopped meanwhile."""
+        give_up_at = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                return admin.list_topics(topic=name, timeout=min(SLICE_SECONDS, ANSWER_SECONDS))
+            except KafkaException as error:
+                admin.poll(0)  # the client says only now why it could not connect
+                if refused := [each for each in errors if each.code() == KafkaError._AUTHENTICATION]:
+                    raise explained(KafkaException(refused[0]), name) from error
+                if time.monotonic() < give_up_at and not is_unwanted() and passes(error.args[0]):
+                    continue
+                raise StreamError(
+                    f"no broker answers at {self.addresses}: {error.args[0].str()}; "
+                    "check the address and whether it runs"
+                ) from error
 
     def _create(self, admin: Any, name: str) -> None:
         [creation] = admin.create_topics([NewTopic(name, PARTITIONS)]).values()
@@ -96,10 +123,62 @@ class Brokers:
 
     def _id_of(self, admin: Any, name: str) -> str:
         try:
-            [described] = admin.describe_topics(TopicCollection([name])).values()
-            return str(described.result(ANSWER_SECONDS).topic_id)
-        except (KafkaException, TimeoutError):  # older brokers, and the mock, have no ids
-            return name
+            return _id_in(_described(admin, name), name)
+        except KafkaException as error:
+            raise explained(error, name) from error
+
+
+class TopicWatch:
+    """Asks for the id of a topic, by one connection. A topic that was deleted and made anew has another id."""
+
+    def __init__(self, brokers: Brokers, topic: str) -> None:
+        self._brokers = brokers
+        self._topic = topic
+        self._client: Any = None
+        self._asked: Any = None
+        self._next_at = 0.0
+
+    def find(self) -> str:
+        """Ask, and wait for the answer; KafkaException if there is none."""
+        return _id_in(_described(self._admin, self._topic), self._topic)
+
+    def look(self) -> str | None:
+        """Return an id if an answer has come; never wait. It asks every `WATCH_SECONDS`."""
+        now = time.monotonic()
+        if self._asked is None:
+            if now >= self._next_at:
+                self._next_at = now + WATCH_SECONDS
+                self._asked = _described(self._admin, self._topic)
+            return None
+        if not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            return _id_in(asked, self._topic)
+        except KafkaException:  # it is asked again
+            return None
+
+    @property
+    def _admin(self) -> Any:
+        if self._client is None:
+            self._client = AdminClient(self._brokers.client_settings(), logger=logger)
+        return self._client
+
+
+def _described(admin: Any, topic: str) -> Any:
+    """Ask for the description of a topic; return the future of the answer."""
+    [asked] = admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS).values()
+    return asked
+
+
+def _id_in(asked: Any, topic: str) -> str:
+    """Read a topic's id from the answer: its name, where the brokers give topics no ids."""
+    try:
+        return str(asked.result(2 * ANSWER_SECONDS).topic_id)
+    except KafkaException as error:
+        if error.args[0].code() in _NO_IDS:
+            return topic
+        raise
 
 
 def _checked(brokers: object) -> str:

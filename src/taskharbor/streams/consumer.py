@@ -9,16 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
 from taskharbor.errors import StreamError
+from taskharbor.streams.complaints import Complaint
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
+
+T = TypeVar("T")
 
 AT_ONCE = 500  # messages of one call: more bring nothing
 POLL_SECONDS = 0.1
@@ -50,6 +53,21 @@ _PASSING = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
     }
 )
+# What a member of a group meets on its way: the client joins again, and a topic that was deleted may come back.
+_PASSING_ONCE_JOINED = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+    }
+)
 
 
 class Assigned(Struct, frozen=True):
@@ -66,10 +84,18 @@ class Commit(Struct, frozen=True):
     metadata: str
 
 
+class Jump(Struct, frozen=True):
+    """A place where the offsets of a partition do not follow each other."""
+
+    partition: int
+    expected: int
+    found: int
+
+
 class Listener(Protocol):
     """What the consumer's thread tells. Every call comes from that thread."""
 
-    def assigned(self, partitions: Sequence[Assigned]) -> None:
+    def assigned(self, topic_id: str, partitions: Sequence[Assigned]) -> None:
         """Get ready for these, before their first message."""
 
     def revoked(self, partitions: Sequence[int]) -> Sequence[Commit]:
@@ -88,15 +114,39 @@ class Listener(Protocol):
 
     def to_commit(self) -> Sequence[Commit]: ...
 
+    def jumps(self) -> Sequence[Jump]:
+        """Where offsets were left out, or began again, since the last call."""
+        ...
+
     def failed(self, error: Exception) -> None:
         """The thread has ended because of this."""
 
 
+class Watch(Protocol):
+    """What knows the id of the topic: one that was deleted and made anew has another."""
+
+    def find(self) -> str:
+        """Ask, and wait for the answer; KafkaException if there is none."""
+        ...
+
+    def look(self) -> str | None:
+        """Return the id if an answer has come; never wait."""
+
+
 class PolledConsumer:
     def __init__(
-        self, config: Mapping[str, Any], topic: str, listener: Listener, commit_seconds: float = 0.1
+        self,
+        config: Mapping[str, Any],
+        topic: str,
+        group: str,
+        listener: Listener,
+        watch: Watch,
+        commit_seconds: float = 0.1,
     ) -> None:
         self._topic = topic
+        self._group = group
+        self._watch = watch
+        self._topic_id = ""
         self._listener = listener
         self._commit_seconds = commit_seconds
         self._config = dict(config)
@@ -108,6 +158,14 @@ class PolledConsumer:
         self._full_since: float | None = None
         self._next_commit = 0.0
         self._consumer: Any = None
+        self._has_joined = False  # partitions came to it at least once
+        self._uncommitted = Complaint(
+            "offsets of {topic} could not be committed; they go with the next commit: {error}",
+            "offsets of {topic} are committed again, after {seconds} s",
+        )
+        self._unread = Complaint(
+            "{topic} cannot be read: {error}", "{topic} is read again, after {seconds} s"
+        )
 
     @property
     def partitions(self) -> frozenset[int]:
@@ -138,7 +196,7 @@ class PolledConsumer:
                 self._round()
             self._leave()
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker has to learn of it
-            self._listener.failed(explained(error, self._topic))
+            self._listener.failed(explained(error, self._topic, self._group))
         finally:
             if self._consumer is not None:
                 self._consumer.close()
@@ -150,6 +208,7 @@ class PolledConsumer:
             self._resume()
             messages = self._poll(room)
             if messages:
+                self._unread.succeeded({"topic": self._topic})
                 self._listener.arrived(messages)
         else:
             self._wait_for_room()
@@ -157,6 +216,9 @@ class PolledConsumer:
         if now >= self._next_commit:
             self._next_commit = now + self._commit_seconds
             self._commit()
+            self._look_at_jumps()
+            if self._assigned and (self._watch.look() or self._topic_id) != self._topic_id:
+                self._begin_anew(sorted(self._assigned))
 
     def _poll(self, room: int) -> list[Any]:
         """Wait for the first message, and take what else is there."""
@@ -170,13 +232,56 @@ class PolledConsumer:
         error = message.error()
         if error is None:
             return True
-        if error.fatal() or not passes(error):
+        if not self._passes(error):
             raise KafkaException(error)
         if error.code() != KafkaError._PARTITION_EOF:
-            log_line(
-                logger, logging.WARNING, "the broker cannot be read from: {error}", {"error": str(error)}
-            )
+            self._unread.failed(error.str(), {"topic": self._topic})
         return False
+
+    def _passes(self, error: Any) -> bool:
+        if error.fatal():
+            return False
+        return passes(error) or (self._has_joined and error.code() in _PASSING_ONCE_JOINED)
+
+    def _look_at_jumps(self) -> None:
+        """Log where messages were deleted before this worker had read them. (Compaction leaves gaps as well.)"""
+        for jump in self._listener.jumps():
+            if jump.found < jump.expected:
+                self._begin_anew([jump.partition])
+            elif self._earliest(jump.partition) > jump.expected:
+                log_line(
+                    logger,
+                    logging.ERROR,
+                    "messages from {topic}[{partition}]@{offset} on are no longer in the log; "
+                    "it is read from offset {found} on",
+                    {
+                        "topic": self._topic,
+                        "partition": jump.partition,
+                        "offset": jump.expected,
+                        "found": jump.found,
+                    },
+                )
+
+    def _begin_anew(self, partitions: Sequence[int]) -> None:
+        """Read partitions from their begin: the topic was deleted, and another one made under its name."""
+        self._in_flight = ()
+        self._listener.lost(partitions)
+        self._listener.assigned(self._read_topic_id(), [Assigned(each, None, None) for each in partitions])
+        for each in partitions:
+            self._consumer.seek(TopicPartition(self._topic, each, OFFSET_BEGINNING))
+        log_line(
+            logger,
+            logging.WARNING,
+            "{topic} was made anew; its partitions {partitions} are read from their begin",
+            {"topic": self._topic, "partitions": sorted(partitions)},
+        )
+
+    def _earliest(self, partition: int) -> int:
+        """The earliest offset in the log, as the last answer of the broker said."""
+        earliest: int = self._consumer.get_watermark_offsets(
+            TopicPartition(self._topic, partition), cached=True
+        )[0]
+        return earliest
 
     def _wait_for_room(self) -> None:
         now = time.monotonic()
@@ -217,12 +322,21 @@ class PolledConsumer:
                 self._complain(error.args[0])
 
     def _on_commit(self, error: Any, offsets: list[Any]) -> None:
-        commits, self._in_flight = self._in_flight, ()
-        if error is not None:
-            self._complain(error)  # the next one has all of it
-            return
-        refused = {each.partition for each in offsets if each.error is not None}
-        self._listener.committed([each for each in commits if each.partition not in refused])
+        """Note what the broker has. The answer may be to a commit that a rebalance has overtaken."""
+        answered = [Commit(each.partition, each.offset, each.metadata or "") for each in offsets]
+        if set(answered) >= set(self._in_flight):
+            self._in_flight = ()
+        refused = [each for each in offsets if each.error is not None]
+        if error is not None or refused:
+            self._complain(error or refused[0].error)  # the next one has all of it
+        if error is None:
+            failed = {each.partition for each in refused}
+            self._acknowledge([each for each in answered if each.partition not in failed])
+
+    def _acknowledge(self, commits: Sequence[Commit]) -> None:
+        if commits:
+            self._uncommitted.succeeded({"topic": self._topic})
+            self._listener.committed(commits)
 
     def _commit_now(self, commits: Sequence[Commit]) -> None:
         """Commit, and wait for the answer; what is not committed comes again."""
@@ -233,15 +347,10 @@ class PolledConsumer:
         except KafkaException as error:
             self._complain(error.args[0])
         else:
-            self._listener.committed(commits)
+            self._acknowledge(commits)
 
     def _complain(self, error: Any) -> None:
-        log_line(
-            logger,
-            logging.WARNING,
-            "offsets of {topic} could not be committed; they go with the next commit: {error}",
-            {"topic": self._topic, "error": str(error)},
-        )
+        self._uncommitted.failed(error.str(), {"topic": self._topic})
 
     def _offsets(self, commits: Sequence[Commit]) -> list[Any]:
         return [TopicPartition(self._topic, each.partition, each.offset, each.metadata) for each in commits]
@@ -253,8 +362,11 @@ class PolledConsumer:
             Assigned(each.partition, each.offset if each.offset >= 0 else None, each.metadata)
             for each in self._read_committed(consumer, partitions)
         ]
-        self._listener.assigned(given)
+        if not given:
+            return  # the worker stops
+        self._listener.assigned(self._read_topic_id(), given)
         self._assigned |= {each.partition for each in partitions}
+        self._has_joined = True
         log_line(
             logger,
             logging.INFO,
@@ -263,25 +375,39 @@ class PolledConsumer:
         )
 
     def _read_committed(self, consumer: Any, partitions: list[Any]) -> list[Any]:
-        """Ask what the group has committed, until the brokers answer; nothing if the worker stops meanwhile."""
+        """Ask what the group has committed; nothing if the worker stops meanwhile."""
+
+        def ask() -> list[Any]:
+            known: list[Any] = consumer.committed(partitions, timeout=CONNECT_SECONDS)
+            if error := next((each.error for each in known if each.error is not None), None):
+                raise KafkaException(error)
+            return known
+
+        return self._answer(ask, "the committed offsets of {topic}") or []
+
+    def _read_topic_id(self) -> str:
+        """Ask for the topic's id."""
+        self._topic_id = self._answer(self._watch.find, "the id of {topic}") or self._topic_id
+        return self._topic_id
+
+    def _answer(self, ask: Callable[[], T], what: str) -> T | None:
+        """Ask until the brokers answer; None if the worker stops meanwhile."""
+        complaint = Complaint(
+            f"{what} cannot be read; the brokers are asked again: {{error}}",
+            f"{what} could be read after {{seconds}} s",
+        )
         while not self._stopping.is_set():
             try:
-                known: list[Any] = consumer.committed(partitions, timeout=CONNECT_SECONDS)
-                error = next((each.error for each in known if each.error is not None), None)
-            except KafkaException as raised:
-                known, error = [], raised.args[0]
-            if error is None:
-                return known
-            if error.fatal() or not passes(error):
-                raise KafkaException(error)
-            log_line(
-                logger,
-                logging.WARNING,
-                "the committed offsets of {topic} cannot be read; they are asked for again: {error}",
-                {"topic": self._topic, "error": str(error)},
-            )
+                answer = ask()
+            except KafkaException as error:
+                if not self._passes(error.args[0]):
+                    raise
+                complaint.failed(error.args[0].str(), {"topic": self._topic})
+            else:
+                complaint.succeeded({"topic": self._topic})
+                return answer
             self._stopping.wait(AGAIN_SECONDS)
-        return []
+        return None
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
         gone = [each.partition for each in partitions]
@@ -328,13 +454,14 @@ def is_refused(error: BaseException) -> bool:
     )
 
 
-def explained(error: Exception, topic: str) -> Exception:
+def explained(error: Exception, topic: str, group: str | None = None) -> Exception:
     """Say what to do about an error of the client."""
     if not isinstance(error, KafkaException):
         return error
     cause: Any = error.args[0]
     advice = next((advice for codes, advice in _ADVICE.items() if cause.code() in codes), None)
-    said = f"topic {topic!r}: {cause.str()}"
+    said = f"topic {topic!r}: " if group is None else f"topic {topic!r}, group {group!r}: "
+    said += cause.str().rstrip(".")
     told = StreamError(said if advice is None else f"{said}; {advice}")
     told.__cause__ = error
     return told
@@ -350,6 +477,14 @@ _ADVICE: dict[tuple[int, ...], str] = {
     (
         KafkaError.INCONSISTENT_GROUP_PROTOCOL,
     ): "the group has members with another assignment strategy: stop them, or choose another group",
+    (
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.UNRELEASED_INSTANCE_ID,
+    ): "another process is the same static member: give each its own group.instance.id",
+    (
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError._UNSUPPORTED_FEATURE,
+    ): "these brokers do not have what a setting asks for, such as group.protocol=consumer: leave it out",
     (
         KafkaError._AUTHENTICATION,
         KafkaError.SASL_AUTHENTICATION_FAILED,

@@ -40,14 +40,15 @@ class Keys(Struct, frozen=True):
 
     log: str  # a digest of cluster, topic and group, in hex
 
-    def of(self, place: Place) -> str:
-        return self.at(place.partition, place.offset)
-
     def at(self, partition: int, offset: int) -> str:
         return f"{self.log}:{partition:06d}:{offset:020d}"
 
     def offset_of(self, key: str) -> int:
         return int(key.rpartition(":")[2])
+
+    @staticmethod
+    def of(place: Place) -> str:
+        return Keys(place.log.hex()).at(place.partition, place.offset)
 
 
 class Rules(Struct, frozen=True):
@@ -65,12 +66,17 @@ class Rules(Struct, frozen=True):
 class MessageJobs:
     """Makes claims and jobs of messages."""
 
-    def __init__(self, topic: str, log: bytes, rules: Rules, clock: Clock) -> None:
+    def __init__(self, topic: str, rules: Rules, clock: Clock) -> None:
         self._topic = topic
-        self._log = log
+        self._log = b""
         self._rules = rules
         self._clock = clock
         self._usual_options = encode_options(Options(dead_copy=rules.dead_copy))
+        self.keys = Keys("")
+
+    def name_log(self, log: bytes) -> None:
+        """Learn which log the messages come from: a topic that was deleted and made anew is another one."""
+        self._log = log
         self.keys = Keys(log.hex())
 
     def place_of(self, message: Any) -> Place:

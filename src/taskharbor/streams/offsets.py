@@ -15,6 +15,7 @@ from collections.abc import Iterable
 # How far a partition may run ahead of its commit. A bitmap of that many offsets fits into the metadata.
 AHEAD_MAX = 16_000
 METADATA_MAX = 3_000  # characters; brokers take 4,096 bytes unless they are set otherwise
+JUMPS_MAX = 100  # that are reported at once: a compacted topic has many
 _MARK = "taskharbor1:"  # metadata that does not begin so is of another program
 _RUNS, _BITMAP = "r", "b"
 
@@ -26,7 +27,9 @@ class PartitionOffsets:
     counts, and not whether two offsets are neighbours.
     """
 
-    def __init__(self, committed: int, finished: Iterable[int] = ()) -> None:
+    def __init__(self, committed: int | None, finished: Iterable[int] = ()) -> None:
+        self._is_new_to_group = committed is None  # its first message may stand anywhere
+        committed = committed or 0
         self.committed = committed  # the last offset that the broker has acknowledged
         self._position = committed  # everything below it has been taken
         self._taken: deque[int] = deque()  # from the first that is not finished on
@@ -34,6 +37,8 @@ class PartitionOffsets:
         self._metadata = ""  # of the last commit
         self._ends = 0  # how many have finished, so that nothing is encoded twice
         self._acknowledged_with: tuple[int, int] = (-1, -1)
+        self._jumps: list[tuple[int, int]] = []
+        self._is_of_the_past = False
 
     @property
     def first_open(self) -> int:
@@ -48,11 +53,17 @@ class PartitionOffsets:
         return sum(offset not in self._finished for offset in self._taken)
 
     def take(self, offset: int) -> bool:
-        """Note that a message came; return whether it is to be executed: False if it was finished before."""
-        if offset < self._position:  # the log was made anew, and begins again
-            self._taken.clear()
-            self._finished.clear()
+        """Note that a message came; return whether it is to be executed: False if it was finished before.
+
+        If offsets begin again, the log was made anew. What is known here is of the old log then: nothing more is taken
+        or committed until the partition is assigned again.
+        """
+        if offset != self._position:
+            self._jump(offset)
+        if self._is_of_the_past:
+            return False
         self._position = offset + 1
+        self._is_new_to_group = False
         if offset in self._finished:
             if self._taken:
                 self._taken.append(offset)
@@ -61,6 +72,17 @@ class PartitionOffsets:
             return False
         self._taken.append(offset)
         return True
+
+    def _jump(self, offset: int) -> None:
+        if not self._is_new_to_group and len(self._jumps) < JUMPS_MAX:
+            self._jumps.append((self._position, offset))
+        if offset < self._position:
+            self._is_of_the_past = True
+
+    def jumps(self) -> list[tuple[int, int]]:
+        """Return the offsets that were expected and came instead, where both differ, since the last call."""
+        jumps, self._jumps = self._jumps, []
+        return jumps
 
     def finish(self, offset: int) -> None:
         """Note that a message has ended, or stands safely in the store."""
@@ -74,6 +96,8 @@ class PartitionOffsets:
 
     def to_commit(self) -> tuple[int, str] | None:
         """Return the offset and the metadata to commit; None if the broker has them already."""
+        if self._is_of_the_past:
+            return None
         offset = self.first_open
         if (offset, self._ends) == self._acknowledged_with:
             return None

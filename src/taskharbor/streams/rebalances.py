@@ -39,6 +39,7 @@ class Rebalances:
         self._jobs = jobs
         self._clock = clock
         self._revoke_seconds = revoke_seconds
+        self.is_revoking = False  # partitions go away, and their handlers may end
         # Ends what the executor has not begun of the partitions that go away; the worker sets it.
         self.hand_back: Callable[[Callable[[Claimed], bool]], None] = lambda unwanted: None
 
@@ -48,11 +49,12 @@ class Rebalances:
             committed = each.committed or 0
             finished = decode(committed, each.metadata)
             finished |= await self._handing.offsets_from(each.partition, committed)
-            self._taken.begin(each.partition, committed, finished)
+            self._taken.begin(each.partition, each.committed, finished)
 
     async def revoked(self, partitions: Sequence[int]) -> list[Commit]:
         """Let what runs end, hand over what does not in time, and say what to commit."""
         gone = frozenset(partitions)
+        self.is_revoking = True
         self._drop_waiting(gone)
         deadline = self._clock.monotonic() + self._revoke_seconds
         while running := self._taken.of(gone):
@@ -67,6 +69,7 @@ class Rebalances:
                 continue
         commits = [each for each in self._taken.to_commit() if each.partition in gone]
         self._forget(gone)
+        self.is_revoking = False
         return commits
 
     def lost(self, partitions: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ first, and only then does its offset count as finished. So a crash repeats messa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskharbor.drivers.base import (
@@ -27,7 +27,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
-from taskharbor.streams.consumer import Assigned, Commit
+from taskharbor.streams.consumer import Assigned, Commit, Jump
 from taskharbor.streams.dead_jobs import UNREADABLE_TASK
 from taskharbor.streams.first import First, FirstMessages, copied
 from taskharbor.streams.handing import Handing
@@ -58,7 +58,7 @@ class StreamSource(JobSource):
         outages: Outages,
         *,
         topic: str,
-        log: bytes,
+        log_of: Callable[[str], bytes],
         capacity: int,
         rules: Rules,
         revoke_seconds: float,
@@ -69,7 +69,8 @@ class StreamSource(JobSource):
         self._capacity = capacity
         self._rules = rules
         self._loop = loop
-        self._jobs = MessageJobs(topic, log, rules, self.clock)
+        self._log_of = log_of  # the digest of a topic's id, the cluster and the group
+        self._jobs = MessageJobs(topic, rules, self.clock)
         self._handing = Handing(store, outages, rules.queue, self._jobs)
         self._taken = Taken()
         self._first = FirstMessages()
@@ -219,11 +220,18 @@ class StreamSource(JobSource):
     def to_commit(self) -> list[Commit]:
         return self._taken.to_commit()
 
+    def jumps(self) -> list[Jump]:
+        return self._taken.jumps()
+
     def committed(self, commits: Sequence[Commit]) -> None:
         self._taken.committed(commits)
 
-    def assigned(self, partitions: Sequence[Assigned]) -> None:
-        self._on_loop(self.rebalances.assigned(partitions))
+    def assigned(self, topic_id: str, partitions: Sequence[Assigned]) -> None:
+        self._on_loop(self._assigned(topic_id, partitions))
+
+    async def _assigned(self, topic_id: str, partitions: Sequence[Assigned]) -> None:
+        self._jobs.name_log(self._log_of(topic_id))
+        await self.rebalances.assigned(partitions)
 
     def revoked(self, partitions: Sequence[int]) -> list[Commit]:
         # However busy the loop is, this waits: forgetting a partition that has come back would lose its messages.

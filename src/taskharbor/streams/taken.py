@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from taskharbor.clock import Clock, wait_for
-from taskharbor.streams.consumer import Commit
+from taskharbor.streams.consumer import Commit, Jump
 from taskharbor.streams.jobs import Held
 from taskharbor.streams.messages import Place
 from taskharbor.streams.offsets import AHEAD_MAX, PartitionOffsets
@@ -54,10 +54,15 @@ class Taken:
 
     # -- offsets: both threads --
 
-    def begin(self, partition: int, committed: int, finished: Iterable[int]) -> None:
+    def begin(self, partition: int, committed: int | None, finished: Iterable[int]) -> None:
         """Note that a partition came, and what is finished of it."""
         with self._lock:
             self._offsets[partition] = PartitionOffsets(committed, finished)
+
+    @property
+    def partitions(self) -> frozenset[int]:
+        with self._lock:
+            return frozenset(self._offsets)
 
     def has(self, partition: int) -> bool:
         return partition in self._offsets
@@ -98,6 +103,10 @@ class Taken:
         with self._lock:
             due = [(number, each.to_commit()) for number, each in self._offsets.items()]
         return [Commit(number, *what) for number, what in due if what is not None]
+
+    def jumps(self) -> list[Jump]:
+        with self._lock:
+            return [Jump(number, *jump) for number, each in self._offsets.items() for jump in each.jumps()]
 
     def committed(self, commits: Sequence[Commit]) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -13,12 +14,12 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
 from taskharbor.drivers.capabilities import HandOver
-from taskharbor.errors import ConfigurationError
+from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.failure_tasks import dead_letter_queue
 from taskharbor.records import DeadCopy
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.streams import dead_letters
-from taskharbor.streams.brokers import Brokers, Topic
+from taskharbor.streams.brokers import Brokers, Topic, TopicWatch
 from taskharbor.streams.consumer import PolledConsumer
 from taskharbor.streams.dead_letters import UnreadableCopies
 from taskharbor.streams.jobs import Rules
@@ -105,6 +106,7 @@ class StreamWorker:
             )
             self._retries._calls_hooks = False
         self._source: StreamSource | None = None
+        self._consumer: PolledConsumer | None = None
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -135,14 +137,20 @@ class StreamWorker:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self.harbor._import_included()
-        topic = await asyncio.to_thread(self._brokers.topic, self.topic, create=self._creates_topic)
-        if self.dead_letter_topic is not None:
-            dead = self.dead_letter_topic
-            await asyncio.to_thread(self._brokers.topic, dead, create=self._creates_dead_letter_topic)
-            dead_letters.declare(self.harbor, self.topic, self._sender)
+        try:
+            topic = await self._found(self.topic, self._creates_topic)
+            if self.dead_letter_topic is not None:
+                await self._found(self.dead_letter_topic, self._creates_dead_letter_topic)
+                dead_letters.declare(self.harbor, self.topic, self._sender)
+        except StreamError:
+            if self._stopping.is_set():
+                return
+            raise
         self._source = source = self._new_source(topic)
         self._worker._source = source
-        consumer = PolledConsumer(self._brokers.consumer_settings(self.group), self.topic, source)
+        settings = self._brokers.consumer_settings(self.group)
+        watch = TopicWatch(self._brokers, self.topic)
+        self._consumer = consumer = PolledConsumer(settings, self.topic, self.group, source, watch)
         log_line(
             logger,
             logging.INFO,
@@ -163,6 +171,11 @@ class StreamWorker:
                     {"topic": self.topic},
                 )
             await closing
+
+    async def _found(self, topic: str, creates: bool) -> Topic:
+        assert self._stopping is not None, "`run` made it"
+        find = partial(self._brokers.topic, topic, create=creates, is_unwanted=self._stopping.is_set)
+        return await asyncio.to_thread(find)
 
     async def _work(self, source: StreamSource) -> None:
         """Run the workers until one of them, or the consumer, ends."""
@@ -205,7 +218,7 @@ class StreamWorker:
             harbor.driver,
             Outages(harbor.driver.clock),
             topic=self.topic,
-            log=log_digest(topic.cluster, topic.id, self.group),
+            log_of=lambda topic_id: log_digest(topic.cluster, topic_id, self.group),
             capacity=AHEAD + 2 * worker.concurrency,
             rules=Rules(
                 self.queue,

@@ -1,0 +1,232 @@
+"""Rebalances, brokers and processes that go away, logs that lose their beginning: each time the lag falls again.
+
+A test may stop the broker of its test process, if it starts it again: no other test of the process runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupState
+
+from taskharbor import Context, Harbor
+from taskharbor.records import State
+from taskharbor.streams import StreamWorker
+from tests.streams.log import PATIENCE_SECONDS, Log, until
+from tests.streams.test_worker import working
+from tools.kafka_server import MOCK_LACKS, Broker, OwnBroker
+
+QUICK_BEATS = {"heartbeat.interval.ms": 300}  # members learn of a rebalance by them
+MEMBER = Path(__file__).parent / "member.py"
+
+
+@pytest.fixture(autouse=True)
+def real_broker(broker: Broker) -> Broker:
+    if broker.is_mock:
+        pytest.skip(f"a mock of a broker has no {MOCK_LACKS}")
+    return broker
+
+
+class Noted:
+    """What handlers noted, in any worker of the test's process."""
+
+    def __init__(self) -> None:
+        self.done: Counter[int] = Counter()
+        self.begun: Counter[int] = Counter()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    def declare(self, harbor: Harbor) -> None:
+        @harbor.task(name="note")
+        async def note(n: int) -> None:
+            self.begun[n] += 1
+            await self.may_end.wait()
+            self.done[n] += 1
+
+        @harbor.task(name="fails-once")
+        async def fails_once(ctx: Context, n: int) -> None:
+            if ctx.retry_count == 0:
+                raise TimeoutError("timeout")
+            self.done[n] += 1
+
+    def has(self, *numbers: range) -> bool:
+        return self.done.keys() >= {n for each in numbers for n in each}
+
+
+@pytest.fixture
+def noted(memory: Harbor) -> Noted:
+    noted = Noted()
+    noted.declare(memory)
+    return noted
+
+
+def partitions_of(worker: StreamWorker) -> set[int]:
+    return set() if worker._source is None else set(worker._source._taken.partitions)
+
+
+# -- rebalances ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_lag_falls_to_0_while_members_come_and_go(
+    memory: Harbor, log: Log, noted: Noted, protocol: str
+):
+    """Commits and rebalances meet each other all the time here, in the old protocol of groups and in the new one."""
+    settings: dict[str, Any] = {"group.protocol": protocol}
+    if protocol == "classic":
+        settings |= QUICK_BEATS
+    rounds = 2
+    async with working(memory, log, settings=settings) as first:
+        await until(lambda: partitions_of(first) == {0, 1})
+        for number in range(rounds):
+            producing = asyncio.create_task(
+                asyncio.to_thread(log.put_calls, "note", range(1_000 * number, 1_000 * number + 1_000))
+            )
+            async with working(memory, log, settings=settings) as second:
+                await until(lambda: partitions_of(second) and len(partitions_of(first)) == 1)
+                log.put_calls("fails-once", [10_000 + number], partition=number % 2)
+                await producing
+            await until(lambda: partitions_of(first) == {0, 1})
+        await until(lambda: noted.has(range(1_000 * rounds), range(10_000, 10_000 + rounds)))
+        await until(log.is_committed)
+    assert len(await memory.jobs.alist(task="fails-once", state="succeeded")) == rounds
+
+
+async def test_worker_that_stops_while_a_partition_is_revoked_loses_nothing(
+    memory: Harbor, log: Log, noted: Noted
+):
+    noted.may_end.clear()
+    log.put_calls("note", range(40), partition=0)
+    log.put_calls("note", range(40, 80), partition=1)
+    async with working(memory, log, revoke_seconds=30.0, grace_seconds=30.0, settings=QUICK_BEATS) as first:
+        await until(lambda: len(noted.begun) == 80)
+        async with working(memory, log) as second:
+            await until(lambda: first._source is not None and first._source.rebalances.is_revoking)
+            first.stop()
+            noted.may_end.set()
+            await until(lambda: partitions_of(second) == {0, 1})
+            await until(lambda: noted.has(range(80)))
+            await until(log.is_committed)
+
+
+# -- processes and brokers that go away ----------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+async def test_frozen_process_goes_on_when_its_partitions_are_gone(log: Log, tmp_path: Path):
+    url, told = f"sqlite:///{tmp_path}/harbor.db", tmp_path / "executions"
+    async with Harbor(url) as harbor:
+        await harbor.amigrate()
+        members = [_member(log, url, told, tmp_path / "stderr") for _ in range(2)]
+        try:
+            await until(lambda: _shares(log) == [1, 1])
+            frozen = members[0]
+            frozen.send_signal(signal.SIGSTOP)
+            log.put_calls("note", range(100))
+            await until(lambda: _shares(log) == [2])
+            await until(log.is_committed)
+            frozen.send_signal(signal.SIGCONT)
+            await until(lambda: _shares(log) == [1, 1])
+            log.put_calls("note", range(100, 200))
+            await until(log.is_committed)
+            lines = [json.loads(line) for line in told.read_text().splitlines()]
+            assert {each["n"] for each in lines if each["at"] == "begin"} == set(range(200))
+            assert frozen.pid in {each["pid"] for each in lines if each["n"] >= 100}
+            assert all(each.poll() is None for each in members), (tmp_path / "stderr").read_text()
+        finally:
+            for each in members:
+                each.kill()
+                each.wait()
+
+
+def _member(log: Log, url: str, told: Path, errors: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(MEMBER), url, log.bootstrap, log.topic, log.group, str(told)]
+    with errors.open("ab") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file)
+
+
+def _shares(log: Log) -> list[int]:
+    """How many partitions each member of the group has, once the group has settled."""
+    [described] = log.admin.describe_consumer_groups([log.group]).values()
+    group = described.result(PATIENCE_SECONDS)
+    if group.state is not ConsumerGroupState.STABLE:
+        return []
+    return sorted(len(each.assignment.topic_partitions) for each in group.members)
+
+
+async def test_lag_falls_to_0_when_a_broker_is_back(
+    memory: Harbor, log: Log, noted: Noted, broker: Broker, caplog: pytest.LogCaptureFixture
+):
+    if not isinstance(broker, OwnBroker):
+        pytest.skip("the broker at $KAFKA_BOOTSTRAP is not stopped by a test")
+    caplog.set_level(logging.WARNING)
+    log.put_calls("note", range(500))
+    log.put_calls("fails-once", range(500, 510))
+    async with working(memory, log) as worker:
+        await until(lambda: len(noted.begun) > 100)
+        broker.stop(signal.SIGKILL)
+        try:
+            await until(lambda: noted.has(range(500, 510)) or len(caplog.records) > 0)
+            await asyncio.sleep(1)  # so that commits, fetches and heartbeats find no broker
+        finally:
+            broker.launch()
+            await asyncio.to_thread(broker.wait_until_ready)
+        log.put_calls("note", range(510, 1_000))
+        await until(lambda: noted.has(range(1_000)))
+        await until(log.is_committed)
+        assert partitions_of(worker) == {0, 1}
+    complaints = [each for each in caplog.records if "could not be committed" in each.getMessage()]
+    assert len(complaints) < 10  # and not one for each try
+
+
+# -- logs that lose their beginning --------------------------------------------------------------
+
+
+async def test_worker_goes_on_at_the_earliest_message_when_older_ones_are_deleted(
+    memory: Harbor, log: Log, noted: Noted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Once while it runs and its partitions are paused, once while it is away."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr("taskharbor.streams.worker.AHEAD", 0)
+    await memory.queues.apause(f"stream:{log.topic}")
+    log.put_calls("note", range(10), partition=0)
+    async with working(memory, log, concurrency=5) as worker:
+        await until(lambda: worker._consumer is not None and worker._consumer.paused == 2)
+        log.put_calls("note", range(10, 100), partition=0)
+        log.delete_before(0, 50)
+        await memory.queues.aresume(f"stream:{log.topic}")
+        await until(log.is_committed)
+    log.put_calls("note", range(100, 200), partition=0)
+    log.delete_before(0, 150)
+    async with working(memory, log):
+        await until(log.is_committed)
+    assert sorted(noted.done) == [*range(10), *range(50, 100), *range(150, 200)]
+    assert log.committed()[0].offset == 200
+    lines = [each.getMessage() for each in caplog.records if "no longer in the log" in each.getMessage()]
+    assert len(lines) == 2
+    assert f"from {log.topic}[0]@10 on" in lines[0]
+    assert f"from {log.topic}[0]@100 on" in lines[1]
+
+
+async def test_topic_that_is_made_anew_under_a_worker_is_another_log(memory: Harbor, log: Log, noted: Noted):
+    log.put_calls("fails-once", range(3), partition=0)
+    async with working(memory, log):
+        await until(lambda: noted.has(range(3)))
+        await until(log.is_committed)
+        log.delete()
+        log.create(log.topic, log.partitions)
+        log.put_calls("fails-once", range(100, 102), partition=0)
+        await until(lambda: noted.has(range(100, 102)))
+        await until(log.is_committed)
+    jobs = await memory.jobs.alist(task="fails-once")
+    assert sorted(job.payload["n"] for job in jobs) == [0, 1, 2, 100, 101]
+    assert {job.state for job in jobs} == {State.SUCCEEDED}
