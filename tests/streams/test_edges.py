@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from typing import Any, ClassVar
 
 import pytest
@@ -191,38 +192,58 @@ async def test_copy_that_the_brokers_refuse_ends_no_worker(memory: Harbor, log: 
     assert dead.reason is Reason.INVALID_PAYLOAD
 
 
-async def test_steps_and_sleeps_of_a_first_attempt_are_refused_and_work_in_a_retry(memory: Harbor, log: Log):
+async def test_message_that_needs_steps_or_sleep_goes_on_as_a_job_uncounted(memory: Harbor, log: Log):
     done: list[str] = []
     begun: list[str] = []
 
     async def one() -> int:
+        begun.append("one")
         return 1
+
+    def two() -> int:
+        begun.append("two")
+        return 2
 
     @memory.task(name="steps")
     async def steps(ctx: Context) -> None:
-        begun.append("steps")
         await ctx.step("one", one)
+        await ctx.sleep("a", 0.01)
         done.append("steps")
 
-    @memory.task(name="sleeps")
-    async def sleeps(ctx: Context) -> None:
-        begun.append("sleeps")
-        await ctx.sleep("a", 0.01)
-        done.append("sleeps")
+    @memory.task(name="in-a-thread")
+    def in_a_thread(ctx: Context) -> None:
+        ctx.step("two", two)
+        done.append("in-a-thread")
 
     @memory.task(name="progress")
     async def progress(ctx: Context) -> None:
-        begun.append("progress")
         ctx.progress(0.5, "half")
         done.append("progress")
 
-    log.put({"task": "steps"}, {"task": "sleeps"}, {"task": "progress"})
+    isolated = memory.task(name="isolated", isolation="process")(step_in_a_process)
+    assert isolated.name == "isolated"
+    log.put({"task": "steps"}, {"task": "in-a-thread"}, {"task": "progress"}, {"task": "isolated"})
     async with working(memory, log):
-        await until(lambda: sorted(done) == ["progress", "sleeps", "steps"])
+        await until(lambda: sorted(done) == ["in-a-thread", "progress", "steps"])
+        await until(lambda: _has_succeeded(memory, "isolated"))
         await until(log.is_committed)
-    assert sorted(begun) == ["progress", "sleeps", "sleeps", "sleeps", "steps", "steps"]
-    errors = [row.error for job in await memory.jobs.alist() for row in await memory.jobs.ahistory(job.id)]
-    assert sum("first attempt of a message" in (error or "") for error in errors) == 2
+    assert sorted(begun) == ["one", "two"]
+    for task in ("steps", "in-a-thread", "isolated"):
+        [job] = await memory.jobs.alist(task=task)
+        rows = await memory.jobs.ahistory(job.id)
+        assert job.attempts == 0
+        assert rows[-1].status is AttemptStatus.SLEPT
+        assert "job of the store" in (rows[-1].detail or "")
+
+
+def step_in_a_process(ctx: Context) -> int:
+    value = ctx.step("pid", os.getpid)
+    assert isinstance(value, int)
+    return value
+
+
+async def _has_succeeded(harbor: Harbor, task: str) -> bool:
+    return bool(await harbor.jobs.alist(task=task, state="succeeded"))
 
 
 # -- partitions that come and go -----------------------------------------------------------------

@@ -178,6 +178,9 @@ class JobSource(Leasing):
     Every store is one. So is a topic of messages, which keeps nothing of a job that succeeds.
     """
 
+    # Whether a job has no row until its first attempt has ended. If it needs one before, it ends and begins again.
+    ROWS_COME_LATER: ClassVar[bool] = False
+
     clock: Clock
 
     @abstractmethod

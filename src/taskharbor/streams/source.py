@@ -50,6 +50,7 @@ class StreamSource(JobSource):
     store, `FirstMessages` are handed over without being executed here, `Rebalances` serves partitions that come and go.
     """
 
+    ROWS_COME_LATER = True
     WHY_NOT = "the first attempt of a message leaves no row in the store (a retry does), so it has no"
 
     def __init__(

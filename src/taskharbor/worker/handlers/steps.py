@@ -63,8 +63,11 @@ class StepStore(Protocol):
 class Steps:
     """The steps of one attempt. Its methods return awaitables on an event loop, and values in a thread."""
 
-    def __init__(self, execution: Execution, store: StepStore, time: StoreTime) -> None:
+    def __init__(
+        self, execution: Execution, store: StepStore, time: StoreTime, *, is_row_missing: bool = False
+    ) -> None:
         self._execution = execution
+        self._is_row_missing = is_row_missing  # it came from a log, and no store has a row for its steps
         self._store = store
         self._time = time
         self._met: set[str] = set()  # in this attempt
@@ -148,6 +151,8 @@ class Steps:
         self._met.add(name)
 
     async def _recall(self, name: str) -> str | None:
+        if self._is_row_missing:  # the handler begins again, at once, as a job of the store
+            raise FallAsleep(f"until the message is a job of the store, for {name!r}", 0.0)
         if not self._has_read:
             if self._reading is None:  # several steps may ask at once: the first one reads for all
                 self._reading = asyncio.ensure_future(self._store.read())

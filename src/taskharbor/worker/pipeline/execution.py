@@ -132,8 +132,13 @@ class Execution(msgspec.Struct, eq=False):
     @property
     def steps(self) -> Steps:
         if self.kept_steps is None:
-            self.kept_steps = Steps(self, LeasedSteps(self), self.time)
+            self.kept_steps = Steps(self, LeasedSteps(self), self.time, is_row_missing=self.is_row_missing)
         return self.kept_steps
+
+    @property
+    def is_row_missing(self) -> bool:
+        """Whether the job came from a log and becomes a job of the store when it meets its first step."""
+        return self.pipeline.store.driver.ROWS_COME_LATER
 
     @property
     def job(self) -> Job[Any]:

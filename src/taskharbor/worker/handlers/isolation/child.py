@@ -66,6 +66,7 @@ class IsolatedExecution(Execution, eq=False, kw_only=True):
     serial: int
     link: Link
     linked_steps: LinkedSteps
+    row_missing: bool = False
 
     @classmethod
     def for_call(cls, call: Call, task: Task[Any, Any, Any, Any], link: Link) -> IsolatedExecution:
@@ -83,6 +84,7 @@ class IsolatedExecution(Execution, eq=False, kw_only=True):
             serial=call.serial,
             link=link,
             linked_steps=LinkedSteps(link, call.serial),
+            row_missing=call.is_row_missing,
         )
         if call.claimed.options is not None:
             execution.read_options(call.claimed.options)
@@ -91,7 +93,9 @@ class IsolatedExecution(Execution, eq=False, kw_only=True):
     @property
     def steps(self) -> Steps:
         if self.kept_steps is None:
-            self.kept_steps = IsolatedSteps(self, self.linked_steps, self.time)
+            self.kept_steps = IsolatedSteps(
+                self, self.linked_steps, self.time, is_row_missing=self.row_missing
+            )
         return self.kept_steps
 
     def keep_child(self, child: NewJob) -> None:

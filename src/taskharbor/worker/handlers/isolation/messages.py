@@ -49,6 +49,7 @@ class Call(CallMessage, frozen=True):
     started_at: int
     deadline: int | None
     trace: dict[str, str] | None = None  # the context of the attempt's span
+    is_row_missing: bool = False  # no store has a row for its steps
 
 
 class AskToStop(CallMessage, frozen=True):

@@ -78,6 +78,7 @@ class ProcessRunner:
             execution.started_at,
             execution.deadline,
             None if execution.harbor.tracing is None else execution.harbor.tracing.current(),
+            execution.is_row_missing,
         )
         execution.end = lambda why: self._end_handler(process, why)
 
