@@ -27,7 +27,7 @@ MESSAGE_READ_MAX = (
     2_000  # characters of a message that are looked at: ids and paths are longer than what replaces them
 )
 MESSAGE_MAX = 200  # characters that are left of it and count
-KNOWN_MAX = 4_096  # functions whose places are remembered
+KNOWN_MAX = 4_096  # functions, words and fingerprints that are remembered
 CAUSES_MAX = 100  # links of a chain of causes that are followed
 CAUSE = "taskharbor_cause"  # an attribute of TaskHarbor's own errors that know their cause better than their text does
 
@@ -66,6 +66,7 @@ def cause_of(error: BaseException) -> tuple[str, ...] | None:
     return vars(error).get(CAUSE) if is_ours else None
 
 
+@lru_cache(maxsize=KNOWN_MAX)
 def digest(*parts: str) -> str:
     """Return the first digits of the SHA-256 over the rule's version and these parts."""
     text = "\n".join((RULE, *parts))
@@ -75,9 +76,12 @@ def digest(*parts: str) -> str:
 # -- the message ---------------------------------------------------------------------------------
 
 # Quoted text. An apostrophe within a word is none. Each opening mark looks no further than to the next one of its kind.
-_QUOTED = re.compile(r"\"[^\"]*\"|(?<!\w)'[^']*'(?!\w)|`[^`]*`|“[^”]*”|«[^»]*»")
-_MARK = re.compile(r"[\"'`“«()\[\]{}<>|]")
-_BRACKETS = str.maketrans(dict.fromkeys("()[]{}<>|", " "))
+# (The mark comes first and what it opens after it: the search skips to the next mark.)
+_QUOTED = re.compile(
+    r"[\"'`“«](?:(?<=\")[^\"]*\"|(?<=')(?<!\w')[^']*'(?!\w)|(?<=`)[^`]*`|(?<=“)[^”]*”|(?<=«)[^»]*»)"
+)
+_BRACKET = re.compile(r"[()\[\]{}<>|]")
+ID_LENGTH = 8  # shorter ones are words
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F-]{8,}")
 _VARYING = re.compile(r"[\d/\\@…]")
 _PUNCTUATION = ",;:.!?"
@@ -93,11 +97,14 @@ def message_pattern(text: str) -> str:
     Several in a row are replaced as one: a list of three ids is like a list of two.
     """
     line = text[:MESSAGE_READ_MAX].lstrip().partition("\n")[0]
+    line = _BRACKET.sub(" ", _QUOTED.sub(_VARIES, line))
     words: list[str] = []
-    if _MARK.search(line) is not None:
-        line = _QUOTED.sub(_VARIES, line).translate(_BRACKETS)
     for word in line.split():
-        if not _varies(word.strip(_PUNCTUATION)):
+        if word.isalpha():  # most words are, and the same ones come again and again
+            varies = len(word) >= ID_LENGTH and _are_id(word)
+        else:
+            varies = _varies(word.strip(_PUNCTUATION))
+        if not varies:
             words.append(word)
         elif (name := word.partition("=")[0]) != word and not _varies(name):  # of `timeout=30` the name stays
             words.append(f"{name}=")
@@ -109,7 +116,13 @@ def message_pattern(text: str) -> str:
 def _varies(word: str) -> bool:
     if _VARYING.search(word) is not None or not word:
         return True
-    return len(word) >= 8 and (_HEXADECIMAL.fullmatch(word) is not None or _is_random(word))
+    return len(word) >= ID_LENGTH and _are_id(word)
+
+
+@lru_cache(maxsize=KNOWN_MAX)
+def _are_id(word: str) -> bool:
+    """Whether these letters are more likely an id than a word."""
+    return _HEXADECIMAL.fullmatch(word) is not None or _is_random(word)
 
 
 def _is_random(word: str) -> bool:
@@ -171,16 +184,24 @@ def _place_of(filename: str) -> Place:
 
 def _root_of(error: BaseException) -> BaseException:
     """Follow what the error was raised from, or while handling, and the first error of a group, to the end."""
+    cause = _cause_in(error)
+    if cause is None:
+        return error
     seen = {id(error)}
     for _ in range(CAUSES_MAX):
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if cause is None and isinstance(error, BaseExceptionGroup):
-            cause = error.exceptions[0]
         if cause is None or id(cause) in seen:
             break
         seen.add(id(cause))
         error = cause
+        cause = _cause_in(error)
     return error
+
+
+def _cause_in(error: BaseException) -> BaseException | None:
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is None and isinstance(error, BaseExceptionGroup):
+        return error.exceptions[0]
+    return cause
 
 
 def _name_of(error: BaseException) -> str:

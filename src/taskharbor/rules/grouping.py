@@ -20,6 +20,12 @@ def is_stored_with_dead(where: JobFilter) -> bool:
     return asked <= GROUPED_BY
 
 
+def is_kept(where: JobFilter) -> bool:
+    """Say whether the counts that a store keeps of its groups answer this: it asks for whole groups."""
+    names = (where.queue, where.task, where.reason, where.finished_after, where.finished_before)
+    return all(asked is None for asked in names)
+
+
 class _Gathered(Struct):
     sample: JobRecord
     first_seen: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -10,10 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from taskharbor.conformance.store import LEASE, SECOND, Chapter, Held, Store, waiting_for_change
-from taskharbor.drivers.base import Claimed, ClaimRequest, Driver, Enqueued, SettleAnswer, Transition
-from taskharbor.drivers.capabilities import Holds
-from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.drivers.base import (
+    Claimed,
+    ClaimRequest,
+    Delete,
+    Discard,
+    Driver,
+    Enqueued,
+    Requeue,
+    SettleAnswer,
+    Transition,
+)
+from taskharbor.drivers.capabilities import Groups, Holds, Upkeep
+from taskharbor.records import AttemptStatus, JobFilter, Reason, State
 from taskharbor.rules.aside import task_label
+from taskharbor.rules.grouping import Grouping
 
 T = TypeVar("T")
 
@@ -51,6 +63,37 @@ class Concurrency(Chapter):
         claimed = Counter(job_id for jobs in self.at_once(store, claim_all) for job_id in jobs)
         assert claimed == Counter(wanted)
         assert store.counts()[State.RUNNING] == 200
+
+    def test_groups_stay_exact_while_dead_jobs_come_and_go(self, store: Store) -> None:
+        """Callers bury, requeue, discard, delete and prune at once; then each group is what its dead jobs say."""
+        store.need(Groups)
+        store.enqueue_all(*[store.new(task=f"task-{n % 3}") for n in range(300)])
+        where, driver = JobFilter(state=State.DEAD), store.driver
+
+        async def work(caller: int) -> None:
+            chance = random.Random(caller)
+            for serial in range(15):
+                now = store.now + caller + serial * CALLERS
+                token = f"w-{caller}/{serial}"
+                jobs = (await driver.claim(ClaimRequest(token, LEASE, 5), now=now)).jobs
+                await driver.settle([_death(Held(token, job), chance) for job in jobs], now=now)
+                page = await driver.list(where, limit=20, now=now)
+                some = [job.id for job in page.jobs if chance.random() < 0.1]
+                operation = chance.choice((Requeue(), Requeue(), Requeue(), Discard(), Delete()))
+                await driver.operate(operation, some, now=now)
+                if caller == 0 and self.prunes(store):
+                    await Upkeep.of(driver).prune({State.DEAD: now - 4 * CALLERS}, 3, now=now)
+                assert all(group.count > 0 for group in await Groups.of(driver).groups(where, 100))
+
+        self.at_once(store, work)
+        grouping = Grouping()
+        grouping.add(store.listed(state=State.DEAD))
+        expected = grouping.largest(100)
+        assert expected
+        assert store.run(Groups.of(driver).groups(where, 100)) == expected
+
+    def prunes(self, store: Store) -> bool:
+        return Upkeep.offered_by(store.driver) is not None
 
     def test_concurrent_claims_of_a_place_aside_never_overlap(self, store: Store) -> None:
         """While some callers put jobs aside and others claim there, each job is given to one of them at a time."""
@@ -283,6 +326,13 @@ class SecondDriver(Chapter):
             await second.close()
 
         store.run(story())
+
+
+def _death(held: Held, chance: random.Random) -> Transition:
+    return Transition(
+        held.token, held.id, held.number, AttemptStatus.FAILED, State.DEAD, attempts=1, reason=Reason.EXHAUSTED,
+        error=f"error {held.id}", fingerprint=chance.choice("ab") * 16, code_version=chance.choice((None, "1", "2")),
+    )  # fmt: skip
 
 
 def _success(held: Held) -> Transition:

@@ -19,7 +19,7 @@ from taskharbor.records import (
     State,
     WorkflowRecord,
 )
-from taskharbor.rules.filtering import matches
+from taskharbor.rules.filtering import matches, possible_states
 from taskharbor.rules.lifecycle import TERMINAL
 from taskharbor.rules.standing import Holder, LatestAttempt, job_record
 
@@ -65,12 +65,13 @@ def page(
     if limit <= 0:
         return Page(jobs, None)
     last: Job | None = None
+    states = _stored_as(where)
     for job in _candidates(store, where, cursor):
         if last is not None and search.is_over:
             return Page(jobs, last.id, search.examined, None if len(jobs) == limit else last.row.enqueued_at)
         search.examined += 1
         last = job
-        if _may_match(job, where) and matches(found := record(job, now), where):
+        if _may_match(job, where, states) and matches(found := record(job, now), where):
             if len(jobs) == limit:
                 return Page(jobs, jobs[-1].id, search.examined)
             jobs.append(found)
@@ -84,11 +85,21 @@ def _candidates(store: Store, where: JobFilter, cursor: str | None) -> Iterator[
     return (store.jobs[job_id] for job_id in sorted(known, reverse=True))
 
 
-def _may_match(job: Job, where: JobFilter) -> bool:
+def _stored_as(where: JobFilter) -> frozenset[State]:
+    """The states that a job must be stored in to match: a scheduled one is stored as ready."""
+    states = possible_states(where)
+    return states | {State.READY} if State.SCHEDULED in states else states
+
+
+def _may_match(job: Job, where: JobFilter, states: frozenset[State]) -> bool:
     """What can be said without its record, which takes longer to make."""
+    row = job.row
     return (
-        where.queue in (None, job.row.queue)
-        and where.task in (None, job.row.task)
+        job.at.state in states
+        and where.queue in (None, row.queue)
+        and where.task in (None, row.task)
+        and (where.tag is None or where.tag in row.options.tags)
+        and where.correlation_id in (None, row.options.correlation_id)
         and (where.workflow is None or (job.workflow is not None and job.workflow.id == where.workflow))
     )
 

@@ -397,6 +397,7 @@ class PostgresDriver(
 
     async def _fold_tallies(self) -> None:
         await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
+        await self._run(Lane.SETTLE, lambda s: s.do("fold_groups"), prompt=True)
 
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
         if not notes:

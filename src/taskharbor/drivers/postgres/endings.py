@@ -5,14 +5,18 @@ from __future__ import annotations
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.stored import Reading
 from taskharbor.records import GroupRecord, JobFilter
-from taskharbor.rules.grouping import listed
+from taskharbor.rules.grouping import is_kept, listed
 
 
 async def groups(session: Session, where: JobFilter, limit: int) -> list[GroupRecord]:
-    asked = (
-        where.fingerprint, where.queue, where.task, where.reason, where.finished_after, where.finished_before,
-        max(limit, 0),
-    )  # fmt: skip
+    most = max(limit, 0)
+    if is_kept(where):
+        rows = await session.rows("groups", where.fingerprint, most)
+    else:
+        rows = await session.rows(
+            "groups_by_filter", where.fingerprint, where.queue, where.task, where.reason, where.finished_after,
+            where.finished_before, most,
+        )  # fmt: skip
     read = Reading()
     return [
         GroupRecord(
@@ -25,5 +29,5 @@ async def groups(session: Session, where: JobFilter, limit: int) -> list[GroupRe
             row["sample_id"],
             row["error"],
         )
-        for row in await session.rows("groups", *asked)
+        for row in rows
     ]

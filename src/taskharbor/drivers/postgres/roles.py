@@ -48,6 +48,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "settles_id_seq": dict.fromkeys(Role, ""),  # of an identity column: who may insert a row may count it
     "history": dict.fromkeys(Role, "S"),  # a view, which reads with the rights of its owner
     "ended": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
+    "dead_groups": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "progress": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SD"},
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
@@ -88,6 +89,10 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
     "cancel_waiting": frozenset({Role.WORKER, Role.ADMIN}),
     "restore_dependants": frozenset({Role.WORKER, Role.ADMIN}),
     "record_action": frozenset({Role.WORKER, Role.ADMIN}),
+    # Triggers of `ended`, which need no right to be called.
+    **dict.fromkeys(
+        ("count_added_groups", "count_removed_groups", "count_changed_groups", "forget_groups"), frozenset()
+    ),
     **dict.fromkeys(
         (
             "hold_members",

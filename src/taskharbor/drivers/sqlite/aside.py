@@ -19,7 +19,7 @@ from taskharbor.rules.aside import SEPARATOR, hold_label, label_of, lane_of
 ASIDE = statements("aside")
 OPERATE = statements("operate")
 _AFTER_SEPARATOR = SEPARATOR[0] + chr(ord(SEPARATOR[1]) + 1)  # after every label
-_KINDS = {str(kind): kind for kind in HoldKind}
+HOLD_KINDS = {str(kind): kind for kind in HoldKind}
 
 
 # -- lanes -----------------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ def holds(session: Session) -> list[HoldRecord]:
     read = Reading()
     return [
         HoldRecord(
-            _KINDS[kind],
+            HOLD_KINDS[kind],
             read.text("name", name),
             read.instant("since", since),
             read.optional_text("held_by", by),
         )
         for kind, name, since, by in session.execute(ASIDE["holds"]).fetchall()
-        if kind in _KINDS
+        if kind in HOLD_KINDS
     ]
 
 

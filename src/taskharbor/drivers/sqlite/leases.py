@@ -27,12 +27,12 @@ from taskharbor.drivers.base import (
     worker_of,
 )
 from taskharbor.drivers.sqlite import endings
-from taskharbor.drivers.sqlite.aside import hold_labels, labels_of, lanes_of, open_lanes, recall
+from taskharbor.drivers.sqlite.aside import HOLD_KINDS, hold_labels, labels_of, lanes_of, open_lanes, recall
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import DELIVERIES, FIRST_NUMBER_MAX, Reading, as_told, is_text
 from taskharbor.records import PRIORITY_MAX, PRIORITY_MIN, Delivery, Reason, State
-from taskharbor.rules.aside import queue_of
+from taskharbor.rules.aside import hold_label, queue_of
 from taskharbor.rules.settling import proves_survival
 from taskharbor.rules.standing import Standing
 
@@ -294,8 +294,7 @@ def strike(session: Session, job_ids: set[str]) -> None:
 
 def claim(session: Session, request: ClaimRequest) -> Claim:
     aside: list[str] = []  # what could not be read
-    queues, beside = _served_queues(session, request, aside)
-    holds = hold_labels(session)
+    queues, beside, holds = _served_queues(session, request, aside)
     lanes = open_lanes(queues, (None, *request.aside), holds) if request.aside else queues
     existing = find(session, request.token)
     if existing is not None:
@@ -325,15 +324,22 @@ def claim(session: Session, request: ClaimRequest) -> Claim:
     )
 
 
-def _served_queues(session: Session, request: ClaimRequest, aside: list[str]) -> tuple[list[str], list[str]]:
-    """The queues that are served, and their lanes aside that have a job at the begin of this claim."""
-    paused = paused_queues(session)
-    if request.queues is not None:
-        queues = sorted({queue for queue in request.queues if queue not in paused})
-        return queues, list(lanes_of(session, queues))
+def _served_queues(
+    session: Session, request: ClaimRequest, aside: list[str]
+) -> tuple[list[str], list[str], frozenset[str]]:
+    """The queues that are served, their lanes aside that have a job at the begin of this claim, and the holds."""
+    asked = request.queues
+    named = "[]" if asked is None else as_json(asked)
+    stops = session.execute(CLAIM["stops"], (named,)).fetchall()
+    paused = {name for kind, name in stops if kind == "queue"}
+    holds = frozenset(hold_label(kind, name) for kind, name in stops if kind in HOLD_KINDS)
+    if asked is not None:
+        queues = sorted({queue for queue in asked if queue not in paused})
+        beside = sorted({name for kind, name in stops if kind == "aside" and name not in paused})
+        return queues, list(lanes_of(session, beside)), holds
     lanes = {*_queues_of(session, 0, aside), *_queues_of(session, 1, aside)}
     served = [lane for lane in lanes if queue_of(lane) not in paused]
-    return sorted({queue_of(lane) for lane in served}), served
+    return sorted({queue_of(lane) for lane in served}), served, holds
 
 
 def _queues_of(session: Session, suspect: int, aside: list[str]) -> Iterator[str]:

@@ -64,9 +64,11 @@ def insert_ready(session: Session, job_id: str, queue: str, priority: int, to: S
     )  # fmt: skip
 
 
-def insert_ended(session: Session, job_id: str, queue: str, to: Standing) -> None:
+def insert_ended(
+    session: Session, job_id: str, queue: str, to: Standing, about: endings.Ending | None = None
+) -> None:
     """A success has no such row: its latest attempt says it."""
-    endings.insert_ended(session, job_id, to)
+    endings.insert_ended(session, job_id, to, about)
     add_to_tally(session, queue, to.state, 1)
 
 

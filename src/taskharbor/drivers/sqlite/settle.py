@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from taskharbor.drivers.base import Note, ProgressNote, SettleAnswer, SettleResult, Transition
 from taskharbor.drivers.contract.settling import PlainSuccesses
 from taskharbor.drivers.sqlite import leases, workflows
+from taskharbor.drivers.sqlite.endings import Ending
 from taskharbor.drivers.sqlite.enqueue import enqueue, store_row_alone
 from taskharbor.drivers.sqlite.leases import SETTLE, Entry, Lease
 from taskharbor.drivers.sqlite.moving import add_to_tally, insert_ended, insert_ready
@@ -174,39 +175,40 @@ class _Settling:
             return SettleResult(proof, at=session.now)
         lease, entry = proof
         # Its queue or its priority may have been changed while it ran.
-        queue, priority, _, version, delivery = _job_place(session, t.job_id)
-        if t.relies_on not in (None, version):
+        place = _job_place(session, t.job_id)
+        if t.relies_on not in (None, place.version):
             return SettleResult(SettleAnswer.CHANGED, at=session.now)
         move = rules.settle_move(
             entry.standing,
             t,
             session.now,
             cancel_requested=t.job_id in lease.cancels,
-            declared=delivery,
+            declared=place.delivery,
         )
         self._record(t, entry, move, lease)
-        settled = self._move(t, entry, move, queue, priority)
+        settled = self._move(t, entry, move, place)
         if move.inserts:
             enqueue(session, move.inserts)
         if _close(session, lease, 1):
             self._leases[lease.token] = None
         return settled
 
-    def _move(self, t: Transition, entry: Entry, move: Move, queue: str, priority: int) -> SettleResult:
+    def _move(self, t: Transition, entry: Entry, move: Move, place: _JobPlace) -> SettleResult:
         session, to = self._session, move.to
         answer = move.answer(session.now)
         if to.state is State.SUCCEEDED:
-            add_to_tally(session, queue, to.state, 1)
+            add_to_tally(session, place.queue, to.state, 1)
             return replace(answer, released=tuple(release_dependants(session, t.job_id)))
         if to.is_finished:
-            insert_ended(session, t.job_id, queue, to)
+            about = Ending(place.queue, place.task, t.fingerprint, t.error, t.code_version)
+            insert_ended(session, t.job_id, place.queue, to, about)
             return replace(answer, cancelled=workflows.cancel_dependants(session, [t.job_id]))
         if move.dead_letter is not None:
             self._leave_dead_letter(t, entry, move.dead_letter)
         if move.is_rearmed:
             session.execute(SETTLE["delete_steps"], (t.job_id,))
             session.execute(SETTLE["delete_progress"], (t.job_id,))
-        insert_ready(session, t.job_id, queue, priority, to)
+        insert_ready(session, t.job_id, place.queue, place.priority, to)
         return answer
 
     def _leave_dead_letter(self, t: Transition, entry: Entry, copy: NewJob) -> None:
@@ -264,22 +266,35 @@ def release_dependants(session: Session, member_id: str) -> list[str]:
     dependants = [row[0] for row in satisfied if type(row[0]) is str and is_text(row[0])]
     for job_id in dependants:
         waiting = session.one(SETTLE["waiting"], (job_id,))
-        queue, priority, run_at, *_ = _job_place(session, job_id)
+        place = _job_place(session, job_id)
         session.execute(SETTLE["delete_waiting"], (job_id,))
-        insert_ready(session, job_id, queue, priority, waiting_standing(run_at, waiting, Reading()))
+        to = waiting_standing(place.run_at, waiting, Reading())
+        insert_ready(session, job_id, place.queue, place.priority, to)
     return dependants
 
 
-def _job_place(session: Session, job_id: str) -> tuple[str, int, int, int, Delivery | None]:
-    """What of the job's row its place is made of. What a hand wrote there is no fault of the job that is settled."""
-    queue, priority, run_at, version, delivery = session.one(SETTLE["job_place"], (job_id,))
+class _JobPlace(NamedTuple):
+    """What of the job's row its place is made of."""
+
+    queue: str
+    priority: int
+    run_at: int
+    version: int
+    delivery: Delivery | None
+    task: str
+
+
+def _job_place(session: Session, job_id: str) -> _JobPlace:
+    """Read them. What a hand wrote there is no fault of the job that is settled."""
+    queue, priority, run_at, version, delivery, task = session.one(SETTLE["job_place"], (job_id,))
     read = Reading()
-    return (
+    return _JobPlace(
         read.text("queue", queue),
         read.integer("priority", priority, PRIORITY_MIN, PRIORITY_MAX),
         read.instant("run_at", run_at),
         version,
         read.one_of("delivery", delivery, DELIVERIES),
+        read.text("task", task),
     )
 
 

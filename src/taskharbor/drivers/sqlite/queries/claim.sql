@@ -79,6 +79,18 @@ SELECT DISTINCT queue FROM taskharbor_ready WHERE suspect = 1 AND run_at <= ?
 -- name: paused_queues
 SELECT queue FROM taskharbor_paused
 
+-- name: stops
+-- What keeps jobs from being claimed: the paused queues and the holds; and for each queue of a JSON array whether any job
+-- of it stands aside, by a seek in its range of the primary key. One statement, since each claim pays for it.
+SELECT 'queue', queue FROM taskharbor_paused
+UNION ALL SELECT kind, name FROM taskharbor_holds
+UNION ALL
+SELECT 'aside', q.value FROM json_each(?1) AS q
+WHERE EXISTS (SELECT 1 FROM taskharbor_ready AS r
+              WHERE r.suspect = 0 AND r.queue > q.value || char(31, 31) AND r.queue < q.value || char(31, 32))
+   OR EXISTS (SELECT 1 FROM taskharbor_ready AS r
+              WHERE r.suspect = 1 AND r.queue > q.value || char(31, 31) AND r.queue < q.value || char(31, 32))
+
 -- name: insert_lease
 INSERT INTO taskharbor_leases (token, origin, worker, expires_at, alone, supervised, max_losses, open)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)

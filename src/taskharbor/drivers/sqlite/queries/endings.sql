@@ -23,7 +23,25 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 
 -- name: groups
--- The dead jobs by fingerprint, the largest groups first. All that is asked for is in the index, in the order of the groups.
+-- The dead jobs by fingerprint, the largest groups first: their counts are kept, and the rest of each is a few seeks.
+SELECT g.fingerprint, g.jobs,
+       (SELECT min(e.finished_at) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_seen
+        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint),
+       (SELECT max(e.finished_at) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_seen
+        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint),
+       g.tasks, g.versions,
+       (SELECT max(e.job_id) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_group
+        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint)
+FROM (
+    SELECT fingerprint, sum(jobs) AS jobs, json_group_array(DISTINCT task) AS tasks,
+           json_group_array(DISTINCT nullif(code_version, '')) AS versions
+    FROM taskharbor_groups WHERE :fingerprint IS NULL OR fingerprint = :fingerprint
+    GROUP BY fingerprint ORDER BY sum(jobs) DESC, fingerprint LIMIT :limit
+) AS g
+ORDER BY g.jobs DESC, g.fingerprint
+
+-- name: groups_by_filter
+-- The same for some of the dead jobs. All that is asked for is in the index, in the order of the groups.
 SELECT fingerprint, count(*), min(finished_at), max(finished_at), json_group_array(DISTINCT task),
        json_group_array(DISTINCT code_version), max(job_id)
 FROM taskharbor_ended INDEXED BY taskharbor_ended_group

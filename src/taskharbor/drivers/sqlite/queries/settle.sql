@@ -82,7 +82,7 @@ WHERE d.member_id = ?
 ORDER BY w.job_id
 
 -- name: job_place
-SELECT queue, priority, run_at, version, delivery FROM taskharbor_jobs WHERE id = ?
+SELECT queue, priority, run_at, version, delivery, task FROM taskharbor_jobs WHERE id = ?
 
 -- name: waiting
 SELECT number, attempts, first_number, expires_at, delivery FROM taskharbor_waiting WHERE job_id = ?
