@@ -48,7 +48,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "settles_id_seq": dict.fromkeys(Role, ""),  # of an identity column: who may insert a row may count it
     "history": dict.fromkeys(Role, "S"),  # a view, which reads with the rights of its owner
     "ended": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
-    "dead_groups": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
+    "dead_groups": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     "progress": {Role.PRODUCER: "S", Role.WORKER: "SIUD", Role.ADMIN: "SD"},
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
