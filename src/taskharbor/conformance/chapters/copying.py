@@ -9,8 +9,10 @@ from taskharbor.drivers import capabilities
 from taskharbor.drivers.base import Delete
 from taskharbor.drivers.contract.copying import KINDS, Row
 from taskharbor.errors import ConfigurationError
+from taskharbor.records import Options
 
 MANY_BYTES = 1_000_000
+TAGGED = Options(tags=("red",))
 
 
 class Copying(Chapter):
@@ -33,7 +35,7 @@ class Copying(Chapter):
 
     def test_rows_come_in_slices_by_key_and_each_once(self, store: Store) -> None:
         """A slice begins behind the last row of the one before, whatever its size."""
-        ids = sorted(store.enqueue(tags=("red",)) for _ in range(5))
+        ids = sorted(store.enqueue(options=TAGGED) for _ in range(5))
         slices = self.export(store, "jobs", limit=2)
         assert [len(rows) for rows in slices] == [2, 2, 1]
         assert [row[0] for rows in slices for row in rows] == ids
@@ -49,7 +51,7 @@ class Copying(Chapter):
 
     def test_rows_that_exist_are_skipped(self, store: Store) -> None:
         """A copy that is repeated stores what is new, and nothing else."""
-        store.enqueue(tags=("red", "blue"))
+        store.enqueue(options=TAGGED)
         store.succeed(store.claim_one())
         before = store.everything()
         for kind in KINDS:
@@ -70,7 +72,7 @@ class Copying(Chapter):
 
     def test_finished_jobs_come_back_as_they_were(self, store: Store) -> None:
         """With their history and counts, which the end of the import makes."""
-        ids = [store.enqueue(idempotency_key=f"k{n}", tags=("red",)) for n in range(3)]
+        ids = [store.enqueue(idempotency_key=f"k{n}", options=TAGGED) for n in range(3)]
         for held in store.claim(limit=2):
             store.succeed(held, result="1")
         store.bury(store.claim_one(), error="no")
