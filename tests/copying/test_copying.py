@@ -111,6 +111,7 @@ async def everything(harbor: Harbor) -> dict[str, Any]:
         "queues": await driver.queues(),
         "workflows": (await driver.list_workflows(limit=100)).workflows,
         "holds": await driver.holds(),
+        "groups": await harbor.dlq.agroups(),
         "actions": [(each.id, each.verb, each.at) for each in await harbor.audit.alist()],
         "tokens": await driver.records(RecordKind.TOKENS),
         "schedules": [(each.name, each.next_run_at) for each in await harbor.schedules.alist()],

@@ -98,11 +98,12 @@ def _find(kind: Kind, rows: int) -> str:
 
 
 def _insert(kind: Kind) -> str:
+    # Not INSERT OR IGNORE: that would decide over the conflicts inside triggers as well.
     columns = [name for name in kind.columns if name != "twin"]
-    named = ", ".join(f'"{name}"' for name in columns)
+    named, values, table = ", ".join(f'"{name}"' for name in columns), _places(len(columns)), kind.name
     if kind.name == "tokens":
-        return f"INSERT OR IGNORE INTO taskharbor_records (kind, {named}) VALUES ('tokens', {_places(len(columns))})"
-    return f"INSERT OR IGNORE INTO taskharbor_{kind.name} ({named}) VALUES ({_places(len(columns))})"
+        named, values, table = f"kind, {named}", f"'tokens', {values}", "records"
+    return f"INSERT INTO taskharbor_{table} ({named}) VALUES ({values}) ON CONFLICT DO NOTHING"
 
 
 def _places(count: int) -> str:
