@@ -209,6 +209,7 @@ NOT_COPIED: dict[str, str] = {
     "settled": "it belongs to settles",
     "tallies": "they are counted again at the end",
     "groups": "they are counted as the dead jobs arrive",
+    "dead_groups": "they are counted as the dead jobs arrive",
     "workers": "a copy does not begin while there is one",
     "records": "its tokens are copied as a kind of their own",
 }
