@@ -416,17 +416,17 @@ def spelled(text: str, choices: list[int]) -> str:
 @given(
     st.sampled_from(SECRET_NAMES),
     st.lists(st.integers(0, 3), min_size=20, max_size=20),
-    st.sampled_from(["?", "?a=b&", "?a=b;", "#", "#/x?", ";", "/y;a=b;", "?a&", "?a=1?"]),
+    st.sampled_from(["?", "?a=b&", "?a=b;", "#", "#/x?", ";", "y;a=b;", "?a&", "?a=1?"]),
     st.text(st.characters(exclude_characters="&#?/", exclude_categories=["Cs"])),
     st.sampled_from(["", "&page=7", "#x"]),
 )
 def test_a_secret_parameter_is_masked_however_its_name_is_spelled(
     name: str, choices: list[int], before: str, value: str, after: str
 ):
-    shown = shown_url(f"https://x/{before}{spelled(name, choices)}=canary{value}{after}")
-    # A value with an "@" makes all before it look like credentials, and all of that is masked.
-    assert "=***" in shown or ("@" in value and "***@" in shown)
-    assert CANARY not in shown
+    parameter = f"https://x/{before}{spelled(name, choices)}"
+    # What follows may be taken for a part of the value: an ampersand ends no parameter of a path.
+    shown = shown_url(f"{parameter}=canary{value}{after}")
+    assert shown in (f"{parameter}=***{after}", f"{parameter}=***")
 
 
 @pytest.mark.parametrize(
@@ -434,6 +434,7 @@ def test_a_secret_parameter_is_masked_however_its_name_is_spelled(
     [
         ("https://x/?pass=hush&page=7", "https://x/?pass=***&page=7"),
         ("https://x/?JWT=hush", "https://x/?JWT=***"),
+        ("https://x//y;token=hush@z", "https://x//***@z"),  # after two slashes it looks like credentials
         ("https://x/?p%61ss=hush", "https://x/?p%61ss=***"),
         ("https://x/?p%2561ss=hush", "https://x/?p%2561ss=***"),
         ("https://x/?%70%61%73%73=hush", "https://x/?%70%61%73%73=***"),

@@ -19,6 +19,7 @@ from taskharbor.drivers.base import (
     OperationVerdict,
     Transition,
 )
+from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.records import JobFilter, NewJob, State
@@ -86,7 +87,7 @@ class Link(MemoryDriver):
             if 0 <= draw < rates.crash / 2 and world.may_crash(process):
                 world.kill(process)
                 await asyncio.get_running_loop().create_future()
-        answer = self._take_effect(verb, about, effect)
+        answer, took_effect_at = self._take_effect(verb, about, effect), world.universe.now
         if process.dies_unanswered:
             world.kill(process)
             await asyncio.get_running_loop().create_future()
@@ -104,6 +105,7 @@ class Link(MemoryDriver):
                 raise StoreUnavailable("simulated: the answer was lost")
         if chance.random() < 0.5:
             await asyncio.sleep(chance.random() * rates.usual_seconds)
+        world.observer.answered(process, verb, about, took_effect_at)
         return answer
 
     def _take_effect(
@@ -178,6 +180,22 @@ class Link(MemoryDriver):
     ) -> None:
         await self._call(
             "pause", (queue, paused), lambda: MemoryDriver.pause(self, queue, paused, action=action)
+        )
+
+    async def hold(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        return bool(
+            await self._call("hold", (kind, name), lambda: MemoryDriver.hold(self, kind, name, action=action))
+        )
+
+    async def release(
+        self, kind: HoldKind, name: str, *, now: int | None = None, action: Action | None = None
+    ) -> bool:
+        return bool(
+            await self._call(
+                "release", (kind, name), lambda: MemoryDriver.release(self, kind, name, action=action)
+            )
         )
 
     async def expire(self, limit: int, *, now: int | None = None) -> Any:

@@ -6,6 +6,7 @@ which attempt and until when, and shares no code with the store.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,16 @@ if TYPE_CHECKING:
 
 TERMINAL = (State.SUCCEEDED, State.DEAD, State.CANCELLED)
 FAILURES = (AttemptStatus.FAILED, AttemptStatus.TIMED_OUT)
+CAUSED = (*FAILURES, AttemptStatus.LOST)
+FINGERPRINT = re.compile("[0-9a-f]{16}")
 FORGIVEN_TROUBLES = 2  # lost calls that may not cost anybody a lease
 SLACK_SECONDS = 0.2
+HEED_MICROS = (
+    20_000  # from an answer of the store until a worker has looked at it, if it does not stand still
+)
 
 Attempt = tuple[str, int]  # (job, number)
+HeldBack = tuple[str, str]  # a task or a tag, and its name
 
 
 class Held(Struct):
@@ -83,6 +90,9 @@ class Observer:
         self.released: Counter[str] = Counter()
         self.requeued: Counter[str] = Counter()
         self.processes: dict[str, Process] = {}
+        self.in_force: dict[HeldBack, int] = {}  # holds, and since when
+        self.aside: dict[str, HeldBack] = {}  # which jobs stand aside for a hold
+        self.heard: dict[str, tuple[int, int]] = {}  # by process: what it knows of the store, and since when
 
     # -- telling --
 
@@ -108,10 +118,21 @@ class Observer:
             self.wrong(f"at_most_once: {claimed.id} begins a second time in run {claimed.first_number}")
         if any(number == claimed.number for number, _, _ in begins):
             self.wrong(f"{claimed.id}: attempt {claimed.number} begins twice")
+        self._judge_hold(process, spec, self.held[claimed.id, claimed.number])
         if self.now < self.not_before.get(claimed.id, 0):
             self.wrong(f"{claimed.id} begins early, attempt {claimed.number}")
         begins.append((claimed.number, claimed.first_number, self.now))
         self.running[claimed.id, claimed.number] = process.name
+
+    def _judge_hold(self, process: Process, spec: Spec, held: Held) -> None:
+        """A worker that has heard of a hold begins nothing that the hold keeps back."""
+        knows, since = self.heard[process.name]
+        stood_still = any(what in ("freeze", "thaw") and at >= since for at, what, _ in process.troubles)
+        if stood_still or self.now < since + HEED_MICROS:
+            knows = held.claimed_at  # it may not have looked at a later answer yet
+        for by in (("task", spec.task), *(("tag", tag) for tag in spec.tags)):
+            if self.in_force.get(by, self.now) <= knows:
+                self.wrong(f"hold: {spec.id} begins in {process.name}, which knows of the hold of its {by}")
 
     def ended(self, execution: Execution) -> None:
         claimed = execution.claimed
@@ -171,6 +192,21 @@ class Observer:
         if handle is not None:
             handle(process, about, answer, late)
 
+    def answered(self, process: Process, verb: str, about: Any, took_effect_at: int) -> None:
+        """A worker learns of holds by its claims and heartbeats, whichever of them is the latest in the store."""
+        is_heartbeat = verb == "extend" and not any(each.at_most_once for each in about)
+        knows, _ = self.heard.get(process.name, (0, 0))
+        if (verb == "claim" or is_heartbeat) and took_effect_at > knows:
+            self.heard[process.name] = (took_effect_at, self.now)
+
+    def _hold(self, process: Process, held: Any, is_new: bool, late: bool) -> None:
+        if is_new:
+            self.in_force[str(held[0]), held[1]] = self.now
+
+    def _release(self, process: Process, held: Any, was_held: bool, late: bool) -> None:
+        if was_held:
+            del self.in_force[str(held[0]), held[1]]
+
     def accepted(self, spec: Spec, answer: Enqueued) -> None:
         self.accepted_ids[answer.id] = self.specs[answer.id]
         if spec.key is not None:
@@ -216,6 +252,8 @@ class Observer:
                 self.wrong(f"{job.id} is claimed although attempt {self.open[job.id]} is held")
             if held is not None:
                 self.wrong(f"{attempt} is claimed twice")
+            if self.aside.pop(job.id, None) in self.in_force:
+                self.wrong(f"hold: {job.id} is claimed although it stands aside for a hold")
             if self.now < self.not_before.get(job.id, 0):
                 self.wrong(f"{job.id} is claimed early")
             spec = self.specs.get(job.id)
@@ -288,6 +326,10 @@ class Observer:
             if self.released[released] > 1 + self.requeued[released]:
                 self.wrong(f"{released} was released twice")
         self._retried(transition, answer)
+        kind, _, label = (transition.aside or "").partition(":")
+        if kind == "hold":
+            of, _, name = label.partition(":")
+            self.aside[job_id] = (of, name)
 
     def _is_cancelled(self, transition: Transition, answer: SettleResult) -> bool:
         """Whether a request to cancel has had its way, or a success was first."""
@@ -330,6 +372,7 @@ class Observer:
             if answer.verdict not in (OperationVerdict.DONE, OperationVerdict.REQUESTED):
                 continue
             self.note("operated", type(operation).__name__, job_id, answer.verdict)
+            self.aside.pop(job_id, None)  # back in its ordinary place
             self._heed(operation, job_id, answer.verdict)
 
     def _heed(self, operation: Any, job_id: str, verdict: OperationVerdict) -> None:
@@ -430,6 +473,8 @@ class Observer:
     def _judge_row(self, spec: Spec, row: AttemptRecord, failures: int, wrong: Any) -> None:
         action = spec.action(failures)
         begun = [when for number, _, when in self.begins[spec.id] if number == row.number]
+        if row.status in CAUSED and FINGERPRINT.fullmatch(row.fingerprint or "") is None:
+            wrong(f"fingerprint: attempt {row.number} is {row.status}, and its cause is {row.fingerprint!r}")
         if row.retry_count != failures:
             wrong(f"attempt {row.number} says {row.retry_count} failures before it, not {failures}")
         match row.status:

@@ -22,6 +22,7 @@ from taskharbor.rules.outcome import HandedBack, Succeeded
 from taskharbor.worker import run
 from taskharbor.worker.handlers import outcomes
 from taskharbor.worker.pipeline import committer as committing
+from taskharbor.worker.pipeline import preflight
 from taskharbor.worker.pipeline.committer import Committer
 from taskharbor.worker.pipeline.execution import Execution
 from taskharbor.worker.pipeline.executor import Executor
@@ -29,6 +30,7 @@ from taskharbor.worker.pipeline.fetcher import Fetcher
 from taskharbor.worker.pipeline.lease_keeper import LeaseKeeper
 from taskharbor.worker.pipeline.leases import StoreTime
 from taskharbor.worker.pipeline.patient_store import PatientStore
+from taskharbor.worker.pipeline.pipeline import Pipeline
 from taskharbor.worker.upkeep.colleagues import Colleagues
 
 Planted = Callable[[], AbstractContextManager[Any]]
@@ -150,6 +152,30 @@ def survival_forgotten() -> Any:
     return stack
 
 
+@plant("a claim does not say which holds are in force")
+def claim_silent_about_holds() -> Any:
+    claim = leases.claim
+
+    def silent(store: Any, request: Any, now: int) -> Any:
+        return replace(claim(store, request, now), holds=frozenset())
+
+    return mock.patch.object(leases, "claim", silent)
+
+
+@plant("a claim hands out what stands aside for a hold")
+def held_ones_claimed() -> Any:
+    lanes, labels_of = leases._lanes, leases._labels_of
+
+    def everywhere(store: Any, *more: Any) -> Any:
+        with mock.patch.object(store, "holds", {}):
+            yield from list(lanes(store, *more))
+
+    return _both(
+        mock.patch.object(leases, "_lanes", everywhere),
+        mock.patch.object(leases, "_labels_of", lambda store, request, _: labels_of(store, request, set())),
+    )
+
+
 # -- in the policy -------------------------------------------------------------------------------
 
 
@@ -199,6 +225,16 @@ def neighbours_condemned() -> Any:
         return weigh(replace(lease, alone=True, max_losses=1), *more, **settings)
 
     return mock.patch.object(rescue, "settle_loss", harsh)
+
+
+@plant("a loss has no fingerprint")
+def loss_without_cause() -> Any:
+    weigh = policy.settle_loss
+
+    def without(*facts: Any, **settings: Any) -> Any:
+        return replace(weigh(*facts, **settings), fingerprint=None)
+
+    return mock.patch.object(rescue, "settle_loss", without)
 
 
 # -- in the worker -------------------------------------------------------------------------------
@@ -271,6 +307,17 @@ def aside_forgotten() -> Any:
         return (), ()
 
     return mock.patch.object(Colleagues, "to_look_into", nowhere)
+
+
+@plant("a hold does not reach what is claimed already")
+def hold_comes_too_late() -> Any:
+    def for_later_claims(self: Any, holds: Any) -> None:
+        self.holds = holds
+
+    return _both(
+        mock.patch.object(Pipeline, "heed_holds", for_later_claims),
+        mock.patch.object(preflight, "held_by", return_value=None),
+    )
 
 
 @plant("children exist before the attempt has succeeded")

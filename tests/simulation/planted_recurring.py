@@ -13,8 +13,9 @@ from taskharbor.drivers.memory.store import Store
 from taskharbor.records import Misfire, State
 from taskharbor.rules import operating, recurrence, settling
 from taskharbor.schedule import parse
-from taskharbor.worker.pipeline import executor
+from taskharbor.worker.pipeline import executor, preflight
 from taskharbor.worker.pipeline import recurring as rearming
+from tests.simulation.planted import _both
 from tests.simulation.planted_story import plant
 from tests.simulation.recurring_world import HecticWorld, RecurringWorld
 
@@ -87,7 +88,10 @@ def all_made_up() -> Any:
 
 @plant("an occurrence that is too late is run all the same", HecticWorld, "misfire")
 def late_ones_run() -> Any:
-    return mock.patch.object(executor, "is_missed", return_value=False)
+    return _both(
+        mock.patch.object(executor, "is_missed", return_value=False),
+        mock.patch.object(preflight, "is_missed", return_value=False),
+    )
 
 
 @plant("a run that has begun is dropped as missed", HecticWorld, "misfire")

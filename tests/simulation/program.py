@@ -6,7 +6,9 @@ A job's script says what its handler does after how many failures; the last word
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +21,8 @@ from taskharbor.records import Delivery, NewJob, Options
 RETRY_AFTER_SECONDS = 1.5
 POLICY = RetryPolicy(max_attempts=10, initial=0.4, maximum=3.0, multiplier=2.0, jitter=None)
 QUEUES = ("default", "mail")
+TAG = "red"
+PARTS = 10  # of a handler that tells its progress
 
 application = Harbor("memory://")
 
@@ -40,6 +44,7 @@ class Spec(Struct, frozen=True):
     expires_at: int | None = None
     key: str | None = None
     depends_on: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
     @property
     def is_once(self) -> bool:
@@ -57,7 +62,7 @@ class Spec(Struct, frozen=True):
         if self.task == "act" and self.script == ("unfit",):
             payload = {"nonsense": 1}
         options = Options(
-            max_attempts=self.max_attempts, timeout=self.timeout, retry=POLICY.to_dict(), tags=()
+            max_attempts=self.max_attempts, timeout=self.timeout, retry=POLICY.to_dict(), tags=self.tags
         )
         return NewJob(
             self.id, self.task, msgspec.json.encode(payload).decode(), queue=self.queue, priority=self.priority,
@@ -75,16 +80,30 @@ async def child(parent: str) -> None:
     process.world.observer.child_ran(parent)
 
 
+@contextlib.contextmanager
+def mistakes_are_seen(observer: Any) -> Iterator[None]:
+    """What an observer does wrong inside a handler must not pass for a failure of the job."""
+    try:
+        yield
+    except (AssertionError, AttributeError, LookupError, NameError, TypeError) as error:
+        observer.wrong(f"the observer made a mistake: {error!r}")
+        raise
+
+
 async def perform(ctx: Context, script: list[str], seconds: float) -> str:
     process: Any = asyncio.get_running_loop().process  # type: ignore[attr-defined]
     observer = process.world.observer
     execution = ctx._execution
     action = script[min(ctx.retry_count, len(script) - 1)]
-    observer.began(process, execution)
-    if action == "child":
-        observer.child_asked(execution, ctx.enqueue(child.s(parent=ctx.job.id)))
+    with mistakes_are_seen(observer):
+        observer.began(process, execution)
+        process.world.handler_begins(process, seconds)
+        if action == "child":
+            observer.child_asked(execution, ctx.enqueue(child.s(parent=ctx.job.id)))
     try:
-        if seconds:
+        if action == "progress":
+            await _in_parts(ctx, seconds)
+        elif seconds:
             await asyncio.sleep(seconds)
         match action:
             case "fail":
@@ -98,10 +117,6 @@ async def perform(ctx: Context, script: list[str], seconds: float) -> str:
             case "poison":
                 process.world.kill(process, by_itself=True)
                 await asyncio.get_running_loop().create_future()
-            case "progress":
-                ctx.progress(0.5)
-                await asyncio.sleep(0.01)
-                ctx.raise_if_stopped()
     except asyncio.CancelledError:
         if action == "deaf":
             await asyncio.sleep(0.3)
@@ -112,6 +127,14 @@ async def perform(ctx: Context, script: list[str], seconds: float) -> str:
     finally:
         observer.ended(execution)
     return action
+
+
+async def _in_parts(ctx: Context, seconds: float) -> None:
+    """Tell the progress, and ask after each part whether to stop: what a wrong clock would answer is seen at once."""
+    for part in range(1, PARTS + 1):
+        await asyncio.sleep(max(seconds, 0.01) / PARTS)
+        ctx.progress(part / PARTS)
+        ctx.raise_if_stopped()
 
 
 @application.task(name="act")
@@ -127,9 +150,16 @@ async def once(ctx: Context, script: list[str], seconds: float) -> str:
 # -- what a seed draws ---------------------------------------------------------------------------
 
 _SCRIPTS: tuple[tuple[str, ...], ...] = (
-    ("ok",), ("ok",), ("ok",), ("progress",), ("child",), ("deaf",), ("fail", "ok"), ("fail", "fail", "child"),
+    ("ok",), ("ok",), ("ok",), ("progress",), ("progress",), ("child",), ("deaf",), ("fail", "ok"),
+    ("fail", "fail", "child"),
     ("fail",), ("unrecoverable",), ("retry_after", "ok"), ("slow", "ok"), ("slow",), ("fail", "unrecoverable"),
 )  # fmt: skip
+
+
+def _draw_timeout(chance: random.Random, script: tuple[str, ...]) -> float | None:
+    if "slow" in script:
+        return 0.5 + chance.random()
+    return chance.choice((None, 6.0, 30.0) if "progress" in script else (None, None, 30.0))
 
 
 def draw_specs(chance: random.Random, start: int, seed: int) -> list[Spec]:
@@ -171,11 +201,12 @@ def draw_specs(chance: random.Random, start: int, seed: int) -> list[Spec]:
                 priority=chance.choice((0, 0, 5, -5)),
                 delay=int(chance.random() * 3 * MICROS_PER_SECOND) if chance.random() < 0.25 else None,
                 max_attempts=chance.choice((1, 2, 3, 4)),
-                timeout=0.5 + chance.random() if "slow" in script else chance.choice((None, None, 30.0)),
+                timeout=_draw_timeout(chance, script),
                 delivery=delivery,
                 expires_at=expires_at,
                 key=None if depends else key,
                 depends_on=tuple(depends),
+                tags=(TAG,) if chance.random() < 0.3 else (),
             )
         )
     return specs

@@ -18,6 +18,7 @@ import random
 from typing import Any
 
 from taskharbor import Context, Harbor, RetryPolicy, Unrecoverable
+from tests.simulation import program
 
 POLICY = RetryPolicy(max_attempts=10, initial=0.4, maximum=3.0, multiplier=2.0, jitter=None)
 Act = list[str]
@@ -66,14 +67,16 @@ async def play(
     process: Any = asyncio.get_running_loop().process  # type: ignore[attr-defined]
     observer, execution = process.world.observer, ctx._execution
     claimed = execution.claimed
-    observer.began(process, execution)
-    observer.took(execution, taken)
+    with program.mistakes_are_seen(observer):
+        observer.began(process, execution)
+        observer.took(execution, taken)
     moves = ((acts or [[]])[min(ctx.retry_count, len(acts or [[]]) - 1)])[:]
     if mends and claimed.first_number > 1:  # somebody has retried it
         moves = [move for move in moves if move not in ("fail", "fatal", "hang")]
     try:
-        for move in moves:
-            await _move(process, ctx, move.split())
+        with program.mistakes_are_seen(observer):
+            for move in moves:
+                await _move(process, ctx, move.split())
     finally:
         observer.ended(execution)
     return [label, claimed.number]

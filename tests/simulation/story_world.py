@@ -15,8 +15,6 @@ from tests.simulation import story
 from tests.simulation.story_link import StoryLink
 from tests.simulation.world import START, Ordered, Process, World
 
-AFTERMATH_SECONDS = 3  # in which calls from before may still take effect
-
 
 class StoryWorld(World):
     application = story.application
@@ -45,16 +43,11 @@ class StoryWorld(World):
             self._start(second, self._operate(second))
         super()._start_work()
 
-    def _open_queues(self) -> None:
+    def _let_go(self) -> None:
         for queue in ("default", "mail"):
             self.ask("pause", queue, False)
         with self.changes.lock:
             self.changes.post()
-
-    def _calm(self) -> None:
-        super()._calm()
-        # A pause that nobody had an answer to may take effect only now.
-        self.universe.at(self.universe.now + AFTERMATH_SECONDS * MICROS_PER_SECOND, self._open_queues)
 
     def _is_over(self, producer: Process, operator: Process) -> bool:
         return not any(each.alive for each in (producer, operator, *self.people)) and self._is_done()

@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.fleet import FleetWorld
 from tests.simulation.planted_supervisor import PLANTED_IN_THE_SUPERVISOR
 from tests.simulation.search import assert_found
-from tests.simulation.world import _bury_all, _seeded, simulate
+from tests.simulation.world import Findings, simulate
 
 FIXED = 60  # seeds
 SECONDS = float(os.environ.get("TASKHARBOR_SIMULATION_SECONDS", "5")) / 2
@@ -22,15 +22,32 @@ REMEMBERED = (1000099, 1000200, 1000375)
 
 
 def assert_nothing_wrong(seed: int) -> None:
-    findings = simulate(seed, FleetWorld)
+    assert_right(simulate(seed, FleetWorld))
+
+
+def assert_right(findings: Findings) -> None:
     told = "\n".join(findings.wrong)
-    assert not findings.wrong, f"{told}\nreplay it: python -m tests.simulation --fleet --seed {seed}"
+    assert not findings.wrong, f"{told}\nreplay it: python -m tests.simulation --fleet --seed {findings.seed}"
 
 
-@pytest.mark.parametrize("first", range(0, FIXED, 30))
-def test_fixed_seeds_of_fleets_find_nothing_wrong(first):
-    for seed in range(first, first + 30):
-        assert_nothing_wrong(seed)
+# How often each thing happens at least, in the fixed worlds: less than half as often as it did when this was written.
+HAPPENS = {
+    "kills": 20,
+    "starts": 150,
+    "lost from outside": 15,
+    "released from outside": 1,
+    "retires with jobs": 10,
+    "begins beyond the limit": 4,
+}
+
+
+def test_fixed_worlds_of_fleets_find_nothing_wrong_and_are_full_of_what_they_are_made_for():
+    told: Counter[str] = Counter()
+    for seed in range(FIXED):
+        findings = simulate(seed, FleetWorld, look=lambda world: told.update(world.observer.told))
+        told["kills"] += findings.kills
+        assert_right(findings)
+    assert not {what: told[what] for what, often in HAPPENS.items() if told[what] < often}
 
 
 @pytest.mark.parametrize("seed", REMEMBERED)
@@ -45,30 +62,6 @@ def test_random_seeds_of_fleets_find_nothing_wrong():
     while time.monotonic() < until:
         assert_nothing_wrong(seed)
         seed += 1
-
-
-# How often each thing happens at least, in the first worlds or in a few hundred.
-HAPPENS = {
-    "kills": 8,
-    "starts": 100,
-    "lost from outside": 5,
-    "released from outside": 1,
-    "retires with jobs": 5,
-    "begins beyond the limit": 1,
-}
-
-
-def test_fleets_are_full_of_what_they_are_made_for():
-    told: Counter[str] = Counter()
-    for seed in range(300):
-        with _seeded(seed):
-            world = FleetWorld(seed)
-            told["kills"] += world.run().kills
-            told += world.observer.told
-            _bury_all(world)
-        if all(told[what] >= often for what, often in HAPPENS.items()):
-            return
-    assert {what: told[what] for what in HAPPENS} == HAPPENS
 
 
 def test_a_seed_of_a_fleet_tells_the_same_story_twice():

@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -33,6 +33,7 @@ from tests.simulation.universe import ProcessClock, SimulatedLoop, Universe
 START = 1_767_225_600_000_001  # an odd microsecond
 FAULTS_SECONDS = 12  # how long faults go on
 LIVENESS_SECONDS = 180  # after they have stopped, everything has ended within this time
+AFTERMATH_SECONDS = 3  # in which calls from before may still take effect
 STEPS_MAX = 60_000
 UNRUNNABLE_GRACE_SECONDS = 6.0
 
@@ -92,6 +93,7 @@ class World:
         self.kills = 0  # from outside: by chance
         self.cancels_requested = 0  # how often operators asked running jobs to end
         self.crashes_left = chance.choice((0, 1, 2, 4))
+        self.set_clock_rate = chance.choice((0.0, 0.0, 0.6))  # of a handler: a clock is set while it runs
         self.faults = True
         self.workers: list[Process] = []
         self.graves: list[Process] = []
@@ -198,6 +200,16 @@ class World:
             at = START + int(self.chance.random() * FAULTS_SECONDS * MICROS_PER_SECOND)
             self.universe.at(at, self._accident)
 
+    def handler_begins(self, process: Process, seconds: float) -> None:
+        """Somebody may set the clock of the process while the handler runs."""
+        if self.faults and self.chance.random() < self.set_clock_rate:
+            at = self.universe.now + int(self.chance.random() * seconds * MICROS_PER_SECOND)
+            self.universe.at(at, lambda: self._set_the_clock(process))
+
+    def _set_the_clock(self, process: Process) -> None:
+        process.clock.skew += int(self.chance.choice((-3600, -5, 5, 3600)) * MICROS_PER_SECOND)
+        self.observer.note("set", process.name, process.clock.skew)
+
     def _accident(self) -> None:
         if not self.workers or not self.faults:
             return
@@ -216,8 +228,7 @@ class World:
                 at = self.universe.now + int(self.chance.random() * MICROS_PER_SECOND)
                 self.universe.at(at, lambda: self._stop(process, again=True))
             case "set the clock":
-                process.clock.skew += int(self.chance.choice((-3600, -5, 5, 3600)) * MICROS_PER_SECOND)
-                self.observer.note("set", process.name, process.clock.skew)
+                self._set_the_clock(process)
 
     def _stop(self, process: Process, again: bool = False) -> None:
         if process.alive and process.worker is not None:
@@ -246,6 +257,19 @@ class World:
                 break
 
     async def _operate(self, process: Process) -> None:
+        await asyncio.gather(self._use_verbs(process), self._hold_back(process))
+
+    async def _hold_back(self, process: Process) -> None:
+        """An operator keeps tasks or tags back for a while."""
+        for _ in range(self.chance.choice((0, 2, 6))):
+            await asyncio.sleep(self.chance.random())
+            held = self.chance.choice(({"task": "act"}, {"task": "once"}, {"tag": program.TAG}))
+            with contextlib.suppress(StoreError):
+                await process.harbor.holds.ahold(**held)
+                await asyncio.sleep(self.chance.random() * 2)
+                await process.harbor.holds.arelease(**held)
+
+    async def _use_verbs(self, process: Process) -> None:
         """Whatever an operator may do, at any moment, to any job."""
         harbor = process.harbor
         for _ in range(self.chance.choice((0, 0, 3, 8))):
@@ -306,16 +330,21 @@ class World:
             self.start_worker()
 
     def _calm(self) -> None:
-        """The faults stop: whoever stood still goes on, queues are open, calls arrive."""
+        """The faults stop: whoever stood still goes on, queues are open, nothing is held, calls arrive."""
         self.faults = False
         self.observer.note("calm")
-        self._open_queues()
+        self._let_go()
+        # A pause or a hold that nobody had an answer to may take effect only now.
+        self.universe.at(self.universe.now + AFTERMATH_SECONDS * MICROS_PER_SECOND, self._let_go)
         for loop in self.universe.loops:
             loop.goes_on = True
             loop.process.rates = FAIR
 
-    def _open_queues(self) -> None:
+    def _let_go(self) -> None:
+        """No queue is paused, and nothing is held."""
         self.store._store.paused.clear()
+        self.store._store.holds.clear()
+        self.observer.in_force.clear()
 
     def _is_over(self, producer: Process, operator: Process) -> bool:
         if producer.alive or operator.alive:
@@ -363,14 +392,16 @@ def _seeded(seed: int) -> Iterator[None]:
         random.setstate(before)
 
 
-def simulate(seed: int, kind: type[World] = World) -> Findings:
-    """What this seed leads to; the same, however often and wherever it is asked."""
+def simulate(seed: int, kind: type[World] = World, look: Callable[[Any], object] | None = None) -> Findings:
+    """What this seed leads to; the same, however often and wherever it is asked. `look` sees the world at its end."""
     gc.disable()
     _spare_what_is_there()
     try:
         with _seeded(seed):
             world = kind(seed)
             findings = world.run()
+            if look is not None:
+                look(world)
             _bury_all(world)
         return findings
     finally:
