@@ -88,7 +88,8 @@ def test_examples_parse(path):
 )
 def test_every_command_takes_url_and_json(path):
     options = {option for parameter in ALL[path].params for option in parameter.opts}
-    assert {"--url", "--json"} <= options
+    url = {"--from", "--to"} if path == ("copy",) else {"--url"}
+    assert url | {"--json"} <= options
 
 
 def test_nothing_asked_is_help_and_half_a_command_is_an_error(run):

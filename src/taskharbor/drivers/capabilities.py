@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
 from taskharbor.drivers.contract.audit import Action, ActionFilter, ActionPage, ActionRecord, PauseRecord
+from taskharbor.drivers.contract.copying import Row
 from taskharbor.drivers.contract.enqueueing import WorkflowEnqueued
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
@@ -361,6 +362,31 @@ class Transactions(Capability):
         """While this is active, enqueues of this context run on the caller's connection."""
 
 
+class Copying(Capability):
+    """Everything that the store keeps, as rows that another store takes over. See `drivers.contract.copying`."""
+
+    CAPABILITY = "copying"
+    INSTEAD = "copy between SQLite and PostgreSQL; a store in memory ends with its process"
+
+    @abstractmethod
+    async def export_rows(self, kind: str, after: Row | None, limit: int, bytes_limit: int) -> Sequence[Row]:
+        """Return the rows of this kind that follow `after` by their key, or the first ones; none at the end.
+
+        At most `limit` rows, and no more after the one that brings their text over `bytes_limit`.
+        """
+
+    @abstractmethod
+    async def import_rows(self, kind: str, rows: Sequence[Row]) -> int:
+        """Store those of these rows that do not exist yet, all or none; return how many were new.
+
+        A row that exists and differs is refused with a `ConfigurationError`.
+        """
+
+    @abstractmethod
+    async def finish_import(self) -> None:
+        """Make what follows from the rows, such as counts, after the last of them. Idempotent."""
+
+
 CAPABILITIES: tuple[type[Capability], ...] = (
     Workflows,
     Steps,
@@ -373,4 +399,5 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     Holds,
     HandOver,
     Transactions,
+    Copying,
 )

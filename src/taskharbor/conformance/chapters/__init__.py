@@ -7,6 +7,7 @@ from taskharbor.conformance.chapters.audit import Audit
 from taskharbor.conformance.chapters.cancellation import Cancellation
 from taskharbor.conformance.chapters.claiming import Claiming
 from taskharbor.conformance.chapters.concurrency import Concurrency, SecondDriver
+from taskharbor.conformance.chapters.copying import Copying
 from taskharbor.conformance.chapters.delivery import Delivering
 from taskharbor.conformance.chapters.dependants import Dependants
 from taskharbor.conformance.chapters.enqueueing import Enqueueing
@@ -59,6 +60,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Aside,
     Audit,
     HandingOver,
+    Copying,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

@@ -49,6 +49,7 @@ from taskharbor.drivers.base import (
 from taskharbor.drivers.callers import PostgresCaller, caller_of
 from taskharbor.drivers.capabilities import (
     Audit,
+    Copying,
     Groups,
     HandOver,
     Holds,
@@ -60,6 +61,7 @@ from taskharbor.drivers.capabilities import (
     Waits,
     Workflows,
 )
+from taskharbor.drivers.contract.copying import Row, kind_of
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
@@ -68,6 +70,7 @@ from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.drivers.postgres import (
     aside,
     audit,
+    copying,
     endings,
     enqueue,
     handing_over,
@@ -125,7 +128,19 @@ FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
 
 
 class PostgresDriver(
-    Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Groups, Holds, HandOver, Transactions
+    Driver,
+    Workflows,
+    Steps,
+    Upkeep,
+    Records,
+    Rollups,
+    Audit,
+    Waits,
+    Groups,
+    Holds,
+    HandOver,
+    Copying,
+    Transactions,
 ):
     """Jobs in one schema of a PostgreSQL database, version 13 or newer.
 
@@ -512,6 +527,26 @@ class PostgresDriver(
         self, begin: int, end: int, period: Period, *, queue: str | None = None, task: str | None = None
     ) -> list[Rollup]:
         return await self._run(Lane.REST, lambda s: rollups.read(s, begin, end, period, queue, task))
+
+    # -- copying --
+
+    async def export_rows(
+        self, kind: str, after: Row | None, limit: int, bytes_limit: int
+    ) -> builtins.list[Row]:
+        wanted = kind_of(kind)
+        return await self._transact(
+            Lane.REST, lambda s: copying.export(s, self.schema, wanted, after, limit, bytes_limit)
+        )
+
+    async def import_rows(self, kind: str, rows: Sequence[Row]) -> int:
+        wanted, given = kind_of(kind), builtins.list(rows)
+        if not given:
+            return 0
+        return await self._transact(Lane.REST, lambda s: copying.insert(s, self.schema, wanted, given))
+
+    async def finish_import(self) -> None:
+        await self._transact(Lane.REST, lambda s: copying.finish(s, self.schema))
+        self._changes.tell(urgent=True)
 
     # -- waits --
 

@@ -38,6 +38,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.capabilities import (
     Audit,
+    Copying,
     Groups,
     HandOver,
     Holds,
@@ -49,6 +50,7 @@ from taskharbor.drivers.capabilities import (
     Waits,
     Workflows,
 )
+from taskharbor.drivers.contract.copying import Row, kind_of
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.records import Record, RecordKind
@@ -58,6 +60,7 @@ from taskharbor.drivers.sqlite import (
     aside,
     audit,
     changes,
+    copying,
     endings,
     enqueue,
     handing_over,
@@ -93,7 +96,19 @@ from taskharbor.records import (
 
 
 class SQLiteDriver(
-    Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Groups, Holds, HandOver, Transactions
+    Driver,
+    Workflows,
+    Steps,
+    Upkeep,
+    Records,
+    Rollups,
+    Audit,
+    Waits,
+    Groups,
+    Holds,
+    HandOver,
+    Copying,
+    Transactions,
 ):
     """Jobs in one SQLite file, for any number of processes on one machine.
 
@@ -258,6 +273,21 @@ class SQLiteDriver(
         self, begin: int, end: int, period: Period, *, queue: str | None = None, task: str | None = None
     ) -> list[Rollup]:
         return await self._engine.read(lambda s: rollups.read(s, begin, end, period, queue, task))
+
+    # -- copying --
+
+    async def export_rows(
+        self, kind: str, after: Row | None, limit: int, bytes_limit: int
+    ) -> builtins.list[Row]:
+        wanted = kind_of(kind)
+        return await self._engine.read(lambda s: copying.export(s, wanted, after, limit, bytes_limit))
+
+    async def import_rows(self, kind: str, rows: Sequence[Row]) -> int:
+        wanted, given = kind_of(kind), builtins.list(rows)
+        return await self._engine.write(lambda s: copying.insert(s, wanted, given)) if given else 0
+
+    async def finish_import(self) -> None:
+        await self._engine.write(copying.finish)
 
     # -- waits --
 
