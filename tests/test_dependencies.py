@@ -30,6 +30,7 @@ FIXED_IN = {
     "h11": ("0.16", "CVE-2025-43859: one request is read as two"),
     "httpx": ("0.23", "CVE-2021-41945: a URL is taken for another one"),
     "idna": ("3.15", "CVE-2026-45409: a name takes quadratic time"),
+    "jinja2": ("3.1.6", "CVE-2025-27516: a template leaves its sandbox"),
     "markdown-it-py": ("2.2", "CVE-2023-26303: a text stops the parser"),
     "pydantic": ("2.4", "CVE-2024-3772: an address stops the validator"),
     "pygments": ("2.20", "CVE-2026-4539: a text stops the lexer"),

@@ -412,6 +412,15 @@ class TokenRecord(Struct, frozen=True):
     expires_at: int | None = None
 
 
+class SessionRecord(Struct, frozen=True):
+    """A browser that signed in to the dashboard with a token: a digest, never what the browser keeps."""
+
+    digest: str  # SHA-256 of the cookie's value, in hex
+    token_id: str  # whose role it has; it ends with the token
+    created_at: int
+    expires_at: int | None = None
+
+
 class QueueRecord(Struct, frozen=True):
     name: str
     paused: bool

@@ -104,7 +104,7 @@ def test_only_checked_names_are_put_into_the_files_of_postgresql() -> None:
     ]
     assert replacing
     assert all(text.endswith(".replace(_PLACEHOLDER, identifier)") for text in replacing)
-    assert [str(kind) for kind in RecordKind] == ["workers", "tokens"]
+    assert [str(kind) for kind in RecordKind] == ["workers", "tokens", "sessions"]
 
 
 def test_only_limits_are_put_into_the_files_of_sqlite() -> None:

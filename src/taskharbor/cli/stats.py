@@ -102,10 +102,11 @@ def show_series(
     from taskharbor.views.documents import ROLLUPS_NOTE, PointDocument, Series
 
     ago = None if since is None else timedelta(seconds=since)
-    points = session.run(lambda harbor: harbor.stats.aseries(queue, task, since=ago, step=step))
+    points, total = session.run(lambda harbor: harbor.stats._series_and_total(queue, task, ago, step))
     screen = session.screen
     if screen.as_json:
-        screen.document(Series([PointDocument.of(point) for point in points], Period(step), queue, task))
+        items = [PointDocument.of(point) for point in points]
+        screen.document(Series(items, PointDocument.of(total), Period(step), queue, task))
         return
     screen.table(
         SERIES_COLUMNS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import Literal
 
 from msgspec import Struct
@@ -101,6 +102,13 @@ class Stats(Operator):
         write them every ten seconds, and a worker that is killed loses what it has counted since. `since` is an
         instant, or how long ago; by default an hour for minutes, a day for hours.
         """
+        points, _ = await self._series_and_total(queue, task, since, step)
+        return points
+
+    async def _series_and_total(
+        self, queue: str | None, task: str | None, since: datetime | timedelta | None, step: StepName
+    ) -> tuple[list[Point], Point]:
+        """Read a series, and all of its periods together as one point: percentiles cannot be added up."""
         of_step = _checked_step(step)
         queue = None if queue is None else checked_name("queue", queue)
         task = None if task is None else checked_name("task", task)
@@ -114,7 +122,8 @@ class Stats(Operator):
             until = min(start + WINDOWS[of_step], end)
             for row in await store.rollups(start, until, of_step, queue=queue, task=task):
                 sums[row.at] = added(sums[row.at], row.figures) if row.at in sums else row.figures
-        return [_point(at, length, sums.get(at, Figures())) for at in range(begin, end, length)]
+        points = [_point(at, length, sums.get(at, Figures())) for at in range(begin, end, length)]
+        return points, _point(begin, end - begin, reduce(added, sums.values(), Figures()))
 
     series = sync_method(aseries)
 

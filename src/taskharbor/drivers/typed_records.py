@@ -13,7 +13,7 @@ from taskharbor.drivers.capabilities import Audit, Records
 from taskharbor.drivers.contract.audit import Action
 from taskharbor.drivers.contract.reading import WorkerRecord
 from taskharbor.drivers.contract.records import RecordKind
-from taskharbor.records import TokenRecord
+from taskharbor.records import SessionRecord, TokenRecord
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -63,3 +63,4 @@ WORKERS = RecordsOf(RecordKind.WORKERS, WorkerRecord, "name", attrgetter("name")
 # The store does not let a token expire. The server decides that, and a store that forgot its last token would look
 # like one that never had any, which a server on this machine opens to every caller.
 TOKENS = RecordsOf(RecordKind.TOKENS, TokenRecord, "id", attrgetter("created_at", "id"))
+SESSIONS = RecordsOf(RecordKind.SESSIONS, SessionRecord, "digest", attrgetter("created_at", "digest"))

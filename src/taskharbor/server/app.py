@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 from starlette.applications import Starlette
@@ -14,13 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskharbor.acting import acting_as
 from taskharbor.server import clients
 from taskharbor.server.auth import Auth, Authorize, Caller
 from taskharbor.server.clients import NO_ADDRESS
+from taskharbor.server.dashboard.site import Dashboard
 from taskharbor.server.docs_page import POLICY, page
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.events import Feed
@@ -29,6 +29,7 @@ from taskharbor.server.limits import converted, parsed_json, parsed_query, read_
 from taskharbor.server.openapi import openapi
 from taskharbor.server.operation import Call, Operation
 from taskharbor.server.routes import OPERATIONS, PREFIX, ROOT_OPERATIONS
+from taskharbor.server.routing import NamedRoute
 from taskharbor.server.unread import UnreadBodies
 from taskharbor.telemetry.metrics.catalogue import PREFIX as METRICS_PREFIX
 from taskharbor.telemetry.metrics.store_gauges import StoreGauges
@@ -54,7 +55,7 @@ def application(
     trusted_proxies: Iterable[str] | None = None,
     metrics_prefix: str = METRICS_PREFIX,
 ) -> Starlette:
-    """Build the REST interface of a harbor, to be served or mounted.
+    """Build the REST interface and the dashboard of a harbor, to be served or mounted.
 
     `authorize` replaces the tokens in the store: it takes the request, and returns a role or None.
     `trusted_proxies` are the addresses whose `X-Forwarded-For` counts. `metrics_prefix` begins the names at `/metrics`.
@@ -70,7 +71,11 @@ def application(
     api = Api(harbor, auth, metrics_prefix)
     described = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]
     app = Starlette(
-        routes=[*_routes(api, described), *_documentation(described, __version__)],
+        routes=[
+            *_routes(api, described),
+            *_documentation(described, __version__),
+            *Dashboard(api).routes(),
+        ],
         middleware=[Middleware(SecurityHeaders), Middleware(UnreadBodies)],
         exception_handlers={HTTPException: _http_exception},
     )
@@ -84,17 +89,6 @@ def _routes(api: Api, described: Iterable[tuple[str, Operation]]) -> list[Route]
     for prefix, operation in described:
         paths.setdefault(prefix + operation.path, {})[operation.method] = operation
     return [NamedRoute(path, Path(api, operations)) for path, operations in paths.items()]
-
-
-class NamedRoute(Route):
-    """A route whose name may contain escaped slashes: `a%2Frun` is a name, and `a/run` runs `a`."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        last = self.path.rpartition("/")[2]
-        raw: bytes | None = scope.get("raw_path")
-        if raw is not None and "{" not in last and unquote_to_bytes(raw.rpartition(b"/")[2]) != last.encode():
-            return Match.NONE, {}
-        return super().matches(scope)
 
 
 class Api:

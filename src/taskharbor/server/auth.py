@@ -61,30 +61,66 @@ class Auth:
 
     async def require(self, request: Request, needed: Role) -> Caller:
         """Return the caller, or raise the error that refuses the request."""
-        address = key_of(address_of(request, self._proxies))
-        caller = await self._caller_of(request, address)
-        role = caller.role
-        if not role.allows(needed):
-            raise ApiError(
-                403, "forbidden", f"this needs the role {needed}; yours is {role}", {"role": str(role)}
-            )
+        address = self.address_key(request)
+        caller = await self._caller_without_token(request, address, "rest")
+        if caller is None:
+            caller = await self._caller_by_token(request, address, await self._current_tokens())
+        refuse_too_low(caller.role, needed)
         return caller
 
-    async def _caller_of(self, request: Request, address: str) -> Caller:
+    # -- for the dashboard, whose callers have a session instead of a token --
+
+    async def caller_with_session(self, request: Request, token_id: str | None) -> Caller | None:
+        """Return who looks at a page: the one whom `authorize` names, one on this machine, or the token of a session.
+
+        None: it has to sign in.
+        """
+        caller = await self._caller_without_token(request, self.address_key(request), "web")
+        if caller is not None or token_id is None:
+            return caller
+        record = (await self._current_tokens()).get(token_id)
+        if record is None or (
+            record.expires_at is not None and record.expires_at <= await self._driver.now()
+        ):
+            return None
+        return Caller(checked_role(record.role), f"token {record.id}", record.name)
+
+    async def signed_in(self, request: Request, token: str) -> TokenRecord:
+        """Return the record of this token, or raise the error that refuses it; wrong ones are counted."""
+        record = matching(token, await self._current_tokens(), await self._driver.now())
+        if record is None:
+            self._failures.count(self.address_key(request))
+            raise ApiError(401, "unauthorized", "unknown token: it is mistyped, revoked or expired")
+        return record
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the tokens in the store decide, and not the application."""
+        return self._authorize is None
+
+    @property
+    def proxies(self) -> Proxies:
+        return self._proxies
+
+    def address_key(self, request: Request) -> str:
+        """Return the key of the address that a request comes from."""
+        return key_of(address_of(request, self._proxies))
+
+    async def _caller_without_token(self, request: Request, address: str, by: str) -> Caller | None:
+        """Return the caller if the application or its address decides; None if a token has to."""
         if self._authorize is not None:
             answer = self._authorize(request)
             allowed = await answer if inspect.isawaitable(answer) else answer
             if allowed is None:
                 raise _unauthorized("the application refuses this request")
-            role, name = allowed if isinstance(allowed, tuple) else (allowed, _nameless(address))
+            role, name = allowed if isinstance(allowed, tuple) else (allowed, _nameless(address, by))
             return Caller(checked_role(role), address, checked_actor(name))
-        tokens = await self._current_tokens()
-        if tokens:
+        if self._open_on_loopback and await self._current_tokens():
             self._open_on_loopback = False
         if self._open_on_loopback:
             refuse_strangers(request)
-            return Caller(Role.ADMIN, address, _nameless(address))
-        return await self._caller_by_token(request, address, tokens)
+            return Caller(Role.ADMIN, address, _nameless(address, by))
+        return None
 
     async def _caller_by_token(
         self, request: Request, address: str, tokens: dict[str, TokenRecord]
@@ -106,9 +142,17 @@ class Auth:
         return self._tokens
 
 
-def _nameless(address: str) -> str:
-    """Return what a caller's actions are recorded under that has no name."""
-    return f"rest@{address}"
+def refuse_too_low(role: Role, needed: Role) -> None:
+    """Raise the error for a caller whose role is too low."""
+    if not role.allows(needed):
+        raise ApiError(
+            403, "forbidden", f"this needs the role {needed}; yours is {role}", {"role": str(role)}
+        )
+
+
+def _nameless(address: str, by: str) -> str:
+    """Return what a caller's actions are recorded under that has no name: `rest@` or `web@`, and its address."""
+    return f"{by}@{address}"
 
 
 def _unauthorized(message: str) -> ApiError:

@@ -27,6 +27,8 @@ ALLOWED_SECONDS = 1.0  # how long a reader is served before it is authorized aga
 
 _END = None
 _HEARTBEAT = b": heartbeat\n\n"
+CHANGE = "change"  # anything in the store
+_CHANGE = b"event: change\ndata: {}\n\n"
 
 
 class Listener:
@@ -148,12 +150,16 @@ class Feed:
             listener.put(message)
 
     async def _watch_store(self) -> None:
-        """Send the counts whenever any process changes them."""
+        """Send the counts whenever any process changes them, and that something changed, to whom that is enough."""
         driver = self._harbor.driver
         sent: dict[str, int] | None = None
+        seen: int | None = None
         while True:
             try:
                 token = driver.change_token()
+                if token != seen and seen is not None:
+                    self._send(_CHANGE)
+                seen = token
                 counts = await self._harbor.jobs.acounts()
                 if counts != sent:
                     if sent is not None:

@@ -557,6 +557,7 @@ class Series(Document):
     """What workers counted, by minute or hour. These are not exact counts."""
 
     items: list[PointDocument]
+    total: Annotated[PointDocument, Meta(description="All of these periods together.")]
     step: Period
     queue: str | None
     task: str | None

@@ -10,6 +10,7 @@ from msgspec import Struct
 class RecordKind(StrEnum):
     WORKERS = "workers"  # the workers that are alive
     TOKENS = "tokens"  # digests of the REST interface's tokens
+    SESSIONS = "sessions"  # digests of the dashboard's sessions
 
 
 class Record(Struct, frozen=True):

@@ -60,6 +60,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "tallies": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "SIUD"},
     # A server reads them; it enqueues and operates, and so needs the rights of a producer and of an admin.
     "tokens": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "SIUD"},
+    "sessions": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "SIUD"},
     "announcements": dict.fromkeys(Role, ""),  # a sequence that only a function of the owner touches
     "workers": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
     "rollups_appended": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "S"},

@@ -30,8 +30,9 @@ async def get_series(call: Call) -> Series:
     """Return what workers counted in each minute or hour. These are not exact counts."""
     query = call.query
     since = instant(query.since, "since")
-    points = await call.harbor.stats.aseries(query.queue, query.task, since=since, step=query.step)
-    return Series([PointDocument.of(point) for point in points], Period(query.step), query.queue, query.task)
+    points, total = await call.harbor.stats._series_and_total(query.queue, query.task, since, query.step)
+    items = [PointDocument.of(point) for point in points]
+    return Series(items, PointDocument.of(total), Period(query.step), query.queue, query.task)
 
 
 @routes.on("GET", "/autoscale", Role.READ, query=requests.AutoscaleQuery, errors=(422,))

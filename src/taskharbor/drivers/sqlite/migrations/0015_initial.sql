@@ -330,7 +330,7 @@ CREATE TABLE taskharbor_tallies (
     PRIMARY KEY (queue, state)
 ) WITHOUT ROWID;
 
--- Documents beside the jobs: the workers that are alive, and the tokens of the REST interface as digests.
+-- Documents beside the jobs: the workers that are alive, and the server's tokens and sessions as digests.
 CREATE TABLE taskharbor_records (
     kind       TEXT NOT NULL,
     key        TEXT NOT NULL,

@@ -308,13 +308,14 @@ CREATE TABLE {schema}.tallies (
 );
 
 -- Records, one table for each kind, so that a role may have the one without the other: the workers that are alive, and
--- the tokens of the REST interface as digests. `about` is JSON; a record counts until `expires_at`, if it has one.
+-- the tokens and sessions of the server as digests. `about` is JSON; a record counts until `expires_at`, if it has one.
 CREATE TABLE {schema}.workers (
     key        text COLLATE "C" PRIMARY KEY,
     about      text NOT NULL,
     expires_at timestamptz
 );
 CREATE TABLE {schema}.tokens (LIKE {schema}.workers INCLUDING ALL);
+CREATE TABLE {schema}.sessions (LIKE {schema}.workers INCLUDING ALL);
 
 -- Counts the notifications of each tenth of a second: see announcement().
 CREATE SEQUENCE {schema}.announcements;
