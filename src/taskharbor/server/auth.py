@@ -87,6 +87,7 @@ class Auth:
 
     async def signed_in(self, request: Request, token: str) -> TokenRecord:
         """Return the record of this token, or raise the error that refuses it; wrong ones are counted."""
+        self._read_at = None  # a token that was made a moment ago must pass
         record = matching(token, await self._current_tokens(), await self._driver.now())
         if record is None:
             self._failures.count(self.address_key(request))

@@ -1,0 +1,223 @@
+"""Every page: on an empty and on a filled store, below a mount, with hostile text, and within its security policy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from urllib.parse import quote, urlencode
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from taskharbor import Harbor, Worker
+from taskharbor.errors import StoreUnavailable
+from taskharbor.server.app import application
+from taskharbor.server.dashboard.assets import STATIC, assets
+from taskharbor.server.dashboard.pages import Page
+from taskharbor.server.dashboard.site import PAGES
+from taskharbor.server.dashboard.view import LIVE_HEADER
+from tests.server.conftest import client_of
+
+HOSTILE = "<script>alert(1)</script>'\"&{{7*7}}\N{RIGHT-TO-LEFT OVERRIDE}/é?#%2F🚢"
+SHOWN = [page for page in PAGES if page.path != "/live" and "{id" not in page.path]
+SCRIPTS_AND_STYLES_MAX = 60_000
+
+
+def path_of(path: str, name: str = "mail") -> str:
+    return re.sub(r"\{[a-z_]+:path\}", quote(name, safe=""), path)
+
+
+class Markup(HTMLParser):
+    """What the content security policy would refuse, what is loaded, and whether tags are balanced."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "img", "path", "rect", "line", "circle", "col"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.refused: list[str] = []
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.refused += [
+            f"{tag} {name}" for name in given if name == "style" or name.startswith(("on", "hx-on"))
+        ]
+        self.ids += [given["id"] or ""] if "id" in given else []
+        if tag == "style" or (tag == "script" and not given.get("src")):
+            self.refused.append(tag)
+        if tag in ("a", "form"):
+            self.links.append(given.get("href") or given.get("action") or "")
+        if tag in ("script", "img", "iframe"):
+            self.loaded.append(given.get("src") or "")
+        if tag == "link":
+            self.loaded.append(given.get("href") or "")
+        self.refused += [
+            value for value in given.values() if value and value.lower().startswith("javascript:")
+        ]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> closes nothing"
+        assert self._open.pop() == tag
+
+
+def checked(response: httpx.Response, mount: str = "") -> Markup:
+    assert response.status_code == 200, response.text
+    policy = response.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self';")
+    assert "unsafe" not in policy
+    markup = Markup(response.text)
+    assert markup.refused == []
+    assert len(markup.ids) == len(set(markup.ids)), "two elements have one id"
+    assert all(address.startswith(f"{mount}/static/") for address in markup.loaded)
+    assert "<script>alert" not in response.text
+    return markup
+
+
+@pytest.fixture
+async def filled(harbor: Harbor) -> Harbor:
+    """A store with jobs of every state, a paused queue, dead ones, roll-ups, and text that would do harm."""
+
+    @harbor.task(name="fails", queue=HOSTILE, max_attempts=1)
+    async def fails(text: str) -> None:
+        raise ValueError(text)
+
+    @harbor.task(name="works", queue="mail")
+    async def works() -> str:
+        return HOSTILE
+
+    await fails.aenqueue(text=HOSTILE)
+    await works.aenqueue()
+    await Worker(harbor).drain()
+    await fails.aenqueue(text=HOSTILE)
+    await works.using(delay=60).aenqueue()
+    await harbor.queues.apause(HOSTILE)
+    return harbor
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.path)
+async def test_page_renders_on_an_empty_store(client: httpx.AsyncClient, page: Page):
+    checked(await client.get(path_of(page.path)))
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.path)
+async def test_page_renders_hostile_text_below_a_mount(filled: Harbor, page: Page):
+    """The parts that follow the store are the same text, and every link stays below the mount."""
+    outer = Starlette()
+    outer.mount("/ops", filled.asgi(authorize=lambda request: "admin"))
+    async with client_of(outer) as client:
+        path = "/ops" + path_of(page.path, HOSTILE)
+        whole = await client.get(path)
+        markup = checked(whole, "/ops")
+        assert all(link.startswith(("/ops/", "?", "#", "/ops")) for link in markup.links), markup.links
+        parts = await client.get(path, headers={LIVE_HEADER: "1"})
+        assert Markup(parts.text).refused == []
+        assert '<nav class="pages"' not in parts.text
+        for part in re.findall(r'id="([a-z-]+)" data-live', whole.text):
+            assert f'id="{part}" data-live' in parts.text
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.path)
+@settings(
+    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(data=st.data())
+def test_no_query_makes_a_page_fail(page: Page, data: st.DataObject):
+    names = [] if page.query is None else [field.encode_name for field in msgspec.structs.fields(page.query)]
+    name = st.sampled_from([*names, "x"]) if names else st.text(max_size=5)
+    pairs = data.draw(st.lists(st.tuples(name, st.text(max_size=20) | st.integers().map(str)), max_size=3))
+    query = data.draw(
+        st.sampled_from([urlencode(pairs, errors="surrogatepass"), "%", "%ff", "a=b=c&&", "=&="])
+    )
+    path = path_of(page.path, data.draw(st.text(min_size=1, max_size=10)).replace("\ud800", ""))
+
+    async def ask() -> int:
+        harbor = Harbor("memory://")
+        async with harbor, client_of(application(harbor, open_on_loopback=True)) as client:
+            return (await client.get(httpx.URL(f"{path}?{query}"))).status_code
+
+    assert asyncio.run(ask()) < 500
+
+
+def test_vendored_files_are_those_that_were_published():
+    vendored = {each["file"]: each for each in json.loads((STATIC / "VENDORED.json").read_text())}
+    own = {"charts.js", "harbor.css", "harbor.js", "harbor.svg", "theme.js"}
+    assert {name for name in assets() if ".min." in name} == vendored.keys()
+    assert own <= assets().keys()
+    for name, each in vendored.items():
+        assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == each["sha256"], name
+        assert (STATIC / each["licenceFile"]).read_text().strip(), name
+        assert each["version"]
+        assert each["licence"] in ("0BSD", "MIT")
+
+
+async def test_assets_are_kept_for_ever_at_addresses_that_change(client: httpx.AsyncClient):
+    asset = assets()["harbor.css"]
+    kept = await client.get(f"/static/{asset.hash}/harbor.css", headers={"Accept-Encoding": "gzip"})
+    assert (kept.status_code, kept.content) == (200, asset.plain)
+    assert kept.headers["content-encoding"] == "gzip"
+    assert "immutable" in kept.headers["cache-control"]
+    other = await client.get("/static/000000000000/harbor.css", headers={"Accept-Encoding": "identity"})
+    assert (other.content, other.headers["cache-control"]) == (asset.plain, "no-store")
+    for path in ("/static/x/VENDORED.json", "/static/x/..%2Fsite.py", "/static/x/nothing.js"):
+        assert (await client.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.path)
+async def test_scripts_and_styles_stay_small(client: httpx.AsyncClient, page: Page):
+    loaded = checked(await client.get(path_of(page.path))).loaded
+    assert (
+        sum(len(assets()[address.rpartition("/")[2]].zipped) for address in loaded) <= SCRIPTS_AND_STYLES_MAX
+    )
+
+
+async def test_action_says_what_it_did_with_and_without_script(client: httpx.AsyncClient, harbor: Harbor):
+    plain = await client.post("/queues/a%2Fpause/pause")
+    assert (plain.status_code, plain.headers["location"]) == (303, "/queues/a%2Fpause")
+    page = await client.get("/queues/a%2Fpause")
+    assert "Paused the queue a/pause" in page.text
+    assert "Paused the queue" not in (await client.get("/queues/a%2Fpause")).text  # once
+    assert [queue.name for queue in await harbor.queues.alist() if queue.paused] == ["a/pause"]
+    scripted = await client.post("/queues/a%2Fpause/resume", headers={"HX-Request": "true"})
+    assert scripted.status_code == 204
+    assert "Resumed" in json.loads(scripted.headers["hx-trigger"])["harbor:notice"]["text"]
+    refused = await client.post(f"/queues/{'n' * 300}/pause", headers={"HX-Request": "true"})
+    assert refused.status_code == 422
+    assert json.loads(refused.headers["hx-trigger"])["harbor:notice"]["tone"] == "bad"
+
+
+async def test_role_sees_only_what_it_may_do(filled: Harbor):
+    for role, sees in (("read", False), ("write", False), ("admin", True)):
+        async with client_of(filled.asgi(authorize=lambda request, role=role: role)) as client:
+            assert ("/resume" in (await client.get("/queues")).text) is sees
+            assert ("/resume" in (await client.get(f"/queues/{quote(HOSTILE, safe='')}")).text) is sees
+
+
+async def test_store_that_is_away_is_said_on_a_page(client: httpx.AsyncClient, harbor: Harbor, monkeypatch):
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("postgres://secret@host")
+
+    monkeypatch.setattr(harbor.driver, "queues", away)
+    response = await client.get("/queues")
+    assert response.status_code == 503
+    assert "secret" not in response.text
+    Markup(response.text)
