@@ -48,8 +48,8 @@ def test_only_signing_in_is_for_everybody():
 async def test_every_action_needs_its_role_and_an_origin_of_ours(harbor: Harbor, signed_in, action: Action):
     app = harbor.asgi()
     sessions: dict[Role | None, dict[str, str]] = {None: {}}
-    for role in Role:
-        sessions[role] = await signed_in(app, role)
+    for each in Role:
+        sessions[each] = await signed_in(app, each)
     for role, cookie in sessions.items():
         async with client_of(app, headers=cookie) as client:
             for name, headers in FOREIGN.items():
@@ -175,7 +175,7 @@ async def test_wrong_tokens_are_counted_as_those_of_rest(harbor: Harbor):
 
 
 async def test_application_decides_where_it_is_asked(harbor: Harbor):
-    allowed: dict[str, object] = {"ana": ("read", "ana"), "bo": ("admin", "bo")}
+    allowed: dict[str, tuple[str, str]] = {"ana": ("read", "ana"), "bo": ("admin", "bo")}
     app = harbor.asgi(authorize=lambda request: allowed.get(request.headers.get("x-user", "")))
     async with client_of(app, headers=ORIGIN) as client:
         assert (await client.get("/")).status_code == 401

@@ -45,7 +45,7 @@ The template:
 - `pages.page(…, query=Struct)` and `pages.action(…, form=Struct)` check what the browser sends, as REST does.
   `view.query` and `view.form` are then values of that type. An unknown or a mistyped parameter gets 400.
 - `view.ask(handler, params=, query=, body=)` asks an operation of REST, so no page has a rule of its own. A live update
-  shares the answer with every other tab of the same role for a second; `seconds=5` shares it always, for so long.
+  shares the answer with every other tab of the same role for a second; `seconds=5` always shares it, for up to 5 s.
   `view.share(key, seconds, ask)` does that for a function of `taskharbor.views`.
 - `view.url("jobs", id, state="dead")` writes an address below the mount, escaped; never write an address by hand.
 - No inline script, no `style` attribute, no `on…` attribute: the content security policy refuses them, and a test too.

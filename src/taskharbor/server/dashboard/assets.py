@@ -16,7 +16,7 @@ from taskharbor.server.errors import ApiError
 STATIC = Path(__file__).parent / "static"
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HASH_LENGTH = 12
-_FOR_EVER = "public, max-age=31536000, immutable"
+_KEPT = "public, max-age=31536000, immutable"
 
 
 class Asset(NamedTuple):
@@ -54,7 +54,7 @@ async def serve_asset(request: Request) -> Response:
         return ApiError(404, "not_found", "there is no such file").response()
     takes_gzip = "gzip" in request.headers.get("accept-encoding", "").lower()
     headers = {
-        "Cache-Control": _FOR_EVER if request.path_params["hash"] == found.hash else "no-store",
+        "Cache-Control": _KEPT if request.path_params["hash"] == found.hash else "no-store",
         "Vary": "Accept-Encoding",
     }
     if takes_gzip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from taskharbor.codec import checked_name
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.routes_overview import (
@@ -15,7 +16,6 @@ from taskharbor.server.dashboard.routes_overview import (
     read_stats,
 )
 from taskharbor.server.dashboard.view import View
-from taskharbor.server.errors import ApiError
 from taskharbor.server.routes import queues, stats
 from taskharbor.server.tokens import Role
 from taskharbor.views.documents import QueueDemandDocument, QueueDocument
@@ -44,9 +44,7 @@ async def show_queues(view: View) -> Response:
 @pages.page("/queues/{name:path}", query=WindowQuery)
 async def show_queue(view: View) -> Response:
     """Show one queue."""
-    name = view.params["name"]
-    if len(name) > 255 or not name.isprintable():
-        raise ApiError(404, "not_found", "there is no queue with this name")
+    name = checked_name("queue", view.params["name"])
     found = await read_stats(view)
     queue = next((each for each in found.queues if each.name == name), _idle(name))
     window = WINDOWS[view.query.window]

@@ -44,9 +44,7 @@ async def sign_in(view: View) -> Response:
     """Begin a session, and open the page that was asked for."""
     auth, form = view.dashboard.api.auth, view.form
     if not auth.takes_tokens:
-        raise ApiError(
-            404, "not_found", "the application decides who may see these pages; nobody signs in here"
-        )
+        raise ApiError(404, "not_found", "the application decides who may see these pages; sign in there")
     try:
         record = await auth.signed_in(view.request, form.token.strip())
     except ApiError as error:

@@ -12,20 +12,20 @@ KEPT_MAX = 256
 
 
 class SharedDocuments:
-    """Answers of the store by what was asked. Whoever asks the same meanwhile waits for the same answer."""
+    """Answers of the store by what was asked. Tabs that ask the same meanwhile wait for the same answer."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = OrderedDict()
 
     async def read(self, key: Hashable, seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the answer to `ask`, which may be up to `seconds` old. Nobody may change it."""
+        """Return the answer to `ask`, which may be up to `seconds` old. It is shared: do not change it."""
         now = time.monotonic()
         begun, task = self._kept.get(key, (0.0, None))
         if task is None or (task.done() and now - begun >= seconds) or _failed(task):
             task = asyncio.ensure_future(_run(ask))
             task.add_done_callback(
                 _failed
-            )  # looks at the exception, which else is reported if nobody waits any more
+            )  # looks at the exception, which else is reported if every tab has left
             self._kept[key] = (now, task)
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT_MAX:
@@ -34,7 +34,7 @@ class SharedDocuments:
         return await asyncio.shield(task)
 
     def forget(self) -> None:
-        """Somebody changed something, and wants to see it."""
+        """An operator changed something, and wants to see it."""
         self._kept.clear()
 
 

@@ -71,7 +71,7 @@ class Dashboard:
         ]
 
     def acting(self, caller: Caller | None) -> AbstractContextManager[None]:
-        """Let what is done be recorded under the caller's name, and let everybody see it at once."""
+        """Let what is done be recorded under the caller's name, and let every page show it at once."""
         self.documents.forget()
         return nullcontext() if caller is None else acting_as(caller.name)
 

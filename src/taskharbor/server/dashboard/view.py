@@ -35,7 +35,7 @@ PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
     ),
-    # With no-referrer, browsers send forms with the origin `null`, which cannot be told from another site's.
+    # With no-referrer, browsers send forms with the origin `null`, which another site's forms may have as well.
     "Referrer-Policy": "same-origin",
 }
 
