@@ -34,7 +34,7 @@ from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.typed_records import TOKENS
+from taskharbor.drivers.typed_records import SESSIONS, TOKENS
 from taskharbor.records import (
     AttemptStatus,
     JobFilter,
@@ -43,6 +43,7 @@ from taskharbor.records import (
     Options,
     Progress,
     Reason,
+    SessionRecord,
     State,
     StepRecord,
     TokenRecord,
@@ -282,6 +283,10 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     await TOKENS.put(driver, [token])
     assert token in await TOKENS.all(driver)
     assert await TOKENS.drop(driver, [token.id]) == 1
+    session = SessionRecord("0" * 64, token.id, token.created_at)
+    await SESSIONS.put(driver, [session])
+    assert session in await SESSIONS.all(driver)
+    assert await SESSIONS.drop(driver, [session.digest]) == 1
     await collect(driver, now + HOUR)
     await driver._fold_tallies()
     old = dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR)

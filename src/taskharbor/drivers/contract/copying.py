@@ -212,6 +212,7 @@ NOT_COPIED: dict[str, str] = {
     "dead_groups": "they are counted as the dead jobs arrive",
     "workers": "a copy does not begin while there is one",
     "records": "its tokens are copied as a kind of their own",
+    "sessions": "people sign in again",
 }
 # Columns of copied tables, by table.
 COLUMNS_NOT_COPIED: dict[str, dict[str, str]] = {
