@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from hashlib import sha256
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -225,3 +226,13 @@ def test_kinds_differ_by_task_and_kind() -> None:
     found = {of_kind(task, kind) for task in ("a", "b") for kind in ("lost", "timed_out")}
     assert len(found) == 4
     assert of_kind("a", "lost") == sha256(b"1\nkind\na\nlost").hexdigest()[:16]  # stored: it must not change
+
+
+def test_equal_code_of_two_modules_has_two_fingerprints() -> None:
+    """Python calls code objects equal that differ in nothing but their file."""
+    found = []
+    for name in ("one", "other"):
+        namespace: dict[str, Any] = {"__name__": name}
+        exec(compile("def fail():\n    raise ValueError('x')", f"/app/{name}.py", "exec"), namespace)
+        found.append(fingerprint(namespace["fail"]))
+    assert found[0] != found[1]

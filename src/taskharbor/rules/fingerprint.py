@@ -149,7 +149,7 @@ def application_frames(trace: TracebackType | None) -> list[str]:
     library: deque[str] = deque(maxlen=FRAMES_MAX)
     while trace is not None:
         frame = trace.tb_frame
-        place, function = _known.get(frame.f_code) or _look_at(frame)
+        place, function, _ = _known.get(id(frame.f_code)) or _look_at(frame)
         if place != "other":
             found = application if place == "application" else library
             if not found or found[-1] != function:
@@ -158,15 +158,18 @@ def application_frames(trace: TracebackType | None) -> list[str]:
     return list(application or library)
 
 
-_known: dict[CodeType, tuple[Place, str]] = {}  # a failing worker meets the same functions again and again
+# A failing worker meets the same functions again and again. Code objects of different modules may be equal, so each is
+# known by its identity, and is kept so that no other one can have it.
+_known: dict[int, tuple[Place, str, CodeType]] = {}
 
 
-def _look_at(frame: FrameType) -> tuple[Place, str]:
+def _look_at(frame: FrameType) -> tuple[Place, str, CodeType]:
     module = _MAIN.get(name := str(frame.f_globals.get("__name__")), name)
-    found = _place_of(frame.f_code.co_filename), f"{module}:{frame.f_code.co_qualname}"
+    code = frame.f_code
+    found = _place_of(code.co_filename), f"{module}:{code.co_qualname}", code
     if len(_known) >= KNOWN_MAX:  # code that is made anew for each job
         _known.clear()
-    _known[frame.f_code] = found
+    _known[id(code)] = found
     return found
 
 

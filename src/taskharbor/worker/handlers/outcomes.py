@@ -29,6 +29,7 @@ from taskharbor.rules.outcome import (
 from taskharbor.rules.retry import ErrorInfo, type_name
 from taskharbor.sealing import Sealing
 from taskharbor.telemetry.logs import masked
+from taskharbor.worker.handlers import tracebacks
 from taskharbor.worker.handlers.isolation.messages import Stopped
 from taskharbor.worker.handlers.steps import FallAsleep
 from taskharbor.worker.pipeline.execution import Execution
@@ -214,7 +215,7 @@ def traceback_of(error: BaseException) -> str:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         trace = trace.tb_next  # what called the handler is of no interest to its author
     try:
-        lines = traceback.format_exception(type(error), error, trace or error.__traceback__, limit=-50)
+        text = tracebacks.formatted(error, trace or error.__traceback__)
     except BaseException:  # noqa: BLE001 - formatting runs the error's own code
-        lines = traceback.format_tb(error.__traceback__)
-    return masked(clean_text("".join(lines), TRACEBACK_MAX))
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return masked(clean_text(text, TRACEBACK_MAX))
