@@ -59,14 +59,17 @@ def from_micros(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
 
 
-def check_seconds(value: float | timedelta, name: str) -> float:
-    """Return a caller's duration as a float, or raise a ConfigurationError that names the option."""
+def check_seconds(value: float | timedelta, name: str, *, least: str = "from 0 to") -> float:
+    """Return a caller's duration as a float, or raise a ConfigurationError that names the option.
+
+    A caller that refuses 0 itself says so with `least`.
+    """
     if isinstance(value, timedelta):
         value = value.total_seconds()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_SECONDS:  # NaN compares as neither
         raise ConfigurationError(
-            f"{name} must be a number of seconds from 0 to {MAX_SECONDS:.0f}, not {shorten(value)}"
+            f"{name} must be a number of seconds {least} {MAX_SECONDS:.0f}, not {shorten(value)}"
         )
     return float(value)
 

@@ -75,7 +75,7 @@ class FailureTasks:
         if transition.to is not State.DEAD:
             return transition
         if options.dead_copy is not None:
-            copy = _copy_of(job, options.dead_copy)
+            copy = _copy_of(job, options.dead_copy, _begun_at(job, transition))
             transition = replace(transition, inserts=(*transition.inserts, copy))
         template: FailureTask | None | bool = options.failure_task
         if template is None:
@@ -113,7 +113,7 @@ def _job(template: FailureTask, transition: Transition, job: Claimed, options: O
     if own.correlation_id is None and options.correlation_id is not None:
         own = replace(own, correlation_id=options.correlation_id)
     return NewJob(
-        _id_of(job, options),
+        _id_of(job, options, _begun_at(job, transition)),
         template.task,
         payload,
         template.queue,
@@ -125,24 +125,42 @@ def _job(template: FailureTask, transition: Transition, job: Claimed, options: O
     )
 
 
-def _copy_of(job: Claimed, copy: DeadCopy) -> NewJob:
+def _copy_of(job: Claimed, copy: DeadCopy, begun_at: int) -> NewJob:
     """The job that sends the copy of a dead message to a topic; see `taskharbor.streams.dead_letters`."""
     payload = {"job": job.id, "source": copy.source, "topic": copy.topic, "group": copy.group}
     return NewJob(
-        str(uuid.uuid5(uuid.UUID(job.id), f"copy/{job.first_number}")),
+        _timed_id(job.id, f"copy/{job.first_number}", begun_at),
         DEAD_LETTER_TASK,
         msgspec.json.encode(payload).decode(),
         dead_letter_queue(copy.source),
     )
 
 
-def _id_of(job: Claimed, options: Options) -> str:
+def _id_of(job: Claimed, options: Options, begun_at: int) -> str:
     """Return the same id for the same death, however often it is settled: the same id means the same job."""
     if options.failure_task is True and options.workflow is not None:
         # One for the workflow, however many of its members die; another for a member that dies after a retry.
         about = "first" if job.first_number == 1 else f"{job.id}/{job.first_number}"
-        return str(uuid.uuid5(uuid.UUID(options.workflow), f"failure/{about}"))
-    return str(uuid.uuid5(uuid.UUID(job.id), f"failure/{job.first_number}"))
+        return _timed_id(options.workflow, f"failure/{about}")
+    return _timed_id(job.id, f"failure/{job.first_number}", begun_at)
+
+
+def _begun_at(job: Claimed, transition: Transition) -> int:
+    """When the attempt began by which it dies, or was due: the same whenever this death is settled."""
+    return job.run_at if transition.started_at is None else transition.started_at
+
+
+def _timed_id(of: str, name: str, at: int = 0) -> str:
+    """Return always the same id, of the kind that new jobs have (UUIDv7): lists show it where its time is.
+
+    It comes after the id that it is derived from, whatever the clocks of producers and stores say.
+    """
+    origin = uuid.UUID(of)
+    digest = uuid.uuid5(origin, name).int
+    after = (origin.int >> 80) + 1 if origin.version == 7 else 0
+    millis = min(max(at // 1_000, after), (1 << 48) - 1)
+    low = (0b10 << 62) | (digest & ((1 << 62) - 1))
+    return str(uuid.UUID(int=(millis << 80) | (7 << 76) | (((digest >> 64) & 0xFFF) << 64) | low))
 
 
 def with_argument(payload: str, parameter: str, value: str) -> str:

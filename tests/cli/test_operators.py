@@ -11,6 +11,7 @@ from taskharbor import State
 from taskharbor.drivers.base import ClaimRequest, Extension, WorkerRecord
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.drivers.contract.audit import ActionFilter
+from taskharbor.drivers.contract.reading import PRESENCE_LASTS
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.rules.rollups import begin_of
@@ -101,6 +102,27 @@ def test_dlq_discard_all(run, harbor, dead, monkeypatch):
     assert [job.refresh().state for job in dead] == [State.CANCELLED, State.DEAD]
     assert run("dlq", "discard-all", "--yes", "--json").document == {"discarded": 1}
     assert harbor.jobs.counts()["dead"] == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["cancel-all", "delete-all", "update-all --priority 3", "dlq discard-all"]
+)
+def test_wrong_filter_is_refused_before_the_question(run, dead, monkeypatch, command):
+    monkeypatch.setattr("taskharbor.cli.confirming._is_terminal", lambda: True)
+    refused = run(*command.split(), "--group", "no fingerprint", stdin="y\n", code=1)
+    assert "a fingerprint has 16 hexadecimal digits" in refused.err
+    assert "[y/N]" not in refused.err
+
+
+def test_hold_of_a_misspelt_task_says_which_one_is_meant(run, harbor):
+    """It is held all the same: its workers may come later."""
+    workers = [WorkerRecord("w", "host", 1, 1, 0, tasks=("mail:send", "mail:read"))]
+    asyncio.run(WORKERS.put(harbor.driver, workers, PRESENCE_LASTS))
+    answer = run("task", "hold", "mail:sned")
+    assert answer.out == "mail:sned: held\n"
+    assert "no live worker knows the task mail:sned; did you mean mail:send?" in answer.err
+    assert run("task", "hold", "mail:send").err == ""
+    assert run("task", "hold", "mail:sned", "--tag").err == ""
 
 
 def test_dlq_discard_all_asks_first(run, dead, monkeypatch):

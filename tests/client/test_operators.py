@@ -372,9 +372,18 @@ def test_bulk_verbs_collect_expired_leases_first(timed: Harbor, make: Making, cl
     make("running")
     lost = make("running", delivery="at_most_once")
     clock.advance(31)
+    assert timed.jobs.delete_all(task="t", dry_run=True) == 2
     assert timed.jobs.delete_all(task="t") == 2
     with pytest.raises(JobNotFound):
         lost.refresh()
+
+
+def test_dry_run_of_a_discard_counts_what_dies_with_an_expired_lease(
+    timed: Harbor, make: Making, clock: ManualClock
+):
+    make("running", delivery="at_most_once")
+    clock.advance(31)
+    assert timed.dlq.discard_all(dry_run=True) == 1
 
 
 def test_however_many_leases_expired_the_one_asked_for_is_collected(

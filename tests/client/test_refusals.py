@@ -95,6 +95,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"expires_at": NAIVE}, "expires_at must be an aware datetime"),
     ({"expires_at": 60}, "expires_at must be an aware datetime"),
     ({"expires_in": 0}, "expires_in must be more than 0 seconds"),
+    ({"expires_in": -5}, "expires_in must be a number of seconds above 0, up to 3153600000, not -5"),
     ({"expires_in": "1h"}, "expires_in"),
     ({"expires_in": 60, "expires_at": AWARE}, "expires_at and expires_in say the same thing"),
     ({"priority": 101}, "priority must be a whole number from -100 to 100"),

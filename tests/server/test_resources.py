@@ -203,7 +203,10 @@ async def test_dead_jobs_are_grouped_by_cause_and_replayed(harbor: Harbor, clien
     assert (await client.get(f"{API}/jobs/{one['id']}")).json()["fingerprint"] == group["fingerprint"]
     [group] = (await client.get(f"{API}/dlq/groups", params={"queue": "a"})).json()["items"]
     assert group["count"] == 1
-    body = {"fingerprint": group["fingerprint"], "brake": 0.1, "onQueue": "operations"}
+    in_capitals = {"fingerprint": group["fingerprint"].upper()}
+    [same] = (await client.get(f"{API}/dlq/groups", params=in_capitals)).json()["items"]
+    assert (same["fingerprint"], same["count"]) == (group["fingerprint"], 2)
+    body = {"fingerprint": group["fingerprint"].upper(), "brake": 0.1, "onQueue": "operations"}
     job = (await client.post(f"{API}/dlq/replay", json=body)).json()
     assert (job["task"], job["queue"], job["payload"]["brake"]) == ("taskharbor.replay", "operations", 0.1)
     assert (await client.post(f"{API}/dlq/replay", json={"brake": 2})).status_code == 400

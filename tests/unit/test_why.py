@@ -117,3 +117,13 @@ def test_error_is_shown_by_its_first_line() -> None:
     assert first_line("\n  ValueError: no\n  at x") == "ValueError: no"
     assert first_line(None) == first_line(" \n") == "none was recorded"
     assert len(first_line("x" * 5_000)) == ERROR_MAX
+
+
+@pytest.mark.parametrize(("before", "per_second"), [(0, None), (5, None), (5, 2.0)])
+def test_what_rests_on_the_records_of_workers_says_so(before: int, per_second: float | None) -> None:
+    """The only worker may have been killed since: then its record is all that is left of it."""
+    found = explain(
+        Facts(job=job(), now=100 * SECOND, workers=[WORKER], before=before, per_second=per_second)
+    )
+    assert "records" in str(found)
+    assert "last 50 s" in str(found)

@@ -154,3 +154,13 @@ def test_failure_task_that_cannot_be_enqueued_is_refused():
 
 
 def _takes_two(a: Any, b: int) -> None: ...
+
+
+async def test_job_of_a_failure_task_stands_in_lists_where_its_time_is(harbor, stage, drained):
+    """Below the jobs that are newer than the death, above those that are older."""
+    failing = await stage.fail.using(failure_task=stage.alert.s()).aenqueue()
+    await drained(harbor)
+    newer = await stage.clean.aenqueue()
+    listed = [job.task for job in await harbor.jobs.alist()]
+    assert listed == ["clean", "alert", "fail"]
+    assert newer.id > failing.id

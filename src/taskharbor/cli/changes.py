@@ -96,6 +96,7 @@ def update_all(
         named(where),
         dry_run=dry_run,
         yes=yes,
+        where=where,
     )
 
 

@@ -193,6 +193,7 @@ def discard_all(session: Session, /, dry_run: bool, yes: bool, **where: Any) -> 
         dry_run=dry_run,
         yes=yes,
         jobs="dead job",
+        where=where,
     )
 
 

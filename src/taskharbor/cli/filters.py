@@ -145,9 +145,14 @@ def act_on_all(
     yes: bool,
     jobs: str = "job",
     asks: bool = True,
+    where: Any = None,
 ) -> None:
     """Do it to every job that matches, or only say to how many; ask before, unless `--yes` or `asks` is false."""
     if asks and not yes and not dry_run:
+        if where is not None:
+            from taskharbor.client.filters import asked_filter
+
+            asked_filter(None, where)  # what is wrong with it is said before a question is asked
         confirm(verb, f"every {jobs} of {which}")
     number = session.run(lambda harbor: act(harbor, dry_run))
     if session.screen.as_json:

@@ -276,6 +276,7 @@ def cancel_all(session: Session, /, dry_run: bool, yes: bool, **where: Any) -> N
         named(where),
         dry_run=dry_run,
         yes=yes,
+        where=where,
     )
 
 
@@ -299,6 +300,7 @@ def delete_all(session: Session, /, dry_run: bool, yes: bool, **where: Any) -> N
         named(where),
         dry_run=dry_run,
         yes=yes,
+        where=where,
     )
 
 

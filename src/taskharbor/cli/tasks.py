@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
 import click
 
 from taskharbor.cli.session import Session, with_session
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
 
 
 @click.group(no_args_is_help=False)
@@ -55,8 +61,16 @@ def hold(session: Session, name: str, is_tag: bool) -> None:
     Example:
       taskharbor task hold mail:send
     """
-    changed = session.run(lambda harbor: harbor.holds.ahold(**_named(name, is_tag)), create=True)
+    changed, known = session.run(lambda harbor: _hold(harbor, name, is_tag), create=True)
     _tell(session, name, is_tag, held=True, text="held" if changed else "was held already")
+    if known and name not in known:
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, known, n=1)
+        session.screen.note(
+            f"no live worker knows the task {name}{f'; did you mean {close[0]}?' if close else ''} "
+            f"To take it back: taskharbor task release {name}"
+        )
 
 
 @task.command("release")
@@ -73,6 +87,12 @@ def release(session: Session, name: str, is_tag: bool) -> None:
     changed = session.run(lambda harbor: harbor.holds.arelease(**_named(name, is_tag)), create=True)
     was_not = f"no {'tag' if is_tag else 'task'} of this name was held; see `taskharbor task list`"
     _tell(session, name, is_tag, held=False, text="released" if changed else was_not)
+
+
+async def _hold(harbor: Harbor, name: str, is_tag: bool) -> tuple[bool, Collection[str]]:
+    """Whether that changed anything; and of a task, the tasks that are known."""
+    changed = await harbor.holds.ahold(**_named(name, is_tag))
+    return changed, () if is_tag else {*await harbor.holds.aknown_tasks(), *harbor.tasks}
 
 
 def _named(name: str, is_tag: bool) -> dict[str, str]:

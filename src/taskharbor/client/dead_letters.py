@@ -174,6 +174,7 @@ class DeadLetters(Operator):
         """Discard every matching dead job; return how many. With `dry_run`, only count them."""
         dead = dead_filter(filter, where)
         if dry_run:
+            await self._harbor._collect_all_expired()
             return await self.acount(dead)
         refuse_inside_transaction(self._harbor, "dlq.discard_all()")
         await self._harbor._collect_all_expired()

@@ -140,6 +140,8 @@ class Operator:
 
     async def _count_matching(self, where: JobFilter, is_meant: Callable[[JobRecord], bool]) -> Count:
         """Count what a bulk operation would act on, without acting."""
+        # As the operation itself does: a job whose lease has expired only looks running.
+        await self._harbor._collect_all_expired()
         found = 0
         async for jobs in self._matching(where):
             found += sum(map(is_meant, jobs))

@@ -348,7 +348,7 @@ def checked_delivery(value: object) -> Delivery:
 
 
 def checked_timeout(value: Any, name: str = "timeout") -> float:
-    seconds = check_seconds(value, name)
+    seconds = check_seconds(value, name, least="above 0, up to")
     if seconds == 0:
         raise ConfigurationError(f"{name} must be more than 0 seconds; leave it out for the default")
     return seconds

@@ -213,5 +213,6 @@ def handed_over(handed: HandedOver, run_at: int, now: int) -> Standing:
         handed.attempts,
         begin_by=None if begun else job.expires_at,
         delivery=job.delivery,
+        aside=None if attempt is None else handed.aside,
     )
     return at if handed.to is not State.DEAD else finished(at, State.DEAD, handed.reason, now)

@@ -389,20 +389,20 @@ def slots_busy(facts: Facts) -> Found:
 
 def _in_line(facts: Facts) -> Found:
     line = _line(facts)
+    records = "" if facts.workers is None else _by_records(facts, _able(facts))
     if facts.before is None:
-        return "It is ready, and a worker takes it in its turn", line
+        return f"It is ready, and a worker takes it in its turn{records}", line
     if facts.before == 0:
-        records = "" if facts.workers is None else _by_records(facts, _able(facts))
         return f"No job stands before it: a worker takes it as soon as it looks{records}", line
     if not facts.per_second:
-        return f"{_before(facts, start=True)} before it", line
+        return f"{_before(facts, start=True)} before it: a worker takes it in its turn{records}", line
     seconds = facts.before / facts.per_second
     least = "more than" if facts.before > BEFORE_MAX else "about"
     line |= {"per_second": facts.per_second, "seconds": seconds}
     return (
         (
             f"{_before(facts, start=True)} before it, at the present rate of {facts.per_second:.3g} a second {least} "
-            f"{span(round(seconds * MICROS_PER_SECOND))}"
+            f"{span(round(seconds * MICROS_PER_SECOND))}{records}"
         ),
         line,
     )

@@ -41,7 +41,7 @@ ErrorText = Annotated[
     Meta(min_length=1, max_length=ERROR_SHOWN, description="A part of the latest error, near its beginning."),
 ]
 Fingerprint = Annotated[
-    str, Meta(pattern="^[0-9a-f]{16}$", description="Of a group of dead jobs, as /dlq/groups lists them.")
+    str, Meta(pattern="^[0-9a-fA-F]{16}$", description="Of a group of dead jobs, as /dlq/groups lists them.")
 ]
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Maximum number of items.")]
 Cursor = Annotated[str, Meta(max_length=4_096, description="The nextCursor of the previous page.")]

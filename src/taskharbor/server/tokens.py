@@ -51,7 +51,7 @@ async def create_token(
     now = await driver.now()
     expires_at = None
     if expires_in is not None:
-        if check_seconds(expires_in, "expires_in") == 0:
+        if check_seconds(expires_in, "expires_in", least="above 0, up to") == 0:
             raise ConfigurationError("a token must last for more than 0 seconds")
         expires_at = now + seconds_to_micros(expires_in, "expires_in")
     record = TokenRecord(

@@ -10,6 +10,7 @@ from taskharbor.conformance.store import HOUR, SECOND, Chapter, Store
 from taskharbor.drivers import capabilities
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.records import AttemptRecord, AttemptStatus, Options, Reason, State
+from taskharbor.rules.aside import task_label
 
 QUEUE = "stream:tasks"
 
@@ -55,6 +56,14 @@ class HandingOver(Chapter):
         assert (held.id, held.number, held.job.attempts, held.job.first_number) == (job.id, 2, 1, 1)
         store.succeed(held)
         assert store.state(job.id) is State.SUCCEEDED
+
+    def test_handed_over_job_may_stand_aside(self, store: Store) -> None:
+        """Only a claim that looks into its place gets it; readers see where it stands."""
+        handed = self.handed(store, delay=0, aside=task_label("test:task"))
+        assert self.hand_over(store, handed) == [True]
+        assert store.job(handed.job.id).aside == handed.aside
+        assert store.claim() == []
+        assert [held.id for held in store.claim(aside=(handed.aside,))] == [handed.job.id]
 
     def test_dead_message_is_dead_from_the_start(self, store: Store) -> None:
         """It is a dead letter like any other: with its reason and history, and it can be requeued."""

@@ -194,6 +194,21 @@ class Operators(Chapter):
         assert store.job(job_id).meta is None
         assert store.claim_one().job.meta is None
 
+    def test_requeue_of_only_the_dead_leaves_a_cancelled_job(self, store: Store) -> None:
+        """One that an operator has discarded or cancelled meanwhile stays so, and the dead one gets a new run."""
+        dead, discarded, cancelled = store.running(), store.running(), store.enqueue()
+        store.bury(dead)
+        store.bury(discarded)
+        store.do(Discard(), discarded.id)
+        store.do(Cancel(), cancelled)
+        found = [store.do(Requeue(only_dead=True), each) for each in (dead.id, discarded.id, cancelled)]
+        assert found == [OperationVerdict.DONE, OperationVerdict.CONFLICT, OperationVerdict.CONFLICT]
+        assert [store.state(each) for each in (dead.id, discarded.id, cancelled)] == [
+            State.READY,
+            State.CANCELLED,
+            State.CANCELLED,
+        ]
+
     def test_requeued_job_keeps_its_meta(self, store: Store) -> None:
         """A new run carries what the run before it carried."""
         held = store.running(meta='{"tenant":"acme"}')

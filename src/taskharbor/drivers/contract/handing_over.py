@@ -22,6 +22,9 @@ class HandedOver(Struct, frozen=True):
     to: State = State.READY  # or DEAD
     reason: Reason | None = None
     inserts: tuple[NewJob, ...] = ()
+    aside: str | None = (
+        None  # the label of the place where it waits, of one with an attempt; None: the ordinary one
+    )
 
     @property
     def token(self) -> str:

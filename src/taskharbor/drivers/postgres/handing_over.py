@@ -46,7 +46,7 @@ def _attempt_row(handed: HandedOver, to: Standing) -> Row:
     return (
         handed.job.id, attempt.number, attempt.status, attempt.retry_count, handed.attempts, handed.token, None,
         attempt.started_at, to.next_at, None, attempt.error, attempt.traceback, attempt.detail, False,
-        attempt.retry_delay, attempt.fingerprint, attempt.code_version, None,
+        attempt.retry_delay, attempt.fingerprint, attempt.code_version, to.aside,
     )  # fmt: skip
 
 

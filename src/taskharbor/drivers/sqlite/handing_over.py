@@ -40,7 +40,7 @@ def _record(session: Session, handed: HandedOver, to: Standing) -> None:
         SETTLE["insert_attempt"],
         (handed.job.id, attempt.number, attempt.status, attempt.retry_count, handed.attempts, handed.token, None,
          attempt.started_at, session.now, to.next_at, attempt.retry_delay, None, attempt.error, attempt.traceback,
-         attempt.detail, 0, None, attempt.fingerprint, attempt.code_version, None),
+         attempt.detail, 0, None, attempt.fingerprint, attempt.code_version, to.aside),
     )  # fmt: skip
 
 
