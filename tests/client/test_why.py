@@ -39,6 +39,8 @@ START = datetime(2026, 1, 31, 8, tzinfo=UTC)
 SECOND = MICROS_PER_SECOND
 LEASE = 30 * SECOND
 STEADY = RetryPolicy(max_attempts=5, initial=60, maximum=60, multiplier=1, jitter=None)
+FRESH = " (by records up to 0 s old; they last 50 s)"
+IN_TURN = f": a worker takes it in its turn{FRESH}"
 RECORDS = r"\(by records up to \d+ s old; they last 50 s\)"
 _serial = count(1)
 
@@ -425,12 +427,14 @@ async def test_jobs_stand_before_it_for_some_time(harbor: Harbor, clock: ManualC
     for _ in range(30):
         await harbor.aenqueue("send", priority=1)
     job = await harbor.aenqueue("send", queue="mail")
-    check(await job.awhy(), WhyCode.IN_LINE, "30 jobs stand before it")
+    check(await job.awhy(), WhyCode.IN_LINE, f"30 jobs stand before it{IN_TURN}")
     begun = Rollup(begin_of(clock.now(), Period.MINUTE) - MINUTE, "default", "send", Figures(started=200))
     await Rollups.of(harbor.driver).append_rollups([begun])
     why = await job.awhy()
     check(
-        why, WhyCode.IN_LINE, "30 jobs stand before it, at the present rate of 2 a second about 15 s"
+        why,
+        WhyCode.IN_LINE,
+        f"30 jobs stand before it, at the present rate of 2 a second about 15 s{FRESH}",
     )  # in 100 s
     facts = why.facts
     assert (facts.before, facts.per_second, facts.seconds, facts.records_age_seconds) == (30, 2.0, 15.0, 0.0)
@@ -455,7 +459,7 @@ async def test_line_is_that_of_the_worker_which_reaches_the_job_first(harbor: Ha
     await sign_on(harbor, "v", queues=("bulk", "mail"))
     assert (await job.awhy()).facts.before == 3
     await sign_on(harbor, "u", queues=("mail",))
-    check(await job.awhy(), WhyCode.IN_LINE, "1 job stands before it")
+    check(await job.awhy(), WhyCode.IN_LINE, f"1 job stands before it{IN_TURN}")
 
 
 async def test_more_jobs_than_are_counted_stand_before_it(
@@ -466,15 +470,14 @@ async def test_more_jobs_than_are_counted_stand_before_it(
     await sign_on(harbor)
     jobs = [await harbor.aenqueue("send") for _ in range(5)]
     why = await jobs[-1].awhy()
-    check(why, WhyCode.IN_LINE, "More than 3 jobs stand before it")
+    check(why, WhyCode.IN_LINE, f"More than 3 jobs stand before it{IN_TURN}")
     assert why.facts.before == 4
 
 
 async def test_no_job_stands_before_it(harbor: Harbor) -> None:
     await sign_on(harbor)
     job = await harbor.aenqueue("send")
-    told = "No job stands before it: a worker takes it as soon as it looks"
-    told += " (by records up to 0 s old; they last 50 s)"
+    told = f"No job stands before it: a worker takes it as soon as it looks{FRESH}"
     check(await job.awhy(), WhyCode.IN_LINE, told)
 
 
