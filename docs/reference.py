@@ -35,6 +35,7 @@ from taskharbor.client.stats import Demand, Point, QueueDemand, Stats, Times
 from taskharbor.client.workflows import Workflows
 from taskharbor.conformance.chapters import CHAPTERS, SECOND_DRIVER_CHAPTERS
 from taskharbor.copying import CopiedKind, CopyReport, copy_store
+from taskharbor.deploying import DeploymentReport, Finding, check_deployment
 from taskharbor.drivers.base import Driver, JobSource, Leasing
 from taskharbor.drivers.capabilities import CAPABILITIES, Transactions
 from taskharbor.drivers.memory import MemoryDriver
@@ -139,6 +140,7 @@ SECTIONS: dict[str, list[Any]] = {
     ],
     "Tracing": [tracing.instrument],
     "Logs": [logs.configure, logs.KeyValueFormatter, logs.JsonFormatter],
+    "Before a deployment": [check_deployment, DeploymentReport, Finding],
     "Copying a store": [copy_store, CopyReport, CopiedKind],
     "Tests of an application": [
         testing.assert_enqueued, testing.assert_not_enqueued, testing.enqueued, testing.make_context, testing.outage,

@@ -27,6 +27,7 @@ from taskharbor.codec import (
     clean_text,
     counted,
     decode_hook,
+    decode_payload,
     ensure_unchanged,
     is_model,
     problem_in,
@@ -227,6 +228,17 @@ class CallPlan:
         if self._in_full:
             return values
         return {name: value for name, value in values.items() if value is not UNSET}
+
+    def check_without(self, payload: str, filled: str) -> None:
+        """Raise `PayloadError` unless the payload fits as soon as the parameter `filled` is given as well."""
+        given = {self._aliases.get(name, name): value for name, value in decode_payload(payload).items()}
+        self.bind((), {**given, self._aliases.get(filled, filled): None})
+        try:
+            self._read_partial()(msgspec.json.encode(given))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._refusal(given, error) from error
 
     def value_of(self, name: str, text: str) -> Any:
         """The JSON value that a person means who writes `text` for the parameter `name`.

@@ -40,6 +40,7 @@ COMMANDS = {
     "top": "taskharbor.cli.top.command:top",
     "prune": "taskharbor.cli.upkeep:prune",
     "migrate": "taskharbor.cli.upkeep:migrate",
+    "deploy-check": "taskharbor.cli.deploy_check:deploy_check",
     "copy": "taskharbor.cli.copy:copy",
     "roles": "taskharbor.cli.roles:roles",
     "doctor": "taskharbor.cli.doctor:doctor",
