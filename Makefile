@@ -15,10 +15,10 @@ PYTHON ?=
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3 python python3.14 python3.13 python3.12 python3.11)
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
-# A test process for each CPU we may use and one more, since many a test waits for a moment; four at most: the suite
+# A test process for each CPU we may use and two more, since many a test waits for a moment; four at most: the suite
 # starts workers of its own.
 TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
-	print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
+	print(min(4, 2 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -53,6 +53,7 @@ faults: export TASKHARBOR_FAULT_GROUPED ?= 10000
 faults: export TASKHARBOR_SIMULATION_SECONDS ?= 120
 faults: export TASKHARBOR_CONFORMANCE_EXAMPLES ?= 300
 faults: export TASKHARBOR_FAULT_MESSAGES ?= 50000
+faults: export TASKHARBOR_FAULT_HOLE_SECONDS ?= 30
 faults: export TASKHARBOR_FAULT_STREAM_KILLS ?= 30
 faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
 	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation \

@@ -1,6 +1,6 @@
 """Two, then five workers with 200 one-second schedules, and one of them killed every three seconds.
 
-Fifteen seconds of it in the suite; TASKHARBOR_FAULT_SECONDS=60 for a minute.
+Ten seconds of it in the suite; TASKHARBOR_FAULT_SECONDS=60 for a minute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskharbor.clock import MICROS_PER_SECOND, to_micros
 from tests.faults.processes import BUSY_MACHINE_SECONDS, Crew, called, wait_until
 from tests.postgres import store
 
-SECONDS = float(os.environ.get("TASKHARBOR_FAULT_SECONDS", "15"))
+SECONDS = float(os.environ.get("TASKHARBOR_FAULT_SECONDS", "10"))
 SCHEDULES = 200
 KILL_SECONDS = 3.0
 

@@ -51,7 +51,7 @@ def another_sharing(first: PostgresDriver, clock: Clock | None = None) -> Postgr
 
 
 # A few stories: the same machine tells many to the usual driver, and `make faults` tells many to this one too.
-STORIES = int(os.environ.get("TASKHARBOR_CONFORMANCE_EXAMPLES", "15"))
+STORIES = int(os.environ.get("TASKHARBOR_CONFORMANCE_EXAMPLES", "10"))
 TestSharingMachine = pytest.mark.timeout(1_800)(conformance.state_machine(sharing, examples=STORIES))
 
 

@@ -464,5 +464,5 @@ def sharing_sqlite(clock: ManualClock) -> Iterator[SQLiteDriver]:
 
 
 # A few stories: the same machine tells many to the usual driver, and `make faults` tells many to this one too.
-STORIES = int(os.environ.get("TASKHARBOR_CONFORMANCE_EXAMPLES", "15"))
+STORIES = int(os.environ.get("TASKHARBOR_CONFORMANCE_EXAMPLES", "10"))
 TestSharingMachine = conformance.state_machine(sharing_sqlite, examples=STORIES)

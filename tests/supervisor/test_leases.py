@@ -17,14 +17,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 LEASE = 10.0  # a slow disk may hold up the process that extends it
 
 
-@pytest.mark.parametrize("task", ["hold_gil", "block_loop"])
-def test_a_handler_that_holds_up_its_process_past_the_lease_is_started_once(shop: Shop, task: str):
-    job = shop.harbor.enqueue(task, {"seconds": 15})
-    shop.started(processes=2, concurrency=2, lease_seconds=LEASE)
-    assert job.result(timeout=60) == 15
-    assert shop.executions() == {0: 1}
-    [row] = job.history()
-    assert str(row.status) == "succeeded"
+def test_handlers_that_hold_up_their_processes_past_the_lease_are_started_once(shop: Shop):
+    """One holds the GIL, one blocks the event loop: neither lets its process extend a lease."""
+    jobs = [shop.harbor.enqueue(task, {"seconds": 15}) for task in ("hold_gil", "block_loop")]
+    shop.started(processes=2, concurrency=1, lease_seconds=LEASE)
+    assert [job.result(timeout=100) for job in jobs] == [15, 15]
+    assert shop.executions() == {0: 2}
+    assert [[str(row.status) for row in job.history()] for job in jobs] == [["succeeded"]] * 2
 
 
 def test_a_process_whose_supervisor_hangs_extends_for_itself(small: Shop):
