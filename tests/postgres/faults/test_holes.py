@@ -58,7 +58,11 @@ def _survive(folder: Path, seconds: float, lease_seconds: float) -> Findings:
 @pytest.mark.timeout(400)
 def test_workers_go_on_after_a_hole_in_the_network(tmp_path: Path) -> None:
     """Three holes, each with workers and a database of its own, at the same time: most of it is waiting."""
-    holes = {"longer than the lease": (4.0, 2.0), "shorter": (4.0, 30.0), "as long as the lease": (LONG_SECONDS, LONG_SECONDS)}
+    holes = {
+        "longer than the lease": (4.0, 2.0),
+        "shorter": (4.0, 30.0),
+        "as long as the lease": (LONG_SECONDS, LONG_SECONDS),
+    }
     store.server()  # in the thread that stays
     with ThreadPoolExecutor() as pool:
         surviving = {name: pool.submit(_survive, tmp_path / name, *hole) for name, hole in holes.items()}
