@@ -29,6 +29,8 @@ from taskharbor.worker.supervisor.shared_memory import Publisher
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
+    from taskharbor.streams.supervised import SupervisedStream
+    from taskharbor.worker.worker import Worker
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def main() -> int:
     child: Child | None = None
     try:
         with _open(config) as harbor:
-            worker = worker_for(harbor, config)
+            worker = _worker(harbor, config, page)
             child = Child(worker, page, config, address_of(harbor))
             with collecting_less_often(not config.default_gc):
                 run_with_signals(lambda: child.work(lambda: Channel.over(end.dup())), worker)
@@ -52,6 +54,14 @@ def main() -> int:
         if os.environ.get(TRACEBACK_VARIABLE) or (child is not None and child.is_ready):
             raise
         return _refuse(end, error)
+
+
+def _worker(harbor: Harbor, config: WorkerConfig, page: Publisher) -> Worker | SupervisedStream:
+    if config.stream is None:
+        return worker_for(harbor, config)
+    from taskharbor.streams.supervised import supervised_stream
+
+    return supervised_stream(harbor, config, page)
 
 
 def _inherited(end: int, page: int) -> tuple[socket.socket, Publisher]:

@@ -96,7 +96,7 @@ def serve(
             f"serving needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
         ) from None
 
-    from taskharbor.cli.worker import open_to_http_jobs
+    from taskharbor.cli.work_options import open_to_http_jobs
 
     open_to_http_jobs(http_allow)
     prefix = PREFIX

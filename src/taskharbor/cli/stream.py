@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import importlib.util
+from typing import Any
 
 import click
 
-from taskharbor.cli.changes import POLICIES
-from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
-from taskharbor.cli.worker import LEVELS
+from taskharbor.cli.work_options import WorkOptions, work_options
+
+LEASE_SECONDS = 30.0  # of the jobs that failed messages become
 
 
 @click.command
@@ -24,28 +25,6 @@ from taskharbor.cli.worker import LEVELS
 @click.option("--topic", default="tasks", show_default=True, help="The topic to read.")
 @click.option("--group", required=True, help="The consumer group; its members share the topic's partitions.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Messages at once."
-)
-@click.option(
-    "--retry",
-    type=click.Choice(POLICIES, case_sensitive=False),
-    metavar="PRESET|none",
-    help="The policy of tasks without one, as for `taskharbor worker`.  [default: the application's]",
-)
-@click.option(
-    "--max-attempts",
-    type=click.IntRange(0, 10_000),
-    metavar="N",
-    help="Limit the failures of a message, whatever it asks for; 0 removes the limit.  [default: the policy's]",
-)
-@click.option(
-    "--grace-seconds",
-    type=duration,
-    default="7",
-    show_default=True,
-    help="How long running handlers may take to finish at a shutdown.",
-)
-@click.option(
     "--no-retries",
     is_flag=True,
     help="Leave the queue stream:TOPIC, where failed messages are retried, to other workers.",
@@ -58,64 +37,57 @@ from taskharbor.cli.worker import LEVELS
     metavar="NAME=VALUE",
     help="A setting of the Kafka client, such as security.protocol=SASL_SSL; may be given several times.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    help="How log lines look, on standard error.  [default: text]",
-)
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@work_options
 @with_session
 def stream(
     session: Session,
+    /,
     brokers: str,
     topic: str,
     group: str,
-    concurrency: int,
-    retry: str | None,
-    max_attempts: int | None,
-    grace_seconds: float,
     no_retries: bool,
     create_topic: bool,
     settings: tuple[str, ...],
-    log_format: Literal["text", "json"] | None,
-    log_level: str,
+    **given: Any,
 ) -> None:
     """Execute the messages of a Kafka or Redpanda topic.
 
     A message that fails becomes a job of the store, in the queue stream:TOPIC, and is retried there. SIGTERM or SIGINT
     (Ctrl-C) lets running handlers finish; a second one stops the worker at once, and unfinished messages come again.
 
+    With --processes a supervisor keeps that many processes running, each a static member of the group. When one
+    dies, its successor takes its partitions over, and the messages that it had begun go to the store.
+
     \b
     Examples:
       taskharbor stream -A app:harbor --brokers localhost:9092 --topic tasks --group mailers
+      taskharbor stream -A app:harbor --brokers kafka:9092 --group mailers --processes 4
       taskharbor stream -A app:harbor --brokers kafka:9092 --group mailers --set security.protocol=SSL
     """
-    from taskharbor.telemetry import logs
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise click.ClickException(
+            "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
+        )
+    options = WorkOptions(**given)
+    config = options.prepare(
+        session,
+        lease_seconds=LEASE_SECONDS,
+        queues=[f"stream:{topic}"],  # that other workers see it serve
+        stream={
+            "brokers": brokers,
+            "topic": topic,
+            "group": group,
+            "serves_retries": not no_retries,
+            "creates_topic": create_topic,
+            "settings": dict(_setting(each) for each in settings),
+        },
+    )
+    if options.processes is not None:
+        options.supervise(session, config)
+        return
+    from taskharbor.cli.worker import work_here
 
-    chosen = log_format or ("json" if session.screen.as_json else "text")
-    logs.configure(chosen, log_level)
-    with session.open(create=True) as harbor:
-        from taskharbor.worker.supervisor.child_main import retry_of
-
-        policy = retry_of(harbor, retry, max_attempts)
-        try:
-            from taskharbor.streams import StreamWorker
-        except ModuleNotFoundError as error:
-            raise click.ClickException(
-                "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
-            ) from error
-        StreamWorker(
-            harbor,
-            brokers=brokers,
-            topic=topic,
-            group=group,
-            concurrency=concurrency,
-            retry=policy,
-            serves_retries=not no_retries,
-            creates_topic=create_topic,
-            grace_seconds=grace_seconds,
-            settings=dict(_setting(each) for each in settings),
-        ).run_sync()
+    work_here(session, config, options.health_file, options.health_port, options.metrics())
 
 
 def _setting(text: str) -> tuple[str, str]:

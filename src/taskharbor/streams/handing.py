@@ -53,5 +53,9 @@ class Handing:
         found = await self._until_there(partial(self._verbs.handed_over, self._queue, first, last, AHEAD_MAX))
         return {keys.offset_of(key) for key in found}
 
+    async def repeatedly(self, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Call a step that hands over until the store is there."""
+        return await self._until_there(step)
+
     async def _until_there(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self._outages.retry_until_available(ask, "messages cannot be handed over to the store")

@@ -7,8 +7,12 @@ first, and only then does its offset count as finished. So a crash repeats messa
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
     CancelRequests,
@@ -27,6 +31,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
+from taskharbor.rules.policy import LOST_TOGETHER, Loss, weigh_loss
 from taskharbor.streams.consumer import Assigned, Commit, Jump
 from taskharbor.streams.dead_jobs import UNREADABLE_TASK
 from taskharbor.streams.first import First, FirstMessages, copied
@@ -36,7 +41,11 @@ from taskharbor.streams.messages import Place, Unreadable
 from taskharbor.streams.operators import Operators
 from taskharbor.streams.rebalances import Rebalances
 from taskharbor.streams.taken import Changes, Taken
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.supervisor.channel import LostMessage
 from taskharbor.worker.upkeep.retrying import Outages
+
+logger = logging.getLogger("taskharbor.stream")
 
 BUFFER_BYTES = 16 * 1_048_576  # of messages that no handler has begun
 COPY_AGAIN_SECONDS = 1.0
@@ -80,6 +89,8 @@ class StreamSource(JobSource):
             topic, self._taken, self._first, self._handing, self._jobs, self.clock, revoke_seconds
         )
         self.operators = Operators(store, rules.queue, self._changes.announce)
+        self.losses: dict[str, LostMessage] = {}  # by the ids of their jobs; the worker sets it
+        self._settling: set[asyncio.Future[None]] = set()
         self.is_closing = False  # nothing more is taken from the log
         self._failure: asyncio.Future[None] = loop.create_future()
 
@@ -89,6 +100,8 @@ class StreamSource(JobSource):
         instant = self.clock.now() if now is None else now
         wanted = 0 if request.suspects or self.operators.is_paused else request.limit
         given = self._taken.next(request.token, wanted, request.bytes_limit)
+        if self.losses:
+            given = self._without_lost(given, request.max_losses)
         return Claim(
             instant,
             instant + request.lease,
@@ -97,6 +110,39 @@ class StreamSource(JobSource):
             max_losses=request.max_losses,
             holds=self.operators.holds,
         )
+
+    def _without_lost(self, given: Sequence[Held], max_losses: int) -> list[Held]:
+        """Settle what another process had begun when it died, and return the others: it may kill this one, too."""
+        lost = [each for each in given if each.claimed.id in self.losses]
+        if lost:
+            settling = asyncio.ensure_future(self._settle_lost(lost, max_losses))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+        return [each for each in given if each.claimed.id not in self.losses]
+
+    async def _settle_lost(self, lost: Sequence[Held], max_losses: int) -> None:
+        """Hand each over to the store with its loss recorded. The rules of losses decide there what becomes of it."""
+        for held in lost:
+            message = self.losses[held.claimed.id]
+            what = f"lost: worker {message.worker} {message.how}"
+            loss = Loss(held.token, message.worker, LOST_TOGETHER, what, started_at=message.started_at)
+            transition = replace(
+                weigh_loss(loss, held.claimed, [], max_losses=max_losses), worker=message.worker
+            )
+            log_line(
+                logger,
+                logging.WARNING,
+                "message {message} was begun when worker {worker} {how}; it goes to the store",
+                {
+                    "message": str(held.place),
+                    "worker": message.worker,
+                    "how": message.how,
+                    "job": held.claimed.id,
+                    "task": held.claimed.task,
+                },
+            )
+            await self._handing.repeatedly(partial(self._settle_each, [transition], self.clock.now()))
+            self.losses.pop(held.claimed.id, None)
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         """Extend by itself: no other worker has these messages while their partitions are this consumer's."""

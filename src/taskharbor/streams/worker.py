@@ -27,7 +27,10 @@ from taskharbor.streams.messages import log_digest
 from taskharbor.streams.producer import Sender
 from taskharbor.streams.source import StreamSource
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.totals import Totals
+from taskharbor.worker.run import Phase
 from taskharbor.worker.signals import run_with_signals
+from taskharbor.worker.supervisor.channel import LostMessage
 from taskharbor.worker.upkeep.retrying import Outages
 from taskharbor.worker.worker import GRACE_SECONDS, Worker
 
@@ -105,8 +108,13 @@ class StreamWorker:
                 harbor, served, concurrency, retry=retry, grace_seconds=grace_seconds, name=name
             )
             self._retries._calls_hooks = False
+            # One meter counts what happens to messages, here and in the store, and one writes the roll-ups.
+            self._retries._meter = self._worker._meter
+            self._retries.rollups = False
         self._source: StreamSource | None = None
         self._consumer: PolledConsumer | None = None
+        self._losses: dict[str, LostMessage] = {}  # messages that other processes had begun when they died
+        self._on_ready: Callable[[], None] | None = None  # called when it begins to read
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -129,6 +137,26 @@ class StreamWorker:
 
     def _report_loop_stopped(self) -> None:
         self._worker._report_loop_stopped()
+
+    @property
+    def _phase(self) -> Phase:
+        return self._worker._phase
+
+    @property
+    def _on_stop(self) -> Callable[[], None] | None:
+        return self._worker._on_stop
+
+    @_on_stop.setter
+    def _on_stop(self, call: Callable[[], None] | None) -> None:
+        self._worker._on_stop = call
+
+    @property
+    def metrics(self) -> bool:
+        """Whether it counts what docs/metrics.md lists."""
+        return self._worker.metrics
+
+    def _totals(self) -> Totals:
+        return self._worker._totals()
 
     # -- running --
 
@@ -158,6 +186,8 @@ class StreamWorker:
             {"worker": self.name, "topic": self.topic, "group": self.group},
         )
         consumer.start()
+        if self._on_ready is not None:
+            self._on_ready()
         try:
             await self._work(source)
         finally:
@@ -233,6 +263,7 @@ class StreamWorker:
             loop=self._loop,
         )
         source.rebalances.hand_back = self._hand_back
+        source.losses = self._losses
         return source
 
     def _hand_back(self, unwanted: Callable[[Claimed], bool]) -> None:

@@ -90,7 +90,7 @@ class WorkerRun:
             pipeline,
             lease=worker.lease,
             clock=clock,
-            extended_outside=worker._supervisor_link is not None,
+            extended_outside=worker._supervisor_link is not None and worker._supervisor_link.extends_leases,
             reporter=reporter,
         )
         self._cancel_watch = CancelWatch(source, leases=leases, lease_keeper=self._lease_keeper, clock=clock)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class SupervisorLink(Protocol):
     """A supervisor in another process: it extends this worker's leases, and settles its jobs if it dies."""
 
+    extends_leases: bool  # False: the worker's jobs come from a log, and it needs no help with them
     prefix: str  # of this worker's lease tokens
     suspects_only: bool  # this process claims only suspects, one at a time
     cells: memoryview[int]  # one word per job: 0 not begun, +started_at begun, -started_at ended

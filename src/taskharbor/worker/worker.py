@@ -213,6 +213,9 @@ class Worker:
         if self._run is not None:
             self._run.predecessor_is_gone()
 
+    def _learn_losses(self, messages: object) -> None:
+        """A worker of the store has no messages that another process could have begun."""
+
     async def __aenter__(self) -> Worker:
         started = asyncio.Event()
         self._background = asyncio.get_running_loop().create_task(self._work(started=started))

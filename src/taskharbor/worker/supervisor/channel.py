@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +21,15 @@ NO_RETRIES = "none"
 UNREAD_MAX = (
     1024 * 1024
 )  # bytes that wait for a child which does not read; later heartbeats repeat what it missed
+
+
+class LostMessage(Struct):
+    """A message of a log that a process had begun when it died."""
+
+    job: str  # the id of the job that it becomes
+    worker: str
+    how: str  # "was killed by SIGKILL"
+    started_at: int
 
 
 class WorkerConfig(Struct, tag=True, omit_defaults=True):
@@ -50,6 +60,9 @@ class WorkerConfig(Struct, tag=True, omit_defaults=True):
         False  # count what happens to jobs; a child counts in memory that it shares with the supervisor
     )
     rollups: bool = True  # write what was counted into the store's roll-ups
+    stream: dict[str, Any] | None = None  # the options of a StreamWorker; None for a worker of the store
+    member: str | None = None  # the name of this slot as a member of the stream's group
+    lost_messages: list[LostMessage] = []  # that earlier processes had begun when they died
 
 
 class LeaseUpdate(Struct, tag=True, omit_defaults=True):
@@ -69,6 +82,12 @@ class EventMessage(Struct, tag=True):
 
 class MayRetire(Struct, tag=True):
     """To a child: its predecessor is gone."""
+
+
+class MessagesLost(Struct, tag=True):
+    """To a child that reads a stream: messages that another process had begun when it died."""
+
+    messages: list[LostMessage]
 
 
 class Hello(Struct, tag=True, omit_defaults=True):
@@ -116,6 +135,7 @@ Message = (
     | LeaseUpdate
     | EventMessage
     | MayRetire
+    | MessagesLost
     | Hello
     | Waiting
     | Ready

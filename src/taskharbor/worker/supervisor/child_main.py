@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from taskharbor import presets
@@ -22,6 +22,7 @@ from taskharbor.worker.supervisor.channel import (
     Hello,
     LeaseUpdate,
     MayRetire,
+    MessagesLost,
     Ready,
     Retiring,
     SuspectsWaiting,
@@ -34,8 +35,12 @@ from taskharbor.worker.upkeep.colleagues import known_tasks
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.rules.retry import RetryPolicy
+    from taskharbor.telemetry.metrics.cells import Cells
     from taskharbor.worker.pipeline.execution import Execution
     from taskharbor.worker.pipeline.leases import HeldLease
+    from taskharbor.worker.supervisor.channel import LostMessage
+    from taskharbor.worker.supervisor_link import SupervisorLink
+    from taskharbor.worker.upkeep.retirement import ReplacementPolicy
     from taskharbor.worker.worker import Worker
 
 logger = logging.getLogger("taskharbor.worker")
@@ -44,10 +49,37 @@ EXIT_REPLACE = 75  # the exit status that asks for a replacement
 SUSPECTS_EVERY_SECONDS = 0.5
 
 
+class SupervisedWorker(Protocol):
+    """What a child needs of its worker: of the store's jobs, or of a stream's messages."""
+
+    harbor: Harbor
+    _supervisor_link: SupervisorLink | None
+    _replacement_policy: ReplacementPolicy | None
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def _phase(self) -> str: ...
+    def _count_in(self, cells: Cells) -> None: ...
+    def _leave(self) -> None: ...
+    def _predecessor_is_gone(self) -> None: ...
+    def _learn_losses(self, messages: Sequence[LostMessage]) -> None: ...
+    async def _apply_lease_update(
+        self,
+        cancel_requested: Iterable[str],
+        paused: Iterable[str],
+        holds: Iterable[str],
+        refused: Iterable[str],
+    ) -> None: ...
+    async def _work(self, *, until_drained: bool = False, started: asyncio.Event | None = None) -> None: ...
+
+
 class ProcessLink:
     """The `SupervisorLink` to a parent process: shared memory and a channel."""
 
-    def __init__(self, publisher: Publisher, worker: Worker, config: WorkerConfig) -> None:
+    extends_leases = True
+
+    def __init__(self, publisher: Publisher, worker: SupervisedWorker, config: WorkerConfig) -> None:
         self.prefix = f"{worker.name}/{os.urandom(8).hex()}"
         self.suspects_only = config.suspects_only
         self.cells = publisher.words
@@ -95,7 +127,7 @@ class Child:
     """
 
     def __init__(
-        self, worker: Worker, publisher: Publisher, config: WorkerConfig, address: str | None
+        self, worker: SupervisedWorker, publisher: Publisher, config: WorkerConfig, address: str | None
     ) -> None:
         self._worker = worker
         self._publisher = publisher
@@ -174,6 +206,8 @@ class Child:
                 case MayRetire():
                     self.may_retire = True
                     self._worker._predecessor_is_gone()
+                case MessagesLost(messages):
+                    self._worker._learn_losses(messages)
                 case _:
                     raise AssertionError(f"a supervisor never sends {type(message).__name__}")
         log_line(

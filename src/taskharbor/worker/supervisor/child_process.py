@@ -8,7 +8,14 @@ from typing import Protocol
 
 from taskharbor.clock import Clock
 from taskharbor.worker.supervisor import shared_memory
-from taskharbor.worker.supervisor.channel import Channel, Hello, MayRetire, StartupError, WorkerConfig
+from taskharbor.worker.supervisor.channel import (
+    Channel,
+    Hello,
+    LostMessage,
+    MayRetire,
+    StartupError,
+    WorkerConfig,
+)
 
 
 class ProcessHandle(Protocol):
@@ -82,6 +89,11 @@ class ChildProcess:
         if count != self._alive_count:
             self._alive_count, self.last_alive_at = count, now
         return now - self.last_alive_at
+
+    def lost_messages(self, how: str) -> list[LostMessage]:
+        """Return the messages of a stream that it had begun when it died."""
+        running = self.shared_memory.running_messages()
+        return [LostMessage(job, self.name, how, at) for job, at in running.items()]
 
     # -- what the supervisor does to it --
 

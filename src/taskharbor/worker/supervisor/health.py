@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from taskharbor.own_tasks import own_task, result_of
 from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
-    from taskharbor.worker.worker import Worker
+    pass
 
 logger = logging.getLogger("taskharbor.supervisor")
 
@@ -61,15 +61,25 @@ class HealthReports:
             self._systemd.stopping()
 
 
+class ReportingWorker(Protocol):
+    """What health reports need of a worker."""
+
+    _on_stop: Callable[[], None] | None
+
+    @property
+    def _phase(self) -> str: ...
+    def stop(self) -> None: ...
+
+
 async def work_with_health_reports(
-    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], reports: HealthReports
+    worker: ReportingWorker, work: Callable[[], Coroutine[Any, Any, None]], reports: HealthReports
 ) -> None:
     """Run a worker and report its health; a report that fails ends the worker."""
     await result_of(own_task(_work_with_health_reports(worker, work, reports)))
 
 
 async def _work_with_health_reports(
-    worker: Worker, work: Callable[[], Coroutine[Any, Any, None]], reports: HealthReports
+    worker: ReportingWorker, work: Callable[[], Coroutine[Any, Any, None]], reports: HealthReports
 ) -> None:
     working = own_task(work())
     reporting = [own_task(report) for report in reports.runs()]
@@ -88,7 +98,7 @@ async def _work_with_health_reports(
         await asyncio.wait([working, *reporting])
 
 
-def health_of(worker: Worker) -> Health:
+def health_of(worker: ReportingWorker) -> Health:
     """Healthy while the worker works or waits for the store. A blocked loop would not answer at all."""
     phase = worker._phase
     return Health(phase in ("at work", "waiting for the store"), f"the worker is {phase}")

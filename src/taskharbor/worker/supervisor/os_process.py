@@ -25,6 +25,8 @@ async def start(command: Sequence[str], clock: Clock, config: WorkerConfig) -> C
     """Start a child in its own session: Ctrl-C in the terminal then reaches only the supervisor, which decides."""
     ours, theirs = socket.socketpair()
     blocks = shared_memory.blocks_for(1 if config.suspects_only else config.concurrency)
+    if config.stream is not None:
+        blocks *= 2  # for messages, and for their retries
     shared = shared_memory.create(blocks, metrics=config.metrics or config.rollups)
     try:
         process = await asyncio.create_subprocess_exec(

@@ -32,6 +32,8 @@ from taskharbor.worker.supervisor import os_process
 from taskharbor.worker.supervisor.channel import (
     Drained,
     Hello,
+    LostMessage,
+    MessagesLost,
     Ready,
     Retiring,
     StartupError,
@@ -57,6 +59,7 @@ BACKOFF_SECONDS_MAX = 30.0
 STOP_SECONDS = 1.5  # that children may take beyond the grace period before they are killed
 SETTLE_SECONDS = 0.4  # then, to settle the jobs of the killed ones
 LAST_MESSAGES_SECONDS = 1.0  # to read what a child sent before it exited
+LOST_MESSAGES_MAX = 10_000  # that later processes learn of
 BUSY_SECONDS = 5.0  # after a suspect has run this long, other suspects get another process
 
 
@@ -115,6 +118,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._any_was_ready = False
+        self._lost_messages: dict[str, LostMessage] = {}  # of a stream, by the ids of their jobs
 
     # -- run and stop --
 
@@ -175,8 +179,8 @@ class Supervisor:
     async def _work(self) -> None:
         while True:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._settings.processes):
-                    group.create_task(self._keep_slot_filled())
+                for number in range(self._settings.processes):
+                    group.create_task(self._keep_slot_filled(number))
             if not self._suspect_runners:
                 return
             # A suspect that failed or enqueued children has left work for the ordinary processes.
@@ -218,14 +222,14 @@ class Supervisor:
 
     # -- one child after another --
 
-    async def _keep_slot_filled(self) -> None:
+    async def _keep_slot_filled(self, number: int) -> None:
         quick_exits = 0
         async with asyncio.TaskGroup() as group:  # waits for retiring children at the end
             slot = WorkerSlot(group, self._start, self._supervise)
             while not self._stopping.is_set():
                 begun = self._clock.monotonic()
                 was_shared = slot.is_shared
-                exit_kind = await slot.run_next_child(self._config)
+                exit_kind = await slot.run_next_child(self._config_for(number))
                 if exit_kind is ExitKind.DONE and self._config.drain:
                     if not was_shared:
                         return
@@ -235,6 +239,12 @@ class Supervisor:
                     continue
                 quick_exits = 1 if self._clock.monotonic() - begun >= STEADY_SECONDS else quick_exits + 1
                 await self._pause(_backoff_seconds(quick_exits))
+
+    def _config_for(self, slot: int) -> WorkerConfig:
+        if self._config.stream is None:
+            return self._config
+        lost = list(self._lost_messages.values())
+        return replace(self._config, member=f"{self.name}-{slot}", lost_messages=lost)
 
     async def _pause(self, seconds: float) -> None:
         if seconds and not self._stopping.is_set():
@@ -324,6 +334,8 @@ class Supervisor:
         )
         if recovered.suspects:
             self._start_suspect_runner()
+        messages = [] if child.interrupted else child.lost_messages(how)
+        self._remember_lost(messages)
         was_asked = self._stopping.is_set() or child.retiring.is_set()
         if status == 0 and not recovered.jobs and (was_asked or child.is_ready):
             return ExitKind.DONE
@@ -334,7 +346,7 @@ class Supervisor:
         fields = {
             "worker": child.name,
             "how": how,
-            "lost": recovered.lost,
+            "lost": recovered.lost + len(messages),
             "handed_back": recovered.handed_back,
         }
         if child.interrupted:
@@ -344,6 +356,16 @@ class Supervisor:
         else:
             log_line(logger, logging.ERROR, "a worker process died: {worker} {how}", fields)
         return ExitKind.DIED if child.is_ready or was_asked else ExitKind.FAILED_TO_START
+
+    def _remember_lost(self, messages: list[LostMessage]) -> None:
+        """Let the process that reads these messages again hand them to the store: they may have killed this one."""
+        if not messages:
+            return
+        self._lost_messages.update((each.job, each) for each in messages)
+        for job in list(self._lost_messages)[: max(0, len(self._lost_messages) - LOST_MESSAGES_MAX)]:
+            del self._lost_messages[job]
+        for child in self._current_children():
+            child.channel.send(MessagesLost(messages))
 
     def _give_up_if_none_ever_started(self, child: ChildProcess, status: int) -> None:
         """Raise GaveUp for an error that has kept every child from starting; once one has started, retry."""

@@ -12,6 +12,7 @@ that finds the serial finds the rest as well.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 import sys
@@ -49,6 +50,10 @@ EXTENDED_TO = 5  # … and how far
 CELLS = 8
 IDS = CELLS + BLOCK_JOBS
 BLOCK = IDS + BLOCK_JOBS * ID_BYTES // WORD
+
+MESSAGES = (
+    1 << 62
+)  # in the serial of a block: its jobs are messages of a log, and no store has a lease for them
 
 ROOM_AHEAD = 8_192  # jobs claimed ahead, or ended and not settled, in addition to the running ones
 
@@ -93,6 +98,13 @@ class Publisher(_SharedMemory):
         super().__init__(descriptor)
         self._free = list(range(HEADER, HEADER + self.blocks * BLOCK, BLOCK))
 
+    def split(self) -> Publisher:
+        """Give half of the free blocks to another publisher: two workers of one process must not take each other's."""
+        other = copy.copy(self)
+        half = len(self._free) // 2
+        self._free, other._free = self._free[half:], self._free[:half]
+        return other
+
     @property
     def room(self) -> int:
         return len(self._free) * BLOCK_JOBS
@@ -106,10 +118,10 @@ class Publisher(_SharedMemory):
 
     def claimed(self, serial: int, lease: HeldLease | None, executions: Sequence[Execution]) -> None:
         if lease is not None:
-            self._publish(serial, lease, executions)
+            self.publish(serial, lease, executions)
         self.words[CLAIMING] = 0
 
-    def _publish(self, serial: int, lease: HeldLease, executions: Sequence[Execution]) -> None:
+    def publish(self, serial: int, lease: HeldLease, executions: Sequence[Execution]) -> None:
         words = self.words
         ids = "".join([execution.claimed.id for execution in executions]).encode("ascii", "replace")
         if len(ids) != len(executions) * ID_BYTES:
@@ -182,9 +194,23 @@ class Reader(_SharedMemory):
         return self.words[ALIVE_COUNT]
 
     def leases(self) -> list[PublishedLease]:
-        """Read every lease that is published now."""
+        """Read every lease in the store that is published now."""
+        return [each for each in self._published() if each.serial < MESSAGES]
+
+    def running_messages(self) -> dict[str, int]:
+        """Read which messages of a log have begun and not ended, by the ids of their jobs, with when they began."""
+        return {
+            job_id: at
+            for each in self._published()
+            if each.serial >= MESSAGES
+            for job_id, at in each.running.items()
+        }
+
+    def _published(self) -> list[PublishedLease]:
         leases: dict[int, PublishedLease] = {}
-        for index, serial in enumerate(self.words[HEADER + SERIAL :: BLOCK].tolist()):
+        # (Up to the end of the blocks: the cells of metrics follow.)
+        serials = self.words[HEADER + SERIAL : HEADER + self.blocks * BLOCK : BLOCK]
+        for index, serial in enumerate(serials.tolist()):
             if serial:
                 self._read_block(HEADER + index * BLOCK, serial, leases)
         return list(leases.values())
