@@ -21,6 +21,7 @@ from taskharbor.server.limits import Failures
 from taskharbor.server.tokens import Role, checked_role, matching
 
 TOKENS_SECONDS = 1.0  # how long a revoked token may still pass
+SESSION_TOKENS_SECONDS = 4.0  # and the sessions of it: many open pages ask again and again
 
 # A role, or a role and the name that the caller's actions are recorded under; None refuses the request.
 Allowed = Role | str | tuple[Role | str, str] | None
@@ -78,7 +79,7 @@ class Auth:
         caller = await self._caller_without_token(request, self.address_key(request), "web")
         if caller is not None or token_id is None:
             return caller
-        record = (await self._current_tokens()).get(token_id)
+        record = (await self._current_tokens(SESSION_TOKENS_SECONDS)).get(token_id)
         if record is None or (
             record.expires_at is not None and record.expires_at <= await self._driver.now()
         ):
@@ -135,9 +136,9 @@ class Auth:
             raise _unauthorized("unknown token: it is mistyped, revoked or expired")
         return Caller(checked_role(record.role), f"token {record.id}", record.name)
 
-    async def _current_tokens(self) -> dict[str, TokenRecord]:
+    async def _current_tokens(self, seconds: float | None = None) -> dict[str, TokenRecord]:
         now = time.monotonic()
-        if self._read_at is None or now - self._read_at >= TOKENS_SECONDS:
+        if self._read_at is None or now - self._read_at >= (TOKENS_SECONDS if seconds is None else seconds):
             self._tokens = {token.id: token for token in await TOKENS.all(self._driver)}
             self._read_at = now
         return self._tokens

@@ -28,14 +28,16 @@ ALLOWED_SECONDS = 1.0  # how long a reader is served before it is authorized aga
 _END = None
 _HEARTBEAT = b": heartbeat\n\n"
 CHANGE = "change"  # anything in the store
+COUNTS = "counts"
 _CHANGE = b"event: change\ndata: {}\n\n"
 
 
 class Listener:
     """One reader's queue."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, names: frozenset[str]) -> None:
         self.key = key  # of the client that reads
+        self.names = names  # of the events that it gets
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND_MAX + 1)  # and the end
         self._dropped = 0
 
@@ -66,8 +68,8 @@ class Feed:
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
 
-    def listen(self, key: str) -> Listener:
-        """Add a listener for this client, to be passed to `stream`."""
+    def listen(self, key: str, names: frozenset[str]) -> Listener:
+        """Add a listener of this client for the events of these names, to be passed to `stream`."""
         if self._stopped:
             raise ApiError(503, "stopping", "the server is stopping", headers={"Retry-After": "5"})
         if self._shares.is_full_for(key):
@@ -78,7 +80,7 @@ class Feed:
             )
         if self._shares.is_full():
             raise ApiError(429, "too_many_streams", f"{STREAMS_MAX} streams are open; try again later")
-        listener = Listener(key)
+        listener = Listener(key, names)
         self._shares.take(key)
         if not self._listeners:
             self._begin()
@@ -86,12 +88,12 @@ class Feed:
         return listener
 
     async def stream(
-        self, listener: Listener, names: frozenset[str], allowed: Callable[[], Awaitable[object]]
+        self, listener: Listener, allowed: Callable[[], Awaitable[object]]
     ) -> AsyncIterator[bytes]:
-        """Yield the events of these names until the reader leaves, loses its permission, or the server stops."""
+        """Yield the listener's events until the reader leaves, loses its permission, or the server stops."""
         asked_at = time.monotonic()
         yield b": connected\n\n"
-        if "counts" in names:
+        if COUNTS in listener.names:
             yield _message("counts", await self._harbor.jobs.acounts())
         while True:
             try:
@@ -104,8 +106,7 @@ class Feed:
                 if not await _still(allowed):
                     return
                 asked_at = time.monotonic()
-            if message is _HEARTBEAT or message[7 : message.index(b"\n")].decode() in names:
-                yield message
+            yield message
             if dropped := listener.take_dropped():
                 yield _message("dropped", {"dropped": dropped})
 
@@ -143,28 +144,33 @@ class Feed:
         """Forward an event; this runs in the subscribers' thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._send, _message(event.name, EventDocument.of(event)))
+            loop.call_soon_threadsafe(self._send, event.name, _message(event.name, EventDocument.of(event)))
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, name: str, message: bytes) -> None:
         for listener in self._listeners:
-            listener.put(message)
+            if name in listener.names:
+                listener.put(message)
 
     async def _watch_store(self) -> None:
         """Send the counts whenever any process changes them, and that something changed, to whom that is enough."""
         driver = self._harbor.driver
         sent: dict[str, int] | None = None
         seen: int | None = None
+        is_first = True
         while True:
             try:
                 token = driver.change_token()
                 if token != seen and seen is not None:
-                    self._send(_CHANGE)
+                    self._send(CHANGE, _CHANGE)
                 seen = token
-                counts = await self._harbor.jobs.acounts()
-                if counts != sent:
-                    if sent is not None:
-                        self._send(_message("counts", counts))
+                if any(COUNTS in listener.names for listener in self._listeners):
+                    counts = await self._harbor.jobs.acounts()
+                    if counts != sent and not is_first:
+                        self._send(COUNTS, _message(COUNTS, counts))
                     sent = counts
+                else:
+                    sent = None
+                is_first = False  # from now on, a reader may have counts that are older
                 await asyncio.sleep(COUNTS_SECONDS)
                 await driver.wait_for_change(token, HEARTBEAT_SECONDS)
             except StoreError as error:

@@ -29,7 +29,8 @@ async def workers_of(harbor: Harbor, running_max: int | None = None) -> list[Wor
     leases = await harbor.driver.leases()
     now = await harbor.driver.now()
     started = {job_id: at for lease in leases for job_id, at in lease.running.items()}
-    records = await harbor.driver.get(sorted(started, key=lambda job_id: started[job_id])[:running_max])
+    looked_at = sorted(started, key=lambda job_id: started[job_id])[:running_max]
+    records = await harbor.driver.get(looked_at) if looked_at else []
     found = {record.id: record for record in records if record is not None}
     reported = await WORKERS.all(harbor.driver) if Records.offered_by(harbor.driver) else []
     known = {record.name: record for record in reported}

@@ -94,7 +94,7 @@ async def test_a_session_is_no_token_of_rest(harbor: Harbor, signed_in):
 async def test_session_ends_with_its_token_its_time_and_a_sign_out(
     harbor: Harbor, clock: ManualClock, signed_in, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("taskharbor.server.auth.TOKENS_SECONDS", 0.0)
+    monkeypatch.setattr("taskharbor.server.auth.SESSION_TOKENS_SECONDS", 0.0)
     monkeypatch.setattr("taskharbor.server.dashboard.sessions.READ_SECONDS", 0.0)
     await create_token(harbor.driver, "another", "read")
     app = harbor.asgi()

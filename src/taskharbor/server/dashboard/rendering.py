@@ -72,7 +72,7 @@ def seconds(value: float | timedelta | None) -> str:
     if length < 0.9995:
         return f"{length * 1000:.0f} ms"
     if length < 59.95:
-        return f"{length:.1f} s" if length < 9.95 else f"{length:.0f} s"
+        return f"{length:.1f}".removesuffix(".0") + " s" if length < 9.95 else f"{length:.0f} s"
     whole = round(length)
     for index, (unit, size) in enumerate(_UNITS):
         if whole >= size:

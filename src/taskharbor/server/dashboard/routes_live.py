@@ -20,7 +20,8 @@ async def live(view: View) -> Response:
     if view.request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=PAGE_HEADERS)
     feed = view.dashboard.api.feed
-    return LiveStream(view, feed, feed.listen(view.caller.key if view.caller is not None else NO_ADDRESS))
+    client = view.caller.key if view.caller is not None else NO_ADDRESS
+    return LiveStream(view, feed, feed.listen(client, frozenset({CHANGE})))
 
 
 class LiveStream(StreamingResponse):
@@ -30,7 +31,7 @@ class LiveStream(StreamingResponse):
         async def allowed() -> None:
             await view.dashboard.require(view.request, Role.READ)
 
-        messages = feed.stream(listener, frozenset({CHANGE}), allowed)
+        messages = feed.stream(listener, allowed)
         super().__init__(messages, media_type="text/event-stream", headers=PAGE_HEADERS)
         self._feed = feed
         self._listener = listener

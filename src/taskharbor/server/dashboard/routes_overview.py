@@ -9,8 +9,10 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 from starlette.responses import Response
 
+from taskharbor.client.stats import SINCE
 from taskharbor.clock import from_micros
 from taskharbor.drivers.capabilities import Rollups
+from taskharbor.drivers.contract.rollups import Period
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.routes import dlq, stats
@@ -84,8 +86,10 @@ async def read_series(view: View, window: Window, queue: str | None = None) -> S
         return None
 
     async def read() -> Series:
-        begin = from_micros(await view.harbor.driver.now()) - window.length
-        query: dict[str, Any] = {"since": begin.isoformat(), "step": window.step, "queue": queue}
+        query: dict[str, Any] = {"step": window.step, "queue": queue}
+        if window.length != timedelta(microseconds=SINCE[Period(window.step)]):
+            begin = from_micros(await view.harbor.driver.now()) - window.length
+            query["since"] = begin.isoformat()
         series: Series = await view.ask(stats.get_series, query=query, seconds=0)
         return series
 

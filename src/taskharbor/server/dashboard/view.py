@@ -133,7 +133,10 @@ class View:
             b"" if asked is None else msgspec.json.encode(asked),
         )
         return await self._dashboard.documents.read(
-            key, seconds, lambda: self._call(operation, dict(params or {}), asked, None)
+            key,
+            seconds,
+            lambda: self._call(operation, dict(params or {}), asked, None),
+            patient=self.is_live,
         )
 
     async def _call(self, operation: Operation, params: dict[str, str], query: Any, body: Any) -> Any:
@@ -167,7 +170,7 @@ class View:
 
     async def share(self, key: str, seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Return what `ask` reads, up to `seconds` old, shared by every tab. It must be the same for every role."""
-        return await self._dashboard.documents.read((key, None), seconds, ask)
+        return await self._dashboard.documents.read((key, None), seconds, ask, patient=self.is_live)
 
     # -- responses --
 

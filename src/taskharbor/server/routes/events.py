@@ -31,14 +31,14 @@ async def stream_events(call: Call) -> Response:
     names = _names(call.query.names)
     if call.request.method == "HEAD":
         return Response(media_type="text/event-stream")  # without waiting for the stream
-    return EventStream(call, call.feed.listen(call.client), names)
+    return EventStream(call, call.feed.listen(call.client, names))
 
 
 class EventStream(StreamingResponse):
     """A stream that gives its place back when it ends, even if the reader left before the first event."""
 
-    def __init__(self, call: Call, listener: Listener, names: frozenset[str]) -> None:
-        super().__init__(call.feed.stream(listener, names, call.allowed), media_type="text/event-stream")
+    def __init__(self, call: Call, listener: Listener) -> None:
+        super().__init__(call.feed.stream(listener, call.allowed), media_type="text/event-stream")
         self._feed = call.feed
         self._listener = listener
 

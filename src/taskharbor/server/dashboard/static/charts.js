@@ -10,6 +10,12 @@
     if (value < 1) return Math.round(value * 1000) + " ms";
     return value < 120 ? Math.round(value * 10) / 10 + " s" : value < 7200 ? Math.round(value / 60) + " min" : Math.round(value / 3600) + " h";
   }
+  function moment(at, times) {
+    const date = new Date(at * 1000), two = (part) => String(part).padStart(2, "0");
+    const clock = two(date.getHours()) + ":" + two(date.getMinutes());
+    if (times[times.length - 1] - times[0] <= 90000) return clock;
+    return two(date.getMonth() + 1) + "-" + two(date.getDate()) + (clock === "00:00" ? "" : " " + clock);
+  }
   function draw(figure, again) {
     const plot = figure.querySelector(".plot"), text = figure.dataset.chart, known = drawn.get(plot);
     if (known && known.text === text && !again) return;
@@ -26,9 +32,9 @@
       cursor: { points: { size: 6 }, y: false },
       legend: { live: true },
       scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-      axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 58, space: 34, values: (_, splits) => splits.map((each) => short(each, data.unit)) }],
-      series: [{}, ...Object.keys(data.lines).map((name) => ({
-        label: name, stroke: colour(tones[name] || "--line-1"), width: 1.5, spanGaps: false, points: { show: data.times.length < 30, size: 4 },
+      axes: [{ ...axis, size: 26, space: 70, values: (_, splits) => splits.map((at) => moment(at, data.times)) }, { ...axis, size: 58, space: 34, values: (_, splits) => splits.map((each) => short(each, data.unit)) }],
+      series: [{ label: "at", value: (_, at) => at == null ? "–" : moment(at, data.times) }, ...Object.keys(data.lines).map((name) => ({
+        label: name, stroke: colour(tones[name] || "--line-1"), width: 1.5, spanGaps: false, points: { show: data.lines[name].filter((each) => each != null).length < 30, size: 4 },
         value: (_, value) => short(value, data.unit),
       }))],
     }, values, plot);
