@@ -272,6 +272,12 @@ class CallPlan:
             raise self._unfit(name, text, hint, reason_of(error) if takes_no_text else as_text) from error
         return value
 
+    def described(self) -> list[tuple[str, str, bool]]:
+        """Return each parameter with the words for what it takes, and whether a payload must have it."""
+        return [
+            (name, _described(self._types.get(name, Any)), name in self.required) for name in self.parameters
+        ]
+
     def _unfit(self, name: str, text: str, hint: Any, reason: str) -> PayloadError:
         return PayloadError(
             f"task {self.task!r} cannot take {name}={shorten(text)}: {reason}; "

@@ -17,6 +17,7 @@ TRACEBACK_VARIABLE = "TASKHARBOR_TRACEBACK"  # for debugging TaskHarbor itself
 
 COMMANDS = {
     "demo": "taskharbor.cli.demo.command:demo",
+    "dev": "taskharbor.cli.dev:dev",
     "worker": "taskharbor.cli.worker:worker",
     "stream": "taskharbor.cli.stream:stream",
     "serve": "taskharbor.cli.serve:serve",

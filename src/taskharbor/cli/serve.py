@@ -106,12 +106,12 @@ def serve(
         prefix = checked_prefix(metrics_prefix)
 
     async def work(harbor: Harbor) -> None:
-        await _serve(harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix)
+        await serve_harbor(harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix)
 
     session.run(work, create=True)
 
 
-async def _serve(
+async def serve_harbor(
     harbor: Harbor,
     host: str,
     port: int,
@@ -120,6 +120,7 @@ async def _serve(
     max_connections: int,
     metrics_prefix: str,
 ) -> None:
+    """Serve the REST interface and the dashboard until a signal comes."""
     import uvicorn
 
     from taskharbor.drivers.typed_records import TOKENS

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 
-from taskharbor import Harbor, Worker
+from taskharbor import Harbor, Worker, chain
 from taskharbor.errors import StoreUnavailable
 from taskharbor.server.app import application
 from taskharbor.server.dashboard.assets import STATIC, assets
@@ -27,11 +27,18 @@ from taskharbor.server.dashboard.view import LIVE_HEADER
 from tests.server.conftest import client_of
 
 HOSTILE = "<script>alert(1)</script>'\"&{{7*7}}\N{RIGHT-TO-LEFT OVERRIDE}/é?#%2F🚢"
-SHOWN = [page for page in PAGES if page.path != "/live" and "{id" not in page.path]
+NOT_PAGES = ("/live", "/jobs/suggest")  # a stream, and JSON
+OF_NAMED = "/queues/{name:path}"  # a queue that the store does not know is a queue without jobs
+SHOWN = [
+    page for page in PAGES if page.path not in NOT_PAGES and ("{" not in page.path or page.path == OF_NAMED)
+]
+OF_ONE = [page for page in PAGES if "{" in page.path and page.path != OF_NAMED]
 SCRIPTS_AND_STYLES_MAX = 60_000
 
 
 def path_of(path: str, name: str = "mail") -> str:
+    if path == "/jobs/bulk":
+        path += "?verb=cancel"
     return re.sub(r"\{[a-z_]+:path\}", quote(name, safe=""), path)
 
 
@@ -77,6 +84,8 @@ class Markup(HTMLParser):
             self._open.pop()
 
     def handle_endtag(self, tag: str) -> None:
+        if tag in self.VOID:
+            return
         assert self._open, f"</{tag}> closes nothing"
         assert self._open.pop() == tag
 
@@ -113,6 +122,23 @@ async def filled(harbor: Harbor) -> Harbor:
     await works.using(delay=60).aenqueue()
     await harbor.queues.apause(HOSTILE)
     return harbor
+
+
+@pytest.mark.parametrize("page", OF_ONE, ids=lambda page: page.path)
+async def test_page_of_one_thing_renders_hostile_text_below_a_mount(filled: Harbor, page: Page):
+    [dead] = await filled.dlq.alist()
+    assert dead.fingerprint is not None
+    await filled.schedules.aadd(HOSTILE, "works", schedule="@every 1h")
+    workflow = await chain(filled.tasks["works"].si(), filled.tasks["fails"].si(text=HOSTILE)).aenqueue()
+    names = {"fingerprint": dead.fingerprint, "name:path": quote(HOSTILE, safe="")}
+    of_id = workflow.id if page.path.startswith("/workflows") else dead.id
+    path = re.sub(r"\{([a-z_:]+)\}", lambda found: names.get(found[1], of_id), page.path)
+    outer = Starlette()
+    outer.mount("/ops", filled.asgi(authorize=lambda request: "admin"))
+    async with client_of(outer) as client:
+        markup = checked(await client.get(f"/ops{path}"), "/ops")
+        assert all(link.startswith(("/ops/", "?", "#")) for link in markup.links), markup.links
+        assert Markup((await client.get(f"/ops{path}", headers={LIVE_HEADER: "1"})).text).refused == []
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.path)

@@ -13,11 +13,19 @@ from starlette.types import Receive, Scope, Send
 from taskharbor.acting import acting_as
 from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.dashboard import (
+    routes_enqueue,
+    routes_errors,
     routes_help,
+    routes_job,
+    routes_jobs,
     routes_live,
     routes_overview,
     routes_queues,
+    routes_schedules,
     routes_sign_in,
+    routes_system,
+    routes_workers,
+    routes_workflows,
 )
 from taskharbor.server.dashboard.assets import serve_asset
 from taskharbor.server.dashboard.forms import parsed_form, read_form
@@ -36,6 +44,14 @@ if TYPE_CHECKING:
 
 MODULES = (
     routes_overview,
+    routes_jobs,
+    routes_job,
+    routes_errors,
+    routes_schedules,
+    routes_workflows,
+    routes_workers,
+    routes_enqueue,
+    routes_system,
     routes_queues,
     routes_help,
     routes_sign_in,

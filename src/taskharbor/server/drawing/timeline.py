@@ -124,7 +124,7 @@ def _drawn_row(axis: _Axis, row: Row, top: int, now: datetime) -> list[Svg]:
             width=f"{width:.2f}%",
             height=_BAR_HEIGHT,
             rx=2,
-            class_=f"bar {bar.kind}" + (" open" if bar.end is None else ""),
+            class_=f"period {bar.kind}" + (" open" if bar.end is None else ""),
         )
         drawn.append(shape if bar.href is None else element("a", shape, href=bar.href, aria_label=bar.title))
     drawn += [
