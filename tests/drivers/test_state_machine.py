@@ -153,6 +153,6 @@ def test_state_machine_finds_planted_bugs(broken: type[MemoryDriver]) -> None:
         try:
             run_state_machine_as_test(seed(number)(bound(broken)), settings=settings)
         except AssertionError as error:
-            assert "the driver differs from the reference" in str(error)
+            assert "the driver differs from the reference" in str(error)  # noqa: PT017 - most seeds raise nothing
             return
     pytest.fail("the machine does not find it")
