@@ -26,7 +26,9 @@ from taskharbor.cli import cli
 from taskharbor.clock import ManualClock
 from taskharbor.copying import copy_store
 from taskharbor.drivers.base import ClaimRequest
+from taskharbor.drivers.capabilities import Ingest
 from taskharbor.drivers.contract.copying import COLUMNS_NOT_COPIED, KINDS, NOT_COPIED
+from taskharbor.drivers.contract.ingesting import MessageBatch
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.records import JobFilter
@@ -79,6 +81,7 @@ async def fill(harbor: Harbor, clock: ManualClock) -> None:
     await harbor.queues.apause("slow")
     await harbor.holds.ahold(task="held")
     await create_token(harbor.driver, "ops", "admin")
+    await Ingest.of(harbor.driver).ingest([MessageBatch("log", 3, None, 2**40)])
 
 
 @pytest.fixture
@@ -111,6 +114,7 @@ async def everything(harbor: Harbor) -> dict[str, Any]:
         "queues": await driver.queues(),
         "workflows": (await driver.list_workflows(limit=100)).workflows,
         "holds": await driver.holds(),
+        "ingested": await driver.ingested("log", [3]),
         "groups": await harbor.dlq.agroups(),
         "actions": [(each.id, each.verb, each.at) for each in await harbor.audit.alist()],
         "tokens": await driver.records(RecordKind.TOKENS),

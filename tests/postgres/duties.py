@@ -31,6 +31,7 @@ from taskharbor.drivers.base import (
     member_id,
 )
 from taskharbor.drivers.contract.holds import HoldKind
+from taskharbor.drivers.contract.ingesting import AlikeMessages, MessageBatch
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.drivers.postgres import PostgresDriver
@@ -127,6 +128,16 @@ async def claim_many(driver: PostgresDriver, now: int) -> None:
         await driver.settle([ended(token, job, State.SUCCEEDED) for job in claim.jobs], now=now)
 
 
+async def ingest(driver: PostgresDriver, now: int) -> None:
+    """Store messages of two partitions, twice."""
+    log, shared = f"log {uuid.uuid4()}", new("messages")
+    for expected in (None, 1):
+        groups = [AlikeMessages(shared, [str(uuid.uuid4())], ["{}"], [None]) for _ in range(2)]
+        batches = [MessageBatch(log, n, expected, (expected or 0) + 1, [groups[n]]) for n in range(2)]
+        assert all(each.stored for each in await driver.ingest(batches, now=now))
+    assert await driver.ingested(log, [0, 1]) == {0: 2, 1: 2}
+
+
 async def work(driver: PostgresDriver) -> None:
     """Everything that a worker does in its life."""
     queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
@@ -172,6 +183,7 @@ async def work(driver: PostgresDriver) -> None:
     await collect(driver, now + HOUR)
     [late] = await driver.settle([ended(token, e, State.SUCCEEDED)], now=now + HOUR)
     assert late.answer is SettleAnswer.NOT_RUNNING
+    await ingest(driver, now)
     await claim_many(driver, now + HOUR)
     await driver.leases(now=now)
     await driver.put_records(RecordKind.WORKERS, {queue: "{}"}, HOUR, now=now)

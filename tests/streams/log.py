@@ -66,6 +66,14 @@ class Log:
         finally:
             consumer.close()
 
+    def commit(self, offsets: list[TopicPartition]) -> None:
+        """Set what the group has committed, while it has no members."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})
+        try:
+            consumer.commit(offsets=offsets, asynchronous=False)
+        finally:
+            consumer.close()
+
     def ends(self) -> list[int]:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": f"{self.group}-looks"})
         try:

@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from taskharbor.cli.session import Session, with_session
 from taskharbor.cli.work_options import WorkOptions, work_options
@@ -29,6 +30,15 @@ LEASE_SECONDS = 30.0  # of the jobs that failed messages become
     is_flag=True,
     help="Leave the queue stream:TOPIC, where failed messages are retried, to other workers.",
 )
+@click.option(
+    "--ingest",
+    is_flag=True,
+    help="Store each message as one job and execute none: `taskharbor worker` does.",
+)
+@click.option(
+    "--queue",
+    help="With --ingest: the queue of the jobs.  [default: the queue that the task declares]",
+)
 @click.option("--create-topic", is_flag=True, help="Create the topic if it is missing.")
 @click.option(
     "--set",
@@ -46,6 +56,8 @@ def stream(
     topic: str,
     group: str,
     no_retries: bool,
+    ingest: bool,
+    queue: str | None,
     create_topic: bool,
     settings: tuple[str, ...],
     **given: Any,
@@ -63,12 +75,17 @@ def stream(
       taskharbor stream -A app:harbor --brokers localhost:9092 --topic tasks --group mailers
       taskharbor stream -A app:harbor --brokers kafka:9092 --group mailers --processes 4
       taskharbor stream -A app:harbor --brokers kafka:9092 --group mailers --set security.protocol=SSL
+      taskharbor stream -A app:harbor --brokers localhost:9092 --group mailers --ingest
     """
     if importlib.util.find_spec("confluent_kafka") is None:
         raise click.ClickException(
             "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
         )
     options = WorkOptions(**given)
+    if ingest:
+        _refuse_unused()
+    elif queue is not None:
+        raise click.UsageError(f"--queue is for --ingest; messages that fail become jobs of stream:{topic}")
     config = options.prepare(
         session,
         lease_seconds=LEASE_SECONDS,
@@ -82,12 +99,41 @@ def stream(
             "settings": dict(_setting(each) for each in settings),
         },
     )
+    if ingest:
+        from taskharbor.streams import StreamWorker
+
+        with session.open(create=True) as harbor:
+            StreamWorker(
+                harbor,
+                brokers=brokers,
+                topic=topic,
+                group=group,
+                creates_topic=create_topic,
+                settings=dict(_setting(each) for each in settings),
+                ingest=True,
+                queue=queue,
+            ).run_sync()
+        return
     if options.processes is not None:
         options.supervise(session, config)
         return
     from taskharbor.cli.worker import work_here
 
     work_here(session, config, options.health_file, options.health_port, options.metrics())
+
+
+_OF_EXECUTING = ({*WorkOptions.__struct_fields__} - {"include", "log_format", "log_level"}) | {"no_retries"}
+
+
+def _refuse_unused() -> None:
+    """Refuse options that say how messages are executed, which --ingest leaves to others."""
+    context = click.get_current_context()
+    for name in sorted(_OF_EXECUTING):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} cannot go with --ingest, which executes nothing: "
+                "give it to the worker that executes the jobs"
+            )
 
 
 def _setting(text: str) -> tuple[str, str]:

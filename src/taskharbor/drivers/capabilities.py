@@ -17,6 +17,7 @@ from taskharbor.drivers.contract.copying import Row
 from taskharbor.drivers.contract.enqueueing import WorkflowEnqueued
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
+from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.leasing import SettleAnswer
 from taskharbor.drivers.contract.reading import WorkflowPage
 from taskharbor.drivers.contract.records import Record, RecordKind
@@ -338,6 +339,28 @@ class HandOver(Capability):
     @abstractmethod
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> list[str]:
         """Return the idempotency keys of jobs of this queue from one key to another, in order, at most `limit`."""
+
+
+class Ingest(Capability):
+    """Messages of a log that become jobs once each: the store keeps the next offset of every partition.
+
+    The offset moves by compare-and-set in the transaction that stores the jobs. So a batch that is repeated, or that
+    comes late from a reader that has been replaced, is refused whole, also when its jobs were pruned long ago.
+    """
+
+    CAPABILITY = "ingesting of messages"
+    INSTEAD = "use a store that has it (memory, SQLite, PostgreSQL) behind the topic"
+
+    @abstractmethod
+    async def ingest(self, batches: Sequence[MessageBatch], *, now: int | None = None) -> list[Ingested]:
+        """Store each batch whole if the store is at its `expected` offset, and move that to its `next`; else nothing.
+
+        All of it is one durable transaction. Each batch is of another partition, or of another log.
+        """
+
+    @abstractmethod
+    async def ingested(self, log: str, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the next offset of each of these partitions that the store knows."""
 
 
 class Transactions(Capability):

@@ -20,6 +20,7 @@ from taskharbor.telemetry.logs import log_line
 logger = logging.getLogger("taskharbor.stream")
 
 ANSWER_SECONDS = 15.0
+CREATED_SECONDS = 0.1  # before a topic that was just created is looked for again
 SLICE_SECONDS = 0.5
 WATCH_SECONDS = 30.0  # between two looks at the id of a topic
 PARTITIONS = 4  # of a topic that a worker creates
@@ -92,8 +93,19 @@ class Brokers:
             if found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART or not create:
                 raise explained(KafkaException(found.error), name)
             self._create(admin, name)
-            return self.topic(name, is_unwanted=is_unwanted)
+            return self._known_to_all(name, is_unwanted)
         return Topic(known.cluster_id or "", self._id_of(admin, name), len(found.partitions))
+
+    def _known_to_all(self, name: str, is_unwanted: Callable[[], bool]) -> Topic:
+        """Find a topic that was just created: a moment later, every broker knows of it."""
+        give_up_at = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                return self.topic(name, is_unwanted=is_unwanted)
+            except StreamError:
+                if time.monotonic() >= give_up_at or is_unwanted():
+                    raise
+            time.sleep(CREATED_SECONDS)
 
     def _asked(self, admin: Any, name: str, errors: list[Any], is_unwanted: Callable[[], bool]) -> Any:
         """Ask for a topic until the brokers answer, in short slices, so that a worker can be stopped meanwhile."""

@@ -22,6 +22,7 @@ from taskharbor.streams import dead_letters
 from taskharbor.streams.brokers import Brokers, Topic, TopicWatch
 from taskharbor.streams.consumer import PolledConsumer
 from taskharbor.streams.dead_letters import UnreadableCopies
+from taskharbor.streams.ingest import Ingester, refuse_unused
 from taskharbor.streams.jobs import Rules
 from taskharbor.streams.messages import log_digest
 from taskharbor.streams.producer import Sender
@@ -37,6 +38,7 @@ from taskharbor.worker.worker import GRACE_SECONDS, Worker
 logger = logging.getLogger("taskharbor.stream")
 
 QUEUE_PREFIX = "stream:"
+CONCURRENCY = 100
 AHEAD = 2_000  # messages that are read before a handler is free
 REVOKE_SECONDS = 5.0
 LEAVE_SECONDS = 15.0
@@ -49,6 +51,9 @@ class StreamWorker:
     the harbor's store, with its attempt recorded, and is retried there by the same rules as every job: a backoff never
     holds up its partition. This worker serves that queue as well, unless `serves_retries=False` leaves it to others.
 
+    With `ingest=True` it executes nothing: it stores each message as one job, in `queue` or in the queue that its task
+    declares, and ordinary workers execute the jobs.
+
     `retry` is the policy for tasks that have none, and the cap on every message's `maxAttempts`. `settings` are further
     settings of the Kafka client, such as `{"security.protocol": "SASL_SSL", …}`.
     """
@@ -60,7 +65,7 @@ class StreamWorker:
         brokers: str | list[str],
         topic: str = "tasks",
         group: str,
-        concurrency: int = 100,
+        concurrency: int = CONCURRENCY,
         retry: RetryPolicy | None | UnsetType = UNSET,
         serves_retries: bool = True,
         dead_letter_topic: str | None | UnsetType = UNSET,
@@ -71,6 +76,8 @@ class StreamWorker:
         settings: Mapping[str, Any] | None = None,
         name: str | None = None,
         metrics: bool = False,
+        ingest: bool = False,
+        queue: str | None = None,
     ) -> None:
         if not isinstance(harbor, Harbor):
             raise ConfigurationError(f"StreamWorker takes a Harbor, not {shorten(harbor)}")
@@ -111,6 +118,14 @@ class StreamWorker:
             # One meter counts what happens to messages, here and in the store, and one writes the roll-ups.
             self._retries._meter = self._worker._meter
             self._retries.rollups = False
+        self._ingester: Ingester | None = None
+        if ingest:
+            refuse_unused(concurrency != CONCURRENCY, retry is not UNSET, not serves_retries, metrics)
+            self._ingester = self._new_ingester(queue)
+        elif queue is not None:
+            raise ConfigurationError(
+                f"queue={shorten(queue)} is for ingest=True; messages that fail become jobs of {self.queue!r}"
+            )
         self._source: StreamSource | None = None
         self._consumer: PolledConsumer | None = None
         self._losses: dict[str, LostMessage] = {}  # messages that other processes had begun when they died
@@ -169,11 +184,15 @@ class StreamWorker:
             topic = await self._found(self.topic, self._creates_topic)
             if self.dead_letter_topic is not None:
                 await self._found(self.dead_letter_topic, self._creates_dead_letter_topic)
-                dead_letters.declare(self.harbor, self.topic, self._sender)
         except StreamError:
             if self._stopping.is_set():
                 return
             raise
+        if self._ingester is not None:
+            await self._ingest(self._ingester, self._stopping)
+            return
+        if self.dead_letter_topic is not None:
+            dead_letters.declare(self.harbor, self.topic, self._sender)
         self._source = source = self._new_source(topic)
         self._worker._source = source
         settings = self._brokers.consumer_settings(self.group)
@@ -206,6 +225,31 @@ class StreamWorker:
         assert self._stopping is not None, "`run` made it"
         find = partial(self._brokers.topic, topic, create=creates, is_unwanted=self._stopping.is_set)
         return await asyncio.to_thread(find)
+
+    async def _ingest(self, ingester: Ingester, stopping: asyncio.Event) -> None:
+        log_line(
+            logger,
+            logging.INFO,
+            "Stream worker {worker} stores the messages of {topic} as a member of {group}",
+            {"worker": self.name, "topic": self.topic, "group": self.group},
+        )
+        try:
+            await ingester.run(stopping)
+        finally:
+            await asyncio.to_thread(self._sender.close)
+
+    def _new_ingester(self, queue: str | None) -> Ingester:
+        dead = self.dead_letter_topic
+        return Ingester(
+            self.harbor,
+            self._brokers,
+            topic=self.topic,
+            group=self.group,
+            queue=None if queue is None else checked_name("queue", queue),
+            dead_queue=self.queue,
+            send_unreadable=None if dead is None else UnreadableCopies(self._sender, dead, self.group).send,
+            settle_seconds=self._revoke_seconds,
+        )
 
     async def _work(self, source: StreamSource) -> None:
         """Run the workers until one of them, or the consumer, ends."""

@@ -16,6 +16,7 @@ from taskharbor.conformance.chapters.failure import Failure
 from taskharbor.conformance.chapters.groups import Groups
 from taskharbor.conformance.chapters.handing_over import HandingOver
 from taskharbor.conformance.chapters.history import History
+from taskharbor.conformance.chapters.ingesting import Ingesting
 from taskharbor.conformance.chapters.leases import Collecting, Fencing, Leases
 from taskharbor.conformance.chapters.life import Life
 from taskharbor.conformance.chapters.operators import Operators
@@ -60,6 +61,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     Aside,
     Audit,
     HandingOver,
+    Ingesting,
     Copying,
     Concurrency,
 )

@@ -150,6 +150,11 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("paused", ("queue",), {"queue": "text", "paused_by": "text", "paused_at": "instant"}),
         Kind(
+            "ingested",
+            ("log", "partition"),
+            {"log": "text", "partition": "integer", "next": "integer", "moved_at": "instant"},
+        ),
+        Kind(
             "holds",
             ("kind", "name"),
             {"kind": "text", "name": "text", "since": "instant", "held_by": "text"},

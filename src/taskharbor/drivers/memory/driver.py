@@ -38,6 +38,7 @@ from taskharbor.drivers.capabilities import (
     Groups,
     HandOver,
     Holds,
+    Ingest,
     Records,
     Rollups,
     Steps,
@@ -47,6 +48,7 @@ from taskharbor.drivers.capabilities import (
 )
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
+from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.contract.waits import WorkerLoad
@@ -55,6 +57,7 @@ from taskharbor.drivers.memory import (
     enqueue,
     groups,
     handing_over,
+    ingesting,
     leases,
     operate,
     reads,
@@ -80,7 +83,9 @@ from taskharbor.records import (
 from taskharbor.sync import in_sync_call
 
 
-class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Holds, Groups, HandOver):
+class MemoryDriver(
+    Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Waits, Holds, Groups, HandOver, Ingest
+):
     """A store in this process's memory, and the reference of what a store does.
 
     It may be used from any number of threads and event loops. Every instance is a store of its own; it
@@ -225,6 +230,16 @@ class MemoryDriver(Driver, Workflows, Steps, Upkeep, Records, Rollups, Audit, Wa
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> list[str]:
         with self._changes.lock:
             return handing_over.keys_between(self._store, queue, first, last, limit)
+
+    async def ingest(self, batches: Sequence[MessageBatch], *, now: int | None = None) -> list[Ingested]:
+        with self._changes.lock:
+            answers = ingesting.ingest(self._store, batches, self._time(now))
+            self._changes.post()
+            return answers
+
+    async def ingested(self, log: str, partitions: Sequence[int]) -> dict[int, int]:
+        with self._changes.lock:
+            return ingesting.ingested(self._store, log, partitions)
 
     # -- roll-ups --
 

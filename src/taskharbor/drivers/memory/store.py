@@ -159,6 +159,7 @@ class Store:
         self.paused: dict[str, PauseRecord] = {}  # by queue
         self.actions: dict[str, ActionRecord] = {}  # by id, the oldest first
         self.records: dict[RecordKind, dict[str, Record]] = {kind: {} for kind in RecordKind}  # by key
+        self.ingested: dict[tuple[str, int], int] = {}  # (log, partition) → its next offset
         self.appended_rollups: list[Rollup] = []
         self.folded_rollups: dict[Key, Figures] = {}
         self.ordinary = Places()

@@ -53,6 +53,7 @@ from taskharbor.drivers.capabilities import (
     Groups,
     HandOver,
     Holds,
+    Ingest,
     Records,
     Rollups,
     Steps,
@@ -64,6 +65,7 @@ from taskharbor.drivers.capabilities import (
 from taskharbor.drivers.contract.copying import Row, kind_of
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
+from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.contract.waits import WorkerLoad
@@ -75,6 +77,7 @@ from taskharbor.drivers.postgres import (
     enqueue,
     handing_over,
     health,
+    ingesting,
     leases,
     operate,
     reads,
@@ -139,6 +142,7 @@ class PostgresDriver(
     Groups,
     Holds,
     HandOver,
+    Ingest,
     Copying,
     Transactions,
 ):
@@ -514,6 +518,16 @@ class PostgresDriver(
 
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> builtins.list[str]:
         return await self._run(Lane.REST, lambda s: handing_over.keys_between(s, queue, first, last, limit))
+
+    async def ingest(
+        self, batches: Sequence[MessageBatch], *, now: int | None = None
+    ) -> builtins.list[Ingested]:
+        answers = await self._transact(Lane.REST, lambda s: ingesting.ingest(s, batches), now)
+        self._changes.tell(urgent=True)
+        return answers
+
+    async def ingested(self, log: str, partitions: Sequence[int]) -> dict[int, int]:
+        return await self._run(Lane.REST, lambda s: ingesting.ingested(s, log, partitions))
 
     # -- roll-ups --
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import asyncpg
 
 from taskharbor.drivers.base import AlikeJobs, Enqueued, have_keys, pieces, text_size, unknown_dependency
+from taskharbor.drivers.contract.ingesting import AlikeMessages
 from taskharbor.drivers.postgres import places
 from taskharbor.drivers.postgres.connections import STATEMENT_BYTES, Session
 from taskharbor.drivers.postgres.places import Found
@@ -22,6 +23,7 @@ from taskharbor.rules.standing import first_run_at, runnable_state
 T = TypeVar("T")
 
 BATCH_MAX = 1_000  # jobs of one call that a statement carries, when others follow it
+GROUP_MIN = 20  # messages that are alike, from which on a statement for each group is the quicker way
 RACES_MAX = 50  # how often others may be quicker before the caller has to try again
 
 
@@ -311,6 +313,25 @@ async def _place(session: Session, batch: ResolvedBatch, members: dict[str, Foun
     if tags:
         await session.do("insert_tags", *columns(tags))
     return {job.id for job in waiting}
+
+
+async def enqueue_messages(session: Session, groups: Sequence[AlikeMessages]) -> None:
+    """Inside a transaction: jobs with new ids, in groups that differ in nothing but ids, payloads and metas."""
+    few = sum(len(group.ids) for group in groups) < GROUP_MIN * len(groups)
+    if few or not all(group.shared.is_plain for group in groups):
+        await enqueue(session, [job for group in groups for job in group.jobs()])
+        return
+    for group in groups:
+        session.expect(len(group.ids))
+        one = group.shared
+        rows = list(zip(group.ids, group.payloads, group.metas, strict=True))
+        async with in_statements(session, rows, lambda row: text_size(row[1])) as statements:
+            for some in statements:
+                ids, payloads, metas = columns(some)
+                await session.do(
+                    "enqueue_messages", ids, one.queue, one.task, payloads, one.priority, one.run_at, one.delay,
+                    one.expires_at, one.delivery, encode_options(one.options), metas, session.given_now,
+                )  # fmt: skip
 
 
 async def insert_rows_alone(session: Session, jobs: Sequence[NewJob], now: int) -> set[str]:

@@ -63,6 +63,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "sessions": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "SIUD"},
     "announcements": dict.fromkeys(Role, ""),  # a sequence that only a function of the owner touches
     "workers": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
+    "ingested": {Role.PRODUCER: "", Role.WORKER: "SIU", Role.ADMIN: ""},
     "rollups_appended": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "S"},
     "rollups_folded": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
 }

@@ -42,6 +42,7 @@ from taskharbor.drivers.capabilities import (
     Groups,
     HandOver,
     Holds,
+    Ingest,
     Records,
     Rollups,
     Steps,
@@ -53,6 +54,7 @@ from taskharbor.drivers.capabilities import (
 from taskharbor.drivers.contract.copying import Row, kind_of
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
+from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.records import Record, RecordKind
 from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.contract.waits import WorkerLoad
@@ -64,6 +66,7 @@ from taskharbor.drivers.sqlite import (
     endings,
     enqueue,
     handing_over,
+    ingesting,
     leases,
     operate,
     places,
@@ -107,6 +110,7 @@ class SQLiteDriver(
     Groups,
     Holds,
     HandOver,
+    Ingest,
     Copying,
     Transactions,
 ):
@@ -255,13 +259,23 @@ class SQLiteDriver(
     ) -> int:
         return await self._engine.write(lambda s: records.drop(s, kind, keys, action), now)
 
-    # -- roll-ups --
+    # -- messages of a log --
 
     async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> builtins.list[bool]:
         return await self._engine.write(lambda s: handing_over.hand_over(s, jobs), now)
 
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> builtins.list[str]:
         return await self._engine.read(lambda s: handing_over.keys_between(s, queue, first, last, limit))
+
+    async def ingest(
+        self, batches: Sequence[MessageBatch], *, now: int | None = None
+    ) -> builtins.list[Ingested]:
+        return await self._engine.write(lambda s: ingesting.ingest(s, batches), now)
+
+    async def ingested(self, log: str, partitions: Sequence[int]) -> dict[int, int]:
+        return await self._engine.read(lambda s: ingesting.ingested(s, log, partitions))
+
+    # -- roll-ups --
 
     async def append_rollups(self, rows: Sequence[Rollup]) -> None:
         await self._engine.write(lambda s: rollups.append(s, rows))

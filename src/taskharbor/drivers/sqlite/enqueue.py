@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import AlikeJobs, Enqueued, unknown_dependency
+from taskharbor.drivers.contract.ingesting import AlikeMessages
 from taskharbor.drivers.sqlite import places
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
@@ -101,6 +102,26 @@ def _enqueue_alike(
     )
     state = runnable_state(run_at, now)
     return [Enqueued(job_id, False, state, run_at, now) for job_id in ids]
+
+
+def enqueue_messages(session: Session, group: AlikeMessages) -> None:
+    """Jobs with new ids that differ in nothing but ids, payloads and metas."""
+    shared, now = group.shared, session.now
+    if not _is_plain(shared):
+        enqueue(session, list(group.jobs()))
+        return
+    run_at = first_run_at(shared, now)
+    session.insert_columns(
+        ENQUEUE["insert_alike_messages"],
+        (shared.queue, shared.task, shared.priority, run_at, now, shared.expires_at, shared.delivery,
+         encode_options(shared.options)),
+        [group.ids, group.payloads, group.metas],
+    )  # fmt: skip
+    session.insert_columns(
+        ENQUEUE["insert_alike_ready"],
+        (shared.queue, -shared.priority, run_at, shared.expires_at, shared.delivery),
+        [group.ids],
+    )
 
 
 def _enqueue_each(

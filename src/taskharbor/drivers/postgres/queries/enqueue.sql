@@ -75,6 +75,49 @@ WITH shared AS MATERIALIZED (
 )
 SELECT now FROM shared
 
+-- name: enqueue_messages
+-- The same for messages of a log: they differ in where they stand, too, which is in their metas.
+WITH shared AS MATERIALIZED (
+    SELECT clock.now, coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now) AS place
+    FROM (SELECT coalesce($12::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
+), stored AS (
+    INSERT INTO {schema}.jobs (id, queue, task, payload, priority, run_at, enqueued_at, expires_at, delivery, options,
+                               meta)
+    SELECT unnest($1::uuid[]), $2::text, $3::text, unnest($4::text[]), $5::smallint, (SELECT place FROM shared),
+           (SELECT now FROM shared), $8::timestamptz, $9::text, $10::text, unnest($11::text[])
+), placed AS (
+    INSERT INTO {schema}.ready (suspect, queue, rank, run_at, id, number, attempts, first_number, expires_at, delivery)
+    SELECT false, $2::text, -$5::smallint, (SELECT place FROM shared), unnest($1::uuid[]), 0, 0, 1, $8::timestamptz,
+           $9::text
+)
+SELECT now FROM shared
+
+-- name: lock_offsets
+SELECT 1 FROM {schema}.ingested AS i JOIN unnest($1::text[], $2::integer[]) AS g (log, partition) USING (log, partition)
+ORDER BY i.log, i.partition FOR UPDATE OF i
+
+-- name: move_offsets
+-- Compare and set: an offset that another reader has moved meanwhile is not the expected one any more.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($5::timestamptz, clock_timestamp()) AS now
+), given AS MATERIALIZED (
+    SELECT g.*, clock.now FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bigint[])
+        AS g (log, partition, expected, next) CROSS JOIN clock
+), moved AS (
+    UPDATE {schema}.ingested AS i SET next = g.next, moved_at = g.now FROM given AS g
+    WHERE i.log = g.log AND i.partition = g.partition AND i.next = g.expected
+    RETURNING i.log, i.partition
+), begun AS (
+    INSERT INTO {schema}.ingested (log, partition, next, moved_at)
+    SELECT log, partition, next, now FROM given WHERE expected IS NULL ORDER BY log, partition
+    ON CONFLICT DO NOTHING
+    RETURNING log, partition
+)
+SELECT done.*, clock.now FROM (SELECT * FROM moved UNION ALL SELECT * FROM begun) AS done CROSS JOIN clock
+
+-- name: ingested
+SELECT partition, next FROM {schema}.ingested WHERE log = $1 AND partition = ANY ($2::integer[])
+
 -- name: known_ids
 SELECT id::text FROM {schema}.jobs WHERE id = ANY ($1::text[]::uuid[])
 

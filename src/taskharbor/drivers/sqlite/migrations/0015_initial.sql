@@ -339,6 +339,15 @@ CREATE TABLE taskharbor_records (
     PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
 
+-- How far the messages of a log have become jobs: written in the transaction that stores the jobs.
+CREATE TABLE taskharbor_ingested (
+    log       TEXT NOT NULL,           -- names the cluster, the topic and the group
+    partition INTEGER NOT NULL,
+    next      INTEGER NOT NULL,        -- the offset of the first message that is not stored
+    moved_at  INTEGER NOT NULL,
+    PRIMARY KEY (log, partition)
+) WITHOUT ROWID;
+
 -- Roll-ups: what workers counted, as JSON. Each flush of a worker appends rows and changes none; a worker's upkeep folds
 -- them, by minute for a day and by hour for 30 days. Readers add up both tables.
 CREATE TABLE taskharbor_rollups_appended (

@@ -24,6 +24,21 @@ INSERT INTO taskharbor_ready
     (queue, rank, run_at, expires_at, delivery, id, suspect, number, attempts, first_number)
 VALUES (?1, ?2, ?3, ?4, ?5, ?, 0, 0, 0, 1)
 
+-- name: insert_alike_messages
+-- Messages of a log differ in where they stand, too, which is in their metas.
+INSERT INTO taskharbor_jobs
+    (queue, task, priority, run_at, enqueued_at, expires_at, delivery, options, id, payload, meta)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?, ?, ?)
+
+-- name: begin_offset
+INSERT INTO taskharbor_ingested (log, partition, next, moved_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: move_offset
+UPDATE taskharbor_ingested SET next = ?, moved_at = ? WHERE log = ? AND partition = ? AND next = ?
+
+-- name: ingested
+SELECT next FROM taskharbor_ingested WHERE log = ? AND partition = ?
+
 -- name: job_by_key
 SELECT id FROM taskharbor_jobs WHERE queue = ? AND idempotency_key = ?
 

@@ -340,6 +340,18 @@ ALTER TABLE {schema}.dependencies SET (  -- every success of a member updates a 
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
 );
 
+-- How far the messages of a log have become jobs: written in the transaction that stores the jobs.
+CREATE TABLE {schema}.ingested (
+    log       text COLLATE "C" NOT NULL, -- names the cluster, the topic and the group
+    partition integer NOT NULL,
+    next      bigint NOT NULL,           -- the offset of the first message that is not stored
+    moved_at  timestamptz NOT NULL,
+    PRIMARY KEY (log, partition)
+) WITH (fillfactor = 50);
+ALTER TABLE {schema}.ingested SET (
+    autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
+);
+
 -- Roll-ups: what workers counted, as JSON. Each flush of a worker appends rows and changes none; a worker's upkeep folds
 -- them, by minute for a day and by hour for 30 days. Readers add up both tables.
 CREATE TABLE {schema}.rollups_appended (

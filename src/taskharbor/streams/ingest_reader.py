@@ -1,0 +1,342 @@
+"""The consumer of ingest mode, in a thread of its own: it reads from where the store says.
+
+The client library calls back during a poll, so whatever happens to the consumer happens in that one thread. What the
+store knows decides: a partition that another reader has taken over meanwhile costs a refused batch, and no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from msgspec import Struct
+
+from taskharbor.streams.consumer import CONNECT_SECONDS, explained, passes
+from taskharbor.streams.ingest_jobs import LogId, Made
+from taskharbor.telemetry.logs import log_line
+
+logger = logging.getLogger("taskharbor.stream")
+
+T = TypeVar("T")
+
+AT_ONCE = 1_000  # messages of one transaction
+POLL_SECONDS = 0.1
+COMMIT_SECONDS = 0.5  # between two commits to the brokers, which only tools that show the lag read
+AGAIN_SECONDS = 0.5
+QUEUED_KILOBYTES = 16_384  # that the client reads ahead
+_NOT_READY = (KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._TIMED_OUT)  # for a seek, just now
+
+
+class Partition(Struct, eq=False):
+    """A partition that this reader has been given."""
+
+    number: int
+    log: LogId
+    stored: int | None  # the next offset, as the store has it; None: it knows nothing of the partition yet
+    position: int  # of the next message to read
+    seek_to: int | None = None  # where to read on; what was read before is void
+    committed: int | None = None  # the offset of the last commit to the brokers
+
+
+class Taken(Struct):
+    """Consecutive messages of one partition, as what they become."""
+
+    partition: Partition
+    made: list[Made]
+
+
+class Positions(Struct, frozen=True):
+    """What the reader asks; each runs in the worker's loop and waits for the store."""
+
+    identify: Callable[[], LogId]  # asks the brokers, in the reader's thread
+    look: Callable[[], str | None]  # the topic's id, now and then; never waits
+    stored: Callable[[LogId, Sequence[int]], Coroutine[Any, Any, dict[int, int]]]
+    settled: Callable[[], Coroutine[Any, Any, None]]  # returns when nothing is being stored
+
+
+class IngestReader:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topic: str,
+        positions: Positions,
+        make: Callable[[Any, LogId], Made],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._topic = topic
+        self._positions = positions
+        self._make = make
+        self._loop = loop
+        self._begins_at_end = str(config.get("auto.offset.reset")) in ("latest", "largest", "end")
+        # Where the log has no message for an offset, the reader decides, since only it knows what the store has.
+        self._config = {
+            "queued.max.messages.kbytes": QUEUED_KILOBYTES,
+            **config,
+            "auto.offset.reset": "error",
+            "on_commit": self._on_commit,
+        }
+        strategy = str(config.get("partition.assignment.strategy", ""))
+        self._is_incremental = "cooperative" in strategy or config.get("group.protocol") == "consumer"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"taskharbor-ingest-{topic}")
+        self._stopping = threading.Event()
+        self._consumer: Any = None
+        self._next_commit = 0.0
+        self._new: set[int] = set()  # partitions that came during this poll
+        self.partitions: dict[int, Partition] = {}
+
+    # -- what the loop calls --
+
+    def read(self) -> asyncio.Future[list[Taken]]:
+        """Begin to read the next messages; an empty answer says that none came for a while."""
+        return asyncio.ensure_future(self._loop.run_in_executor(self._thread, self._explaining, self._read))
+
+    def has(self, partition: Partition) -> bool:
+        """Whether the partition is still this reader's, and what was read of it is not void."""
+        return self.partitions.get(partition.number) is partition and partition.seek_to is None
+
+    async def close(self) -> None:
+        """Tell the brokers how far the store is, and leave the group."""
+        self._stopping.set()
+        await self._loop.run_in_executor(self._thread, self._explaining, self._leave)
+        self._thread.shutdown(wait=False)
+
+    # -- the thread --
+
+    def _explaining(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except KafkaException as error:
+            raise explained(error, self._topic) from error
+
+    def _read(self) -> list[Taken]:
+        if self._consumer is None:
+            self._consumer = Consumer(self._config, logger=logger)
+            self._consumer.subscribe(
+                [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        self._notice_new_topic()
+        self._seek()
+        self._commit_now_and_then()
+        self._new.clear()
+        first = self._consumer.poll(POLL_SECONDS)
+        if first is None:
+            return []
+        messages = [first, *self._consumer.consume(AT_ONCE - 1, 0)]
+        by_partition: dict[int, list[Any]] = {}
+        for message in messages:
+            if self._is_message(message):
+                by_partition.setdefault(message.partition(), []).append(message)
+        return [taken for number, some in by_partition.items() if (taken := self._taken(number, some))]
+
+    def _taken(self, number: int, messages: list[Any]) -> Taken | None:
+        partition = self.partitions.get(number)
+        if partition is None:
+            return None
+        if number in self._new:
+            # Some of these may be from before it came, when it stood elsewhere. It begins again at its position.
+            partition.seek_to = partition.position
+        if partition.seek_to is not None:
+            return None
+        made = []
+        for message in messages:
+            offset = message.offset()
+            if offset >= partition.position:
+                made.append(self._make(message, partition.log))
+                partition.position = offset + 1
+        return Taken(partition, made) if made else None
+
+    def _is_message(self, message: Any) -> bool:
+        error = message.error()
+        if error is None:
+            return True
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            partition = self.partitions.get(message.partition())
+            if partition is not None:
+                self._begin_elsewhere(partition)
+            return False
+        if error.fatal() or not passes(error):
+            raise KafkaException(error)
+        if error.code() != KafkaError._PARTITION_EOF:
+            self._say(logging.WARNING, "the broker cannot be read from: {error}", error=str(error))
+        return False
+
+    def _notice_new_topic(self) -> None:
+        """Begin again in a topic that was deleted and made anew: the client goes on in it without a sign."""
+        topic_id = self._positions.look()
+        if topic_id is not None:
+            for partition in self.partitions.values():
+                if partition.log.topic_id != topic_id:
+                    self._begin_elsewhere(partition)
+
+    def _seek(self) -> None:
+        for partition in self.partitions.values():
+            if partition.seek_to is not None:
+                try:
+                    self._consumer.seek(TopicPartition(self._topic, partition.number, partition.seek_to))
+                except KafkaException as error:
+                    if error.args[0].code() not in _NOT_READY:
+                        raise
+                else:
+                    partition.position, partition.seek_to = partition.seek_to, None
+
+    # -- where a partition begins --
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        numbers = [each.partition for each in partitions]
+        log = self._positions.identify()
+        stored = self._ask(lambda: self._positions.stored(log, numbers))
+        if stored is None:
+            return  # the worker ends
+        unknown = [each for each in partitions if each.partition not in stored]
+        begins_at = stored | self._begins(consumer, unknown)
+        if begins_at.keys() < set(numbers):
+            return  # the worker ends
+        for number in numbers:
+            self.partitions[number] = Partition(number, log, stored.get(number), begins_at[number])
+        self._new.update(numbers)
+        self._assign(consumer, numbers)
+        self._say(logging.INFO, "partitions of {topic} came to this worker: {partitions}", partitions=numbers)
+
+    def _assign(self, consumer: Any, numbers: Sequence[int]) -> None:
+        """Let the client read these from their positions on."""
+        if not self._is_incremental:
+            numbers = list(self.partitions)
+        begins = [TopicPartition(self._topic, each, self.partitions[each].position) for each in numbers]
+        if self._is_incremental:
+            consumer.incremental_assign(begins)
+        else:
+            consumer.assign(begins)
+
+    def _begins(self, consumer: Any, partitions: list[Any]) -> dict[int, int]:
+        """Where partitions begin that the store does not know: where the group is, if another mode has read them."""
+        begins: dict[int, int] = {}
+        while len(begins) < len(partitions) and not self._stopping.is_set():
+            try:
+                for each in consumer.committed(partitions, timeout=CONNECT_SECONDS):
+                    if each.error is not None:
+                        raise KafkaException(each.error)
+                    begins[each.partition] = each.offset if each.offset >= 0 else self._edge(consumer, each)
+            except KafkaException as raised:
+                begins = {}
+                error = raised.args[0]
+                if error.fatal() or not passes(error):
+                    raise
+                told = "the committed offsets of {topic} cannot be read; they are asked for again: {error}"
+                self._say(logging.WARNING, told, error=str(error))
+                self._stopping.wait(AGAIN_SECONDS)
+        return begins
+
+    def _edge(self, consumer: Any, partition: Any) -> int:
+        low, high = consumer.get_watermark_offsets(partition, timeout=CONNECT_SECONDS)
+        return int(high if self._begins_at_end else low)
+
+    def _begin_elsewhere(self, partition: Partition) -> None:
+        """Go on where the log has messages: it no longer has, or does not have yet, those at the stored offset."""
+        log = self._positions.identify()
+        if log.name != partition.log.name:  # the topic was made anew
+            known = self._ask(lambda: self._positions.stored(log, [partition.number])) or {}
+            partition.log, partition.stored = log, known.get(partition.number)
+            partition.position = partition.stored or 0
+        place = TopicPartition(self._topic, partition.number)
+        low, high = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)
+        at, partition.position = partition.position, min(max(partition.position, low), high)
+        partition.seek_to = None
+        self._new.add(partition.number)
+        # A seek does not wake a partition whose reading has ended with an error.
+        if self._is_incremental:
+            self._consumer.incremental_unassign([place])
+        self._assign(self._consumer, [partition.number])
+        if partition.position != at and partition.stored is not None:
+            told = (
+                "messages of {topic}[{partition}] from {wanted} to {offset} were deleted before they were stored"
+                if at < low
+                else "{topic}[{partition}] ends at {offset}, before {wanted}, up to which it was stored: it was cut"
+            )
+            about = {"partition": partition.number, "wanted": at, "offset": partition.position}
+            self._say(logging.ERROR, told, **about)
+
+    # -- partitions that go --
+
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
+        self._ask(self._positions.settled)
+        gone = [each.partition for each in partitions]
+        self._commit([self.partitions[each] for each in gone if each in self.partitions], wait=True)
+        for each in gone:
+            self.partitions.pop(each, None)
+
+    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
+        for each in partitions:
+            self.partitions.pop(each.partition, None)
+        self._say(
+            logging.WARNING,
+            "partitions of {topic} went to another worker without this one: {partitions}. It was away for too long",
+            partitions=[each.partition for each in partitions],
+        )
+
+    def _leave(self) -> None:
+        if self._consumer is not None:
+            try:
+                self._commit(list(self.partitions.values()), wait=True)
+            finally:
+                self.partitions.clear()
+                self._consumer.close()
+
+    # -- commits --
+
+    def _commit_now_and_then(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_commit:
+            self._next_commit = now + COMMIT_SECONDS
+            self._commit(list(self.partitions.values()), wait=False)
+
+    def _commit(self, partitions: Sequence[Partition], *, wait: bool) -> None:
+        moved = [each for each in partitions if each.stored is not None and each.stored != each.committed]
+        if not moved:
+            return
+        offsets = [TopicPartition(self._topic, each.number, each.stored or 0) for each in moved]
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=not wait)
+        except KafkaException as error:
+            self._complain(error.args[0])
+        else:
+            for each in moved:
+                each.committed = each.stored
+
+    def _on_commit(self, error: Any, offsets: list[Any]) -> None:
+        if error is not None:
+            for each in self.partitions.values():
+                each.committed = None
+            self._complain(error)
+
+    def _complain(self, error: Any) -> None:
+        """The store knows how far it is: a commit is for tools that show the lag."""
+        self._say(
+            logging.WARNING,
+            "offsets of {topic} could not be committed to the brokers: {error}",
+            error=str(error),
+        )
+
+    # -- asking the loop --
+
+    def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """Ask in the worker's loop, and wait for the answer; None if the worker ends before it comes."""
+        asked = asyncio.run_coroutine_threadsafe(question(), self._loop)
+        while True:
+            try:
+                return asked.result(POLL_SECONDS)
+            except NotYet:
+                if self._stopping.is_set():
+                    asked.cancel()
+                    return None
+            except CancelledError:
+                return None
+
+    def _say(self, level: int, text: str, **fields: Any) -> None:
+        log_line(logger, level, text, {"topic": self._topic, **fields})
