@@ -229,7 +229,7 @@ async def test_events_tell_of_each_stored_message(memory: Harbor, log: Log):
     assert set(heard) == {job.id for job in await memory.jobs.alist(limit=100)}
 
 
-async def test_command_stores_messages_and_refuses_options_of_executing(log: Log, tmp_path: Path):
+def test_command_stores_messages_and_refuses_options_of_executing(log: Log, tmp_path: Path):
     url = f"sqlite:///{tmp_path}/harbor.db"
     where = ["--url", url, "--brokers", log.bootstrap, "--topic", log.topic, "--group", log.group]
     command = [sys.executable, "-m", "taskharbor.cli", "stream", *where]
@@ -241,12 +241,16 @@ async def test_command_stores_messages_and_refuses_options_of_executing(log: Log
         refused = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
         assert refused.returncode == 2
         assert why in refused.stderr
+
+    async def are_stored() -> None:
+        async with Harbor(url) as harbor:
+            await harbor.amigrate()
+            await stored(harbor, log, 30)
+            assert await numbers(harbor, queue="front") == Counter(range(30))
+
     with subprocess.Popen([*command, "--ingest", "--queue", "front"]) as process:
         try:
-            async with Harbor(url) as harbor:
-                await harbor.amigrate()
-                await stored(harbor, log, 30)
-                assert await numbers(harbor, queue="front") == Counter(range(30))
+            asyncio.run(are_stored())
         finally:
             process.terminate()
     assert process.returncode == 0
