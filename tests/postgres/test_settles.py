@@ -141,6 +141,23 @@ async def test_shared_success_reads_as_any_other(race: Race) -> None:
         assert (record.state, record.finished_at, record.result) == (State.SUCCEEDED, NOW + SECOND, f"{n}")
 
 
+def test_settle_that_names_wrong_positions_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow row names its job by a position only: the rule above fails if two of them are exchanged."""
+    take = Covered.take
+
+    def mistaken(covered: Covered, token: str, ids: Sequence[str]) -> list[int]:
+        places = take(covered, token, ids)
+        one, other = sorted(range(len(ids)), key=ids.__getitem__)[
+            1:3
+        ]  # the store checks the first and the last
+        places[one], places[other] = places[other], places[one]
+        return places
+
+    monkeypatch.setattr(Covered, "take", mistaken)
+    with pytest.raises(AssertionError):
+        test_shared_success_reads_as_any_other()
+
+
 @race
 async def test_success_after_failures_keeps_their_number(race: Race) -> None:
     token, jobs = await _claimed(race)
