@@ -17,7 +17,7 @@ from taskharbor.drivers.base import AlikeJobs
 from taskharbor.errors import ConfigurationError, PayloadError, PayloadTooLarge
 from taskharbor.records import JobRecord, NewJob, Progress
 
-_PREFIX = f'{{"{ENCODED}":'
+SEALED_PREFIX = f'{{"{ENCODED}":'
 _encode = msgspec.json.encode
 
 
@@ -57,7 +57,7 @@ class Sealing:
 
     def seal(self, text: str, what: str = "the payload", limit: int = PAYLOAD_LIMIT) -> str:
         """Return what a store keeps of this JSON text. What is sealed already stays as it is."""
-        if self.codec is None or text.startswith(_PREFIX):
+        if self.codec is None or text.startswith(SEALED_PREFIX):
             return text
         try:
             data = self.codec.encode(text)
@@ -93,7 +93,7 @@ class Sealing:
 
     def open(self, text: str, what: str = "the payload") -> str:
         """Return the JSON text that was sealed, or `CannotOpen` if this harbor cannot."""
-        if not text.startswith(_PREFIX):
+        if not text.startswith(SEALED_PREFIX):
             return text
         name, data, plain = _parts(text, what)
         if self.codec is None:

@@ -24,6 +24,7 @@ from taskharbor.rules.outcome import (
     Unrunnable,
 )
 from taskharbor.rules.recurrence import is_missed
+from taskharbor.sealing import SEALED_PREFIX
 from taskharbor.worker.handlers.outcomes import outcome_of_unrunnable
 from taskharbor.worker.pipeline.execution import Execution
 
@@ -87,7 +88,9 @@ def payload_does_not_fit(execution: Execution, now: int) -> Unrunnable | None:
         payload = execution.claimed.payload
     assert execution.task is not None, "an unknown task is refused first"
     try:
-        execution.arguments = execution.task.plan.decode(execution.harbor.sealing.open(payload))
+        if payload.startswith(SEALED_PREFIX):
+            payload = execution.harbor.sealing.open(payload)
+        execution.arguments = execution.task.plan.decode(payload)
     except PayloadError as error:
         return outcome_of_unrunnable(Reason.INVALID_PAYLOAD, str(error))
     return None
