@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncpg
 import pytest
 
-from taskharbor.drivers.base import Cancel, ClaimRequest
+from taskharbor.drivers.base import Cancel, ClaimRequest, Transition
 from taskharbor.drivers.postgres import PostgresDriver, reads
-from taskharbor.records import NewJob, State
+from taskharbor.drivers.postgres import driver as driver_module
+from taskharbor.records import AttemptStatus, JobFilter, NewJob, Reason, State
 
 LEASE = 30_000_000
 
@@ -101,4 +103,26 @@ async def test_operator_sees_what_he_did(dsn: str, time: Time, monkeypatch: pyte
     page = [f"019b76da-a800-7000-8000-{n:012x}" for n in range(3)]
     await driver.operate(Cancel(), page)
     assert (await driver.counts())[State.READY] == 0
+    await driver.close()
+
+
+async def test_counts_of_groups_are_folded_while_jobs_die(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each settle leaves a row; the list of groups would take longer with every one of them."""
+    monkeypatch.setattr(driver_module, "FOLD_GROUPS_EVERY", 4)
+    driver = await _store(dsn, 8)
+    for n in range(8):
+        claim = await driver.claim(ClaimRequest(f"worker/{n}", LEASE, 1))
+        dead = [
+            Transition(
+                f"worker/{n}", job.id, job.number, AttemptStatus.FAILED, State.DEAD, attempts=1,
+                reason=Reason.EXHAUSTED, error="no", fingerprint="a" * 16,
+            )
+            for job in claim.jobs
+        ]  # fmt: skip
+        await driver.settle(dead)
+    connection = await asyncpg.connect(dsn)
+    assert [row["jobs"] for row in await connection.fetch("SELECT jobs FROM taskharbor.dead_groups")] == [8]
+    await connection.close()
+    [group] = await driver.groups(JobFilter(state=State.DEAD), 10)
+    assert group.count == 8
     await driver.close()

@@ -236,3 +236,17 @@ def test_equal_code_of_two_modules_has_two_fingerprints() -> None:
         exec(compile("def fail():\n    raise ValueError('x')", f"/app/{name}.py", "exec"), namespace)
         found.append(fingerprint(namespace["fail"]))
     assert found[0] != found[1]
+
+
+def test_five_innermost_functions_count_and_no_more() -> None:
+    """A sixth one says where the work came from, and not what failed."""
+
+    def calls(*names: str) -> str:
+        namespace: dict[str, Any] = {"__name__": "app"}
+        lines = ["def f0(): raise ValueError('x')"]
+        lines += [f"def {name}(): {'f0' if n == 0 else names[n - 1]}()" for n, name in enumerate(names)]
+        exec(compile("\n".join(lines), "/app/app.py", "exec"), namespace)
+        return fingerprint(namespace[names[-1]])
+
+    assert calls("f1", "f2", "f3", "f4", "f5") == calls("f1", "f2", "f3", "f4", "g5")
+    assert calls("f1", "f2", "f3", "f4", "f5") != calls("f1", "f2", "f3", "g4", "f5")

@@ -7,7 +7,7 @@ from typing import Any
 from taskharbor.conformance.store import HOUR, MINUTE, Chapter, Held, Store
 from taskharbor.drivers.base import DeadLetter, Delete, Discard, Occurrence, Requeue
 from taskharbor.drivers.capabilities import Groups as Capability
-from taskharbor.records import AttemptStatus, GroupRecord, JobFilter, Reason, State
+from taskharbor.records import GROUP_NAMES_MAX, AttemptStatus, GroupRecord, JobFilter, Reason, State
 from taskharbor.rules.fingerprint import ERROR_SHOWN, of_kind
 
 A, B, C = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc"
@@ -58,6 +58,15 @@ class Groups(Chapter):
         assert [(group.fingerprint, group.count) for group in _groups(store)] == [(C, 3), (A, 2), (B, 2)]
         assert [group.fingerprint for group in _groups(store, limit=2)] == [C, A]
         assert _groups(store, limit=0) == []
+
+    def test_group_names_at_most_twenty_tasks_and_versions(self, store: Store) -> None:
+        """The first ones of the alphabet: a list of groups stays short."""
+        for n in reversed(range(GROUP_NAMES_MAX + 1)):
+            _dead(store, A, task=f"task-{n:02}", code_version=f"1.{n:02}")
+        [group] = _groups(store)
+        assert group.count == GROUP_NAMES_MAX + 1
+        assert group.tasks == tuple(f"task-{n:02}" for n in range(GROUP_NAMES_MAX))
+        assert group.versions == tuple(f"1.{n:02}" for n in range(GROUP_NAMES_MAX))
 
     def test_groups_of_a_filter_count_what_matches_it(self, store: Store) -> None:
         """By queue, task, reason, fingerprint and time of death; the sample matches as well."""

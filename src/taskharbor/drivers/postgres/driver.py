@@ -128,6 +128,7 @@ OPERATED_AT_ONCE = 200  # jobs changed in one transaction
 CANCELLED_AT_ONCE = 5_000  # that takes no more statements than one does
 OPERATE_ROUNDS_MAX = 100
 FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
+FOLD_GROUPS_EVERY = 5_000  # deaths that it settles between two foldings of the groups
 
 
 class PostgresDriver(
@@ -186,6 +187,7 @@ class PostgresDriver(
         self._counted = reads.Counted()
         self._checked = False
         self._settles = 0
+        self._deaths = 0
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None) -> PostgresDriver:
@@ -376,6 +378,7 @@ class PostgresDriver(
         answers = []
         for some in settle_pieces(transitions, TRANSACTION_BYTES):
             answers += await self._settle_beside_producers(some, now)
+        self._deaths += sum(settled.state is State.DEAD for settled in answers)
         return answers
 
     async def _settle_beside_producers(
@@ -411,6 +414,9 @@ class PostgresDriver(
 
     async def _fold_now_and_then(self) -> None:
         self._settles += 1
+        if self._deaths >= FOLD_GROUPS_EVERY:
+            self._deaths = 0
+            await self._run(Lane.SETTLE, lambda s: s.do("fold_groups"), prompt=True)
         if self._settles % FOLD_EVERY == 0:
             await self._fold_tallies()
 
