@@ -94,6 +94,7 @@ class Aside(Chapter):
         store.put_aside(held, KNOWN)
         store.pause("a")
         assert store.claim(aside=(KNOWN,)) == []
+        assert [store.ask(queues=queues).aside for queues in (None, ("a",), ("a", "b"))] == [(), (), ()]
         store.resume("a")
         assert store.claimed_ids(aside=(KNOWN,)) == [held.id]
 
@@ -120,6 +121,7 @@ class Aside(Chapter):
         assert (claim.jobs, claim.suspects_waiting, claim.aside) == ([], True, (KNOWN,))
         claim = store.ask()
         assert (claim.jobs, claim.suspects_waiting, claim.aside) == ([], False, (KNOWN,))
+        assert store.ask(queues=("default",)).aside == (KNOWN,)
         assert store.claim(suspects=True) == []
         assert store.claimed_ids(suspects=True, aside=(KNOWN,)) == [held.id]
 
