@@ -15,14 +15,15 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.sqlite import SQLiteDriver
 
 
+# NORMAL: no rule of the contract is about a loss of power, and the disk is waited for only now and then.
 @contextmanager
 def fresh_sqlite(clock: ManualClock) -> Iterator[SQLiteDriver]:
     with TemporaryDirectory() as directory:
-        yield SQLiteDriver(str(Path(directory) / "jobs.db"), clock=clock)
+        yield SQLiteDriver(str(Path(directory) / "jobs.db"), synchronous="NORMAL", clock=clock)
 
 
 def second_sqlite(first: SQLiteDriver, clock: ManualClock) -> SQLiteDriver:
-    return SQLiteDriver(first.path, clock=clock)
+    return SQLiteDriver(first.path, synchronous="NORMAL", clock=clock)
 
 
 TestMemory = conformance.suite(MemoryDriver)
