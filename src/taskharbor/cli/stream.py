@@ -39,7 +39,19 @@ LEASE_SECONDS = 30.0  # of the jobs that failed messages become
     "--queue",
     help="With --ingest: the queue of the jobs.  [default: the queue that the task declares]",
 )
+@click.option(
+    "--retries",
+    type=click.Choice(["store", "topics"]),
+    default="store",
+    show_default=True,
+    help="Where failed messages wait: in the store, or in retry topics of the brokers.",
+)
 @click.option("--create-topic", is_flag=True, help="Create the topic if it is missing.")
+@click.option(
+    "--no-create-topics",
+    is_flag=True,
+    help="Create neither the dead-letter topic nor retry topics; end if one is missing.",
+)
 @click.option(
     "--set",
     "settings",
@@ -58,13 +70,16 @@ def stream(
     no_retries: bool,
     ingest: bool,
     queue: str | None,
+    retries: str,
     create_topic: bool,
+    no_create_topics: bool,
     settings: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Execute the messages of a Kafka or Redpanda topic.
 
-    A message that fails becomes a job of the store, in the queue stream:TOPIC, and is retried there. SIGTERM or SIGINT
+    A message that fails becomes a job of the store, in the queue stream:TOPIC, and is retried there. With --retries
+    topics it waits in retry topics of the brokers instead, and no store is involved. SIGTERM or SIGINT
     (Ctrl-C) lets running handlers finish; a second one stops the worker at once, and unfinished messages come again.
 
     With --processes a supervisor keeps that many processes running, each a static member of the group. When one
@@ -94,8 +109,10 @@ def stream(
             "brokers": brokers,
             "topic": topic,
             "group": group,
+            "retries": retries,
             "serves_retries": not no_retries,
             "creates_topic": create_topic,
+            "creates_own_topics": not no_create_topics,
             "settings": dict(_setting(each) for each in settings),
         },
     )

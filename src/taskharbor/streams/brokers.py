@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, StreamError
-from taskharbor.streams.consumer import explained, passes
+from taskharbor.streams.consumer import AGAIN_SECONDS, explained, passes
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
@@ -29,7 +29,9 @@ MESSAGE_BYTES_MAX = 16 * 1_048_576  # that a producer sends: the brokers have a 
 # Older brokers cannot describe topics.
 _NO_IDS = (KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION, KafkaError._NOT_IMPLEMENTED)
 # What a worker must decide itself. A user who sets one of these would lose messages.
-_OURS = frozenset({"enable.auto.commit", "enable.auto.offset.store", "group.id", "bootstrap.servers"})
+_OURS = frozenset(
+    {"enable.auto.commit", "enable.auto.offset.store", "group.id", "bootstrap.servers", "transactional.id"}
+)
 
 
 class Topic(Struct, frozen=True):
@@ -124,14 +126,43 @@ class Brokers:
                     "check the address and whether it runs"
                 ) from error
 
-    def _create(self, admin: Any, name: str) -> None:
-        [creation] = admin.create_topics([NewTopic(name, PARTITIONS)]).values()
+    def find_all(self, names: Sequence[str], *, create: bool, instead: str) -> None:
+        """Find all of these topics, or create them; `instead` says what to do about one that is missing."""
+        admin = AdminClient(self.client_settings(), logger=logger)
+        missing = self._missing(admin, names)
+        if missing and not create:
+            raise StreamError(f"topic {missing[0]!r} is missing; {instead}")
+        if missing:
+            self._create(admin, *missing)
+            self._wait_for(admin, missing)
+
+    def _wait_for(self, admin: Any, names: Sequence[str]) -> None:
+        """Wait until the brokers know topics that were just created."""
+        give_up_at = time.monotonic() + ANSWER_SECONDS
+        while missing := self._missing(admin, names):
+            if time.monotonic() > give_up_at:
+                raise StreamError(f"topic {missing[0]!r} was created, and the brokers do not know it")
+            time.sleep(AGAIN_SECONDS)
+
+    def _missing(self, admin: Any, names: Sequence[str]) -> list[str]:
+        if not names:
+            return []
         try:
-            creation.result(ANSWER_SECONDS)
+            topics = admin.list_topics(timeout=ANSWER_SECONDS).topics
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise explained(error, name) from error
-        log_line(logger, logging.INFO, "created the topic {topic}", {"topic": name})
+            raise StreamError(
+                f"no broker answers at {self.addresses}: {error.args[0].str()}; check the address and whether it runs"
+            ) from error
+        return [name for name in names if name not in topics or topics[name].error is not None]
+
+    def _create(self, admin: Any, *names: str) -> None:
+        for name, creation in admin.create_topics([NewTopic(name, PARTITIONS) for name in names]).items():
+            try:
+                creation.result(ANSWER_SECONDS)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise explained(error, name) from error
+            log_line(logger, logging.INFO, "created the topic {topic}", {"topic": name})
 
     def _id_of(self, admin: Any, name: str) -> str:
         try:

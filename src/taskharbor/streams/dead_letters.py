@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec import Struct
 
 from taskharbor.clock import from_micros
 from taskharbor.errors import JobNotFound
 from taskharbor.failure_tasks import DEAD_LETTER_TASK
-from taskharbor.records import FAILURES, AttemptRecord, JobRecord, NewJob
+from taskharbor.records import FAILURES, AttemptRecord, Delivery, JobRecord, NewJob, Reason
 from taskharbor.rules.meta import read_meta
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.streams.messages import (
+    CORRELATION_HEADER,
     KEY_ENTRY,
     OFFSET_ENTRY,
     PARTITION_ENTRY,
+    REPLAY_ENTRY,
+    REPLAY_HEADER,
+    TASK_HEADER,
     TOPIC_ENTRY,
     Place,
     Unreadable,
@@ -34,6 +39,11 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
 HEADER_MAX = 16_000  # bytes of a header's text
+# The headers by which a dead letter is sent back.
+ORIGINAL_TOPIC, ORIGINAL_GROUP = "kafka_dlt-original-topic", "kafka_dlt-original-consumer-group"
+ERROR_TYPE, ERROR_TEXT = "kafka_dlt-exception-fqcn", "kafka_dlt-exception-message"
+REASON_HEADER, FINGERPRINT_HEADER = "taskharbor-reason", "taskharbor-fingerprint"
+DELIVERY_HEADER = "taskharbor-delivery"
 # A topic that is missing or brokers that are away do not make the copy superfluous.
 PATIENT = RetryPolicy(max_attempts=50, initial=1.0, maximum=60.0, multiplier=2.0, jitter=0.1)
 
@@ -61,9 +71,10 @@ async def _send(harbor: Harbor, job_id: str, source: str, topic: str, group: str
     record: JobRecord = job.record
     meta = read_meta(record.meta)
     key = bytes_of_entry(meta.get(KEY_ENTRY))
-    sent = await asyncio.wrap_future(
-        _senders[harbor][source].send(topic, _body(record), key, headers_of(record, attempts, meta, group))
-    )
+    known = harbor._known(record.task)
+    is_once = record.delivery is Delivery.AT_MOST_ONCE or (known is not None and known.is_at_most_once)
+    headers = headers_of(record, attempts, meta, group, is_once=is_once)
+    sent = await asyncio.wrap_future(_senders[harbor][source].send(topic, _body(record), key, headers))
     return f"{sent.topic}[{sent.partition}]@{sent.offset}"
 
 
@@ -76,30 +87,81 @@ def _body(record: JobRecord) -> bytes:
 
 
 def headers_of(
-    record: JobRecord, attempts: Sequence[AttemptRecord], meta: dict[str, str], group: str
+    record: JobRecord,
+    attempts: Sequence[AttemptRecord],
+    meta: dict[str, str],
+    group: str,
+    *,
+    is_once: bool = False,
 ) -> list[tuple[str, bytes]]:
-    """Spring's names, which other tools read, and ours."""
+    """The headers of a dead job's copy."""
     failures = [each for each in attempts if each.status in FAILURES]
     latest = failures[0] if failures else (attempts[0] if attempts else None)
-    error = record.error or ""
-    first_failed = from_micros(failures[-1].finished_at).isoformat() if failures else ""
+    return letter_headers(
+        Letter(
+            topic=meta.get(TOPIC_ENTRY, ""),
+            partition=meta.get(PARTITION_ENTRY, ""),
+            offset=meta.get(OFFSET_ENTRY, ""),
+            timestamp=str(record.enqueued_at // 1_000),
+            group=group,
+            task=record.task,
+            job=record.id,
+            attempts=record.attempts,
+            error=record.error,
+            traceback=latest.traceback if latest is not None else None,
+            first_failed_at=failures[-1].finished_at if failures else None,
+            correlation_id=record.options.correlation_id,
+            reason=record.reason,
+            fingerprint=record.fingerprint,
+            is_once=is_once,
+            replay=meta.get(REPLAY_ENTRY),
+        )
+    )
+
+
+class Letter(Struct, frozen=True):
+    """What the headers of a dead letter say."""
+
+    topic: str
+    partition: str
+    offset: str
+    timestamp: str
+    group: str
+    task: str
+    job: str
+    attempts: int
+    error: str | None
+    traceback: str | None
+    first_failed_at: int | None
+    correlation_id: str | None
+    reason: Reason | None
+    fingerprint: str | None
+    is_once: bool = False
+    replay: str | None = None  # the replay that sent the message back, and its number there
+
+
+def letter_headers(letter: Letter) -> list[tuple[str, bytes]]:
+    """Spring's names, which other tools read, and ours."""
+    error, at = letter.error or "", letter.first_failed_at
     return _headers(
         {
-            "kafka_dlt-original-topic": meta.get(TOPIC_ENTRY, ""),
-            "kafka_dlt-original-partition": meta.get(PARTITION_ENTRY, ""),
-            "kafka_dlt-original-offset": meta.get(OFFSET_ENTRY, ""),
-            "kafka_dlt-original-timestamp": str(record.enqueued_at // 1_000),
-            "kafka_dlt-original-consumer-group": group,
-            "kafka_dlt-exception-fqcn": error.partition(":")[0],
-            "kafka_dlt-exception-message": error.partition(": ")[2] or error,
-            "kafka_dlt-exception-stacktrace": (latest.traceback or "") if latest is not None else "",
-            "taskharbor-task": record.task,
-            "taskharbor-job": record.id,
-            "taskharbor-attempts": str(record.attempts),
-            "taskharbor-first-failed-at": first_failed,
-            "taskharbor-correlation-id": record.options.correlation_id or "",
-            "taskharbor-reason": "" if record.reason is None else str(record.reason),
-            "taskharbor-fingerprint": record.fingerprint or "",
+            ORIGINAL_TOPIC: letter.topic,
+            "kafka_dlt-original-partition": letter.partition,
+            "kafka_dlt-original-offset": letter.offset,
+            "kafka_dlt-original-timestamp": letter.timestamp,
+            ORIGINAL_GROUP: letter.group,
+            ERROR_TYPE: error.partition(":")[0],
+            ERROR_TEXT: error.partition(": ")[2] or error,
+            "kafka_dlt-exception-stacktrace": letter.traceback or "",
+            TASK_HEADER: letter.task,
+            "taskharbor-job": letter.job,
+            "taskharbor-attempts": str(letter.attempts),
+            "taskharbor-first-failed-at": "" if at is None else from_micros(at).isoformat(),
+            CORRELATION_HEADER: letter.correlation_id or "",
+            REASON_HEADER: "" if letter.reason is None else str(letter.reason),
+            FINGERPRINT_HEADER: letter.fingerprint or "",
+            DELIVERY_HEADER: str(Delivery.AT_MOST_ONCE) if letter.is_once else "",
+            REPLAY_HEADER: letter.replay or "",
         }
     )
 
@@ -107,14 +169,14 @@ def headers_of(
 def headers_of_unreadable(place: Place, read: Unreadable, group: str) -> list[tuple[str, bytes]]:
     return _headers(
         {
-            "kafka_dlt-original-topic": place.topic,
+            ORIGINAL_TOPIC: place.topic,
             "kafka_dlt-original-partition": str(place.partition),
             "kafka_dlt-original-offset": str(place.offset),
             "kafka_dlt-original-timestamp": str(place.timestamp),
-            "kafka_dlt-original-consumer-group": group,
-            "kafka_dlt-exception-message": read.why,
+            ORIGINAL_GROUP: group,
+            ERROR_TEXT: read.why,
             "taskharbor-job": place.job_id,
-            "taskharbor-reason": "invalid_payload",
+            REASON_HEADER: str(Reason.INVALID_PAYLOAD),
             "taskharbor-sha256": read.sha256,
         }
     )

@@ -26,6 +26,8 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 # Entries of the meta of a message's job: where the message stands.
 TOPIC_ENTRY, PARTITION_ENTRY, OFFSET_ENTRY = "stream-topic", "stream-partition", "stream-offset"
 KEY_ENTRY, ID_ENTRY = "stream-key", "stream-message-id"
+# Of a message that was dead and is sent back: which replay sent it. Should it die again, its copy says so.
+REPLAY_HEADER, REPLAY_ENTRY = "taskharbor-replay", "stream-replay"
 KEY_SHOWN_MAX = 300  # characters; a longer key is left out
 _BASE64 = "base64:"  # before a key that is no text
 BYTES_MAX = PAYLOAD_LIMIT + 64 * 1024  # of a message: a payload and what is around it
@@ -161,6 +163,8 @@ def _readable(
         )
     traced = {name: given[name] for name in TRACE_HEADERS if name in given}
     entries = {**traced, **(meta or {})}
+    if REPLAY_HEADER in given:
+        entries[REPLAY_ENTRY] = clean_text(given[REPLAY_HEADER], 100)
     if given_id is not None:
         entries[ID_ENTRY] = clean_text(given_id, 200)
     correlation = correlation_id or given.get(CORRELATION_HEADER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,10 @@ class StreamSource(JobSource):
         self._settling: set[asyncio.Future[None]] = set()
         self.is_closing = False  # nothing more is taken from the log
         self._failure: asyncio.Future[None] = loop.create_future()
+
+    def parts(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the worker, for as long as it does."""
+        return [self.hand_over_first(), self.operators.watch(), self.until_failure()]
 
     # -- what the worker asks --
 

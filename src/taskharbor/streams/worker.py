@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -27,6 +27,10 @@ from taskharbor.streams.jobs import Rules
 from taskharbor.streams.messages import log_digest
 from taskharbor.streams.producer import Sender
 from taskharbor.streams.source import StreamSource
+from taskharbor.streams.topics import mode
+from taskharbor.streams.topics.mode import TopicsConsumers
+from taskharbor.streams.topics.source import TopicsOptions, TopicsSource
+from taskharbor.streams.topics.tiers import Tiers
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics.totals import Totals
 from taskharbor.worker.run import Phase
@@ -54,9 +58,13 @@ class StreamWorker:
     With `ingest=True` it executes nothing: it stores each message as one job, in `queue` or in the queue that its task
     declares, and ordinary workers execute the jobs.
 
+    With `retries="topics"` it waits in retry topics of the brokers instead, and no store is involved.
+
     `retry` is the policy for tasks that have none, and the cap on every message's `maxAttempts`. `settings` are further
     settings of the Kafka client, such as `{"security.protocol": "SASL_SSL", …}`.
     """
+
+    _tier_seconds = mode.TIER_SECONDS  # the wait of the smallest retry topic; tests make it short
 
     def __init__(
         self,
@@ -66,11 +74,12 @@ class StreamWorker:
         topic: str = "tasks",
         group: str,
         concurrency: int = CONCURRENCY,
+        retries: Literal["store", "topics"] = "store",
         retry: RetryPolicy | None | UnsetType = UNSET,
         serves_retries: bool = True,
         dead_letter_topic: str | None | UnsetType = UNSET,
         creates_topic: bool = False,
-        creates_dead_letter_topic: bool = True,
+        creates_own_topics: bool = True,
         grace_seconds: float = GRACE_SECONDS,
         revoke_seconds: float = REVOKE_SECONDS,
         settings: Mapping[str, Any] | None = None,
@@ -81,19 +90,27 @@ class StreamWorker:
     ) -> None:
         if not isinstance(harbor, Harbor):
             raise ConfigurationError(f"StreamWorker takes a Harbor, not {shorten(harbor)}")
-        HandOver.of(harbor.driver)
+        if retries not in ("store", "topics"):
+            raise ConfigurationError(f'retries is "store" or "topics", not {shorten(retries)}')
+        self.retries: Literal["store", "topics"] = retries
         self.harbor = harbor
         self.topic = checked_name("topic", topic)
         self.group = checked_name("group", group)
         self.queue = f"{QUEUE_PREFIX}{self.topic}"
         self._brokers = Brokers(brokers, settings)
         self._creates_topic = creates_topic
-        self._creates_dead_letter_topic = creates_dead_letter_topic
+        self._creates_own_topics = creates_own_topics
         if dead_letter_topic is UNSET:
             dead_letter_topic = f"{self.topic}-dlq"
         self.dead_letter_topic = (
             None if dead_letter_topic is None else checked_name("topic", dead_letter_topic)
         )
+        if retries == "topics":
+            mode.check_options(
+                dead_letter_topic=self.dead_letter_topic, serves_retries=serves_retries, order="none"
+            )
+        else:
+            HandOver.of(harbor.driver)
         self._sender = Sender(self._brokers)
         self._revoke_seconds = revoke_seconds
         self._worker = Worker(
@@ -105,8 +122,8 @@ class StreamWorker:
             name=name,
             metrics=metrics,
         )
-        served = [self.queue] if serves_retries else []
-        if self.dead_letter_topic is not None:
+        served = [self.queue] if serves_retries and retries == "store" else []
+        if self.dead_letter_topic is not None and retries == "store":
             served.append(dead_letter_queue(self.topic))
         self._retries: Worker | None = None
         if served:
@@ -119,6 +136,10 @@ class StreamWorker:
             self._retries._meter = self._worker._meter
             self._retries.rollups = False
         self._ingester: Ingester | None = None
+        if ingest and retries == "topics":
+            raise ConfigurationError(
+                'ingest=True executes no messages, so retries="topics" would do nothing; leave one of them out'
+            )
         if ingest:
             refuse_unused(concurrency != CONCURRENCY, retry is not UNSET, not serves_retries, metrics)
             self._ingester = self._new_ingester(queue)
@@ -126,10 +147,10 @@ class StreamWorker:
             raise ConfigurationError(
                 f"queue={shorten(queue)} is for ingest=True; messages that fail become jobs of {self.queue!r}"
             )
-        self._source: StreamSource | None = None
-        self._consumer: PolledConsumer | None = None
         self._losses: dict[str, LostMessage] = {}  # messages that other processes had begun when they died
         self._on_ready: Callable[[], None] | None = None  # called when it begins to read
+        self._source: Any = None  # a StreamSource or a TopicsSource, once it runs
+        self._consumer: Any = None  # a PolledConsumer or the TopicsConsumers
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -182,32 +203,29 @@ class StreamWorker:
         self.harbor._import_included()
         try:
             topic = await self._found(self.topic, self._creates_topic)
-            if self.dead_letter_topic is not None:
-                await self._found(self.dead_letter_topic, self._creates_dead_letter_topic)
+            if self.dead_letter_topic is not None and self.retries == "store":
+                await self._found(self.dead_letter_topic, self._creates_own_topics)
+            opened = None if self._ingester is not None else await self._opened(topic)
         except StreamError:
             if self._stopping.is_set():
                 return
             raise
         if self._ingester is not None:
             await self._ingest(self._ingester, self._stopping)
+        if opened is None:
             return
-        if self.dead_letter_topic is not None:
-            dead_letters.declare(self.harbor, self.topic, self._sender)
-        self._source = source = self._new_source(topic)
-        self._worker._source = source
-        settings = self._brokers.consumer_settings(self.group)
-        watch = TopicWatch(self._brokers, self.topic)
-        self._consumer = consumer = PolledConsumer(settings, self.topic, self.group, source, watch)
+        source, consumer = opened
+        self._source, self._consumer, self._worker._source = source, consumer, source
         log_line(
             logger,
             logging.INFO,
             "Stream worker {worker} reads {topic} as a member of {group}",
             {"worker": self.name, "topic": self.topic, "group": self.group},
         )
-        consumer.start()
-        if self._on_ready is not None:
-            self._on_ready()
         try:
+            await asyncio.to_thread(consumer.start)
+            if self._on_ready is not None:
+                self._on_ready()
             await self._work(source)
         finally:
             source.is_closing = True
@@ -251,20 +269,53 @@ class StreamWorker:
             settle_seconds=self._revoke_seconds,
         )
 
-    async def _work(self, source: StreamSource) -> None:
+    async def _opened(
+        self, topic: Topic
+    ) -> tuple[StreamSource, PolledConsumer] | tuple[TopicsSource, TopicsConsumers]:
+        """What is read from the topic, and what reads it."""
+        if self.retries == "topics":
+            assert self._loop is not None, "`run` made it"
+            return await asyncio.to_thread(self._over_topics, topic, self._loop)
+        if self.dead_letter_topic is not None:
+            dead_letters.declare(self.harbor, self.topic, self._sender)
+        source = self._new_source(topic)
+        settings = self._brokers.consumer_settings(self.group)
+        watch = TopicWatch(self._brokers, self.topic)
+        return source, PolledConsumer(settings, self.topic, self.group, source, watch)
+
+    def _over_topics(
+        self, topic: Topic, loop: asyncio.AbstractEventLoop
+    ) -> tuple[TopicsSource, TopicsConsumers]:
+        """What is read from the topic and its retry topics."""
+        assert self.dead_letter_topic is not None, "checked when it was made"
+        tiers = Tiers(self.topic, self._tier_seconds)
+        mode.create_topics(self._brokers, tiers, self.dead_letter_topic, create=self._creates_own_topics)
+        source, consumer = mode.opened(
+            self._brokers,
+            self.harbor.driver,
+            TopicsOptions(
+                self.topic,
+                self.group,
+                log_digest(topic.cluster, topic.id, self.group),
+                self.queue,
+                lambda task: self.harbor._known(task) is not None,
+                AHEAD + 2 * self._worker.concurrency,
+                self._revoke_seconds,
+            ),
+            tiers=tiers,
+            dead_letter_topic=self.dead_letter_topic,
+            worker=self.name,
+            loop=loop,
+        )
+        source.hand_back = self._hand_back
+        return source, consumer
+
+    async def _work(self, source: StreamSource | TopicsSource) -> None:
         """Run the workers until one of them, or the consumer, ends."""
         assert self._stopping is not None, "`run` made it"
         workers = self._workers
         running = [asyncio.ensure_future(worker.run()) for worker in workers]
-        others = [
-            asyncio.ensure_future(each)
-            for each in (
-                source.hand_over_first(),
-                source.operators.watch(),
-                source.until_failure(),
-                self._stopping.wait(),
-            )
-        ]
+        others = [asyncio.ensure_future(each) for each in (*source.parts(), self._stopping.wait())]
         try:
             await asyncio.wait([*running, *others], return_when=asyncio.FIRST_COMPLETED)
             source.is_closing = True

@@ -1,0 +1,279 @@
+"""A consumer of a topic, or of its retry topics, in a thread of its own. It commits nothing: transactions do.
+
+It holds a partition of a retry topic by pausing it, for as long as the record at its head has to wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from msgspec import Struct
+
+from taskharbor.streams.consumer import (
+    AGAIN_SECONDS,
+    AT_ONCE,
+    CONNECT_SECONDS,
+    PAUSE_AFTER_SECONDS,
+    POLL_SECONDS,
+    ROOM_SECONDS,
+    explained,
+    passes,
+)
+from taskharbor.streams.topics.moves import Partition
+from taskharbor.telemetry.logs import log_line
+
+logger = logging.getLogger("taskharbor.stream")
+
+GROUP_SECONDS = 0.05  # how long the member's generation is believed; the brokers refuse an old one
+FLUSH_SECONDS = 5.0  # for what is finished when a partition goes away
+
+
+class TopicAssigned(Struct, frozen=True):
+    """A partition that this consumer has been given, and what the group has committed of it."""
+
+    partition: Partition
+    committed: int | None  # None: the group has committed nothing yet
+    metadata: str | None
+
+
+class TopicsListener(Protocol):
+    """What the consumer's thread tells. Every call comes from that thread."""
+
+    def assigned(self, partitions: Sequence[TopicAssigned]) -> None:
+        """Get ready for these, before their first message."""
+
+    def revoked(self, partitions: Sequence[Partition]) -> None:
+        """End what is under way of these; a transaction follows."""
+
+    def forget(self, partitions: Sequence[Partition]) -> None:
+        """Forget these: another consumer has them, or may have them."""
+
+    def arrived(self, messages: Sequence[Any]) -> None: ...
+
+    def room(self) -> int:
+        """How many more messages may come."""
+        ...
+
+    def to_rewind(self) -> Sequence[tuple[Partition, int]]:
+        """Partitions that are to be read again, and from which offset on."""
+        ...
+
+    def to_hold(self) -> frozenset[Partition]:
+        """The partitions of which no more is wanted for now."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """The thread has ended because of this."""
+
+
+class TopicsConsumer:
+    def __init__(self, config: Mapping[str, Any], topics: Sequence[str], listener: TopicsListener) -> None:
+        self._config = dict(config)
+        self.topics: Sequence[str] = list(topics)
+        self._listener = listener
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"taskharbor-stream-{topics[0]}", daemon=True)
+        self._assigned: set[Partition] = set()
+        self._paused: set[Partition] = set()
+        self._full_since: float | None = None
+        self._consumer: Any = None
+        self._group: Any = None
+        self._group_known_at = 0.0
+        self.flush: Callable[[float], bool] = lambda seconds: True  # makes a transaction, and waits for it
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Commit what is finished, leave the group and end the thread."""
+        self._stopping.set()
+
+    def has_stopped(self, seconds: float) -> bool:
+        """Wait until the thread has ended; False if it takes longer."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    # -- what transactions ask, in their own thread --
+
+    def group(self) -> Any:
+        """The member's id and generation, for the brokers to check; None while it is no member of the group."""
+        return self._group
+
+    def committed(self, partitions: list[Any]) -> list[Any]:
+        """Ask what the group has committed, by another client: this one belongs to its thread."""
+        client = Consumer(self._config, logger=logger)
+        try:
+            answer: list[Any] = client.committed(partitions, timeout=CONNECT_SECONDS)
+            return answer
+        finally:
+            client.close()
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        try:
+            self._consumer = Consumer(self._config, logger=logger)
+            self._consumer.subscribe(
+                list(self.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+            while not self._stopping.is_set():
+                self._round()
+            self._give_up(sorted(self._assigned))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the worker has to learn of it
+            self._listener.failed(explained(error, self.topics[0]))
+        finally:
+            consumer, self._consumer = self._consumer, None
+            if consumer is not None:
+                consumer.close()
+
+    def _learn_group(self) -> None:
+        """Note under which generation offsets are committed.
+
+        Only this thread does it, in which partitions also come and go: offsets of a lost partition never go with the
+        generation after. A consumer that has lost its membership has no generation, and the brokers would accept
+        anything under it.
+        """
+        self._group_known_at = time.monotonic()
+        member = self._consumer.memberid()
+        metadata = self._consumer.consumer_group_metadata()
+        self._group = metadata if member and self._consumer.memberid() == member else None
+
+    def _round(self) -> None:
+        if time.monotonic() - self._group_known_at >= GROUP_SECONDS:
+            self._learn_group()
+        room = min(AT_ONCE, self._listener.room())
+        if room > 0:
+            self._full_since = None
+            rewind = self._listener.to_rewind()
+            self._pause_only(self._listener.to_hold())
+            for partition, offset in rewind:
+                self._rewind(partition, offset)
+            messages = self._poll(room)
+        else:
+            messages = self._wait_for_room()
+        if messages:
+            self._listener.arrived(messages)
+
+    def _poll(self, room: int) -> list[Any]:
+        """Wait for the first message, and take what else is there."""
+        first = self._consumer.poll(POLL_SECONDS)
+        if first is None:
+            return []
+        rest = self._consumer.consume(room - 1, 0) if room > 1 else []
+        return [message for message in (first, *rest) if self._is_message(message)]
+
+    def _wait_for_room(self) -> list[Any]:
+        now = time.monotonic()
+        if self._full_since is None:
+            self._full_since = now
+        if now - self._full_since < PAUSE_AFTER_SECONDS:
+            time.sleep(ROOM_SECONDS)
+            return []
+        # The client wants to be polled even now, or it counts as gone: with all partitions paused, nothing comes.
+        self._pause_only(frozenset(self._assigned))
+        return [each for each in self._consumer.consume(1, ROOM_SECONDS * 10) if self._is_message(each)]
+
+    def _is_message(self, message: Any) -> bool:
+        error = message.error()
+        if error is None:
+            return True
+        if error.fatal() or not passes(error):
+            raise KafkaException(error)
+        if error.code() != KafkaError._PARTITION_EOF:
+            log_line(
+                logger, logging.WARNING, "the broker cannot be read from: {error}", {"error": str(error)}
+            )
+        return False
+
+    def _pause_only(self, wanted: frozenset[Partition]) -> None:
+        """Pause these partitions, and read on in all others."""
+        wanted &= self._assigned
+        if new := wanted - self._paused:
+            self._consumer.pause([TopicPartition(*each) for each in new])
+        if done := self._paused - wanted:
+            self._consumer.resume([TopicPartition(*each) for each in done])
+        self._paused = set(wanted)
+
+    def _rewind(self, partition: Partition, offset: int) -> None:
+        if partition in self._assigned:
+            self._consumer.seek(TopicPartition(*partition, offset))
+
+    # -- rebalances --
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        given = [
+            TopicAssigned(
+                (each.topic, each.partition), each.offset if each.offset >= 0 else None, each.metadata
+            )
+            for each in self._read_committed(consumer, partitions)
+        ]
+        self._listener.assigned(given)
+        self._assigned |= {each.partition for each in given}
+        self._tell("partitions came to this worker: {partitions}", [each.partition for each in given])
+
+    def _read_committed(self, consumer: Any, partitions: list[Any]) -> list[Any]:
+        """Ask what the group has committed, until the brokers answer; nothing if the worker stops meanwhile.
+
+        They do not while a transaction with offsets of these partitions is open.
+        """
+        while partitions and not self._stopping.is_set():
+            try:
+                known: list[Any] = consumer.committed(partitions, timeout=CONNECT_SECONDS)
+                error = next((each.error for each in known if each.error is not None), None)
+            except KafkaException as raised:
+                known, error = [], raised.args[0]
+            if error is None:
+                return known
+            if error.fatal() or not passes(error):
+                raise KafkaException(error)
+            log_line(
+                logger,
+                logging.WARNING,
+                "the committed offsets of {topic} cannot be read; they are asked for again: {error}",
+                {"topic": self.topics[0], "error": str(error)},
+            )
+            self._stopping.wait(AGAIN_SECONDS)
+        return []
+
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
+        self._give_up([(each.topic, each.partition) for each in partitions])
+
+    def _give_up(self, partitions: Sequence[Partition]) -> None:
+        """Let what is under way end, commit it, and forget these partitions."""
+        gone = [each for each in partitions if each in self._assigned]
+        if not gone:
+            return
+        self._learn_group()
+        self._listener.revoked(gone)
+        self._learn_group()
+        if not self.flush(FLUSH_SECONDS):
+            log_line(
+                logger,
+                logging.WARNING,
+                "offsets of {topic} could not be committed; what they cover comes again",
+                {"topic": self.topics[0]},
+            )
+        self._forget(gone)
+
+    def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
+        gone = [(each.topic, each.partition) for each in partitions]
+        self._group = None
+        self._forget(gone)
+        self._tell(
+            "partitions went to another worker without this one: {partitions}. It was away for too long", gone
+        )
+
+    def _forget(self, gone: Sequence[Partition]) -> None:
+        self._listener.forget(gone)
+        self._assigned.difference_update(gone)
+        self._paused.difference_update(gone)
+
+    def _tell(self, what: str, partitions: Sequence[Partition]) -> None:
+        shown = [f"{topic}[{number}]" for topic, number in sorted(partitions)]
+        log_line(logger, logging.INFO, what, {"topic": self.topics[0], "partitions": shown})
