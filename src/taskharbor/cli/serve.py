@@ -42,6 +42,12 @@ LEVELS = ["debug", "info", "warning", "error"]
     help="Maximum number of connections; one client has at most half of them.",
 )
 @click.option(
+    "--path-prefix",
+    default="",
+    metavar="PATH",
+    help="The path that a proxy serves it below, such as /harbor; the proxy may remove it or not.",
+)
+@click.option(
     "--metrics-prefix",
     metavar="TEXT",
     help='Begin the names at /metrics with this; with "" they are bare.  [default: taskharbor_]',
@@ -67,16 +73,17 @@ def serve(
     http_allow: tuple[str, ...],
     trusted_proxy: tuple[str, ...],
     max_connections: int,
+    path_prefix: str,
     metrics_prefix: str | None,
     grace_seconds: float,
     log_format: Literal["text", "json"] | None,
     log_level: str,
 ) -> None:
-    """Serve the REST interface.
+    """Serve the dashboard and the REST interface.
 
-    Its documentation is at /docs. The server executes no jobs: `taskharbor worker` does. Without a token (see
-    `taskharbor token create`) it accepts requests only from this machine, and every caller there may do
-    everything. Make a token before you put a proxy in front of it.
+    The dashboard is at /, the documentation of REST at /docs. The server executes no jobs: `taskharbor worker`
+    does. Without a token (see `taskharbor token create`) it accepts requests only from this machine, and every
+    caller there may do everything. Make a token before you put a proxy in front of it.
     SIGTERM or SIGINT (Ctrl-C) lets requests finish and then stops the server.
 
     \b
@@ -106,7 +113,7 @@ def serve(
         prefix = checked_prefix(metrics_prefix)
 
     async def work(harbor: Harbor) -> None:
-        await serve_harbor(harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix)
+        await serve_harbor(harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix, path_prefix)
 
     session.run(work, create=True)
 
@@ -119,6 +126,7 @@ async def serve_harbor(
     trusted_proxy: tuple[str, ...],
     max_connections: int,
     metrics_prefix: str,
+    path_prefix: str = "",
 ) -> None:
     """Serve the REST interface and the dashboard until a signal comes."""
     import uvicorn
@@ -129,8 +137,10 @@ async def serve_harbor(
     from taskharbor.server.clients import trusted_proxies
     from taskharbor.server.connections import Connections, guarded
     from taskharbor.server.errors import logger
+    from taskharbor.server.routing import Prefixed, checked_path_prefix
 
     proxies = trusted_proxies(trusted_proxy)
+    path_prefix = checked_path_prefix(path_prefix)
     await harbor.driver.open()
     is_open = not await TOKENS.all(harbor.driver)
     if is_open:
@@ -165,10 +175,10 @@ async def serve_harbor(
                 for each in server.sockets:
                     address, bound = each.getsockname()[:2]
                     shown = f"[{address}]" if ":" in address else address
-                    logger.info("serving on http://%s:%d, documented at /docs", shown, bound)
+                    logger.info("serving on http://%s:%d%s, documented at /docs", shown, bound, path_prefix)
 
     config = uvicorn.Config(
-        app,
+        Prefixed(app, path_prefix),
         host=host,
         port=port,
         http=guarded(Connections(max_connections, proxies)),

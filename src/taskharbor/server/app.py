@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +21,7 @@ from taskharbor.server import clients
 from taskharbor.server.auth import Auth, Authorize, Caller
 from taskharbor.server.clients import NO_ADDRESS
 from taskharbor.server.dashboard.site import Dashboard
-from taskharbor.server.docs_page import POLICY, page
+from taskharbor.server.docs_page import shown_documents, shown_operations
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.events import Feed
 from taskharbor.server.large_bodies import LargeBodies, Place
@@ -70,17 +70,19 @@ def application(
     )
     api = Api(harbor, auth, metrics_prefix)
     described = [*((PREFIX, each) for each in OPERATIONS), *(("", each) for each in ROOT_OPERATIONS)]
+    dashboard = Dashboard(api)
     app = Starlette(
         routes=[
             *_routes(api, described),
-            *_documentation(described, __version__),
-            *Dashboard(api).routes(),
+            *_documentation(dashboard, described, __version__),
+            *dashboard.routes(),
         ],
         middleware=[Middleware(SecurityHeaders), Middleware(UnreadBodies)],
         exception_handlers={HTTPException: _http_exception},
     )
     app.router.redirect_slashes = False
     app.state.feed = api.feed
+    app.state.dashboard = dashboard
     return app
 
 
@@ -206,17 +208,21 @@ class SecurityHeaders:
         await self._app(scope, receive, with_headers)
 
 
-async def _http_exception(_: Request, error: Exception) -> Response:
+async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {
         404: ("not_found", "nothing is at this path; /docs lists every path"),
         405: ("method_not_allowed", "this path does not take this method; /docs lists every path"),
     }
     code, message = known.get(error.status_code, ("refused", str(error.detail)))
-    return ApiError(error.status_code, code, message, headers=error.headers).response()
+    refused = ApiError(error.status_code, code, message, headers=error.headers)
+    if "text/html" in request.headers.get("accept", ""):  # a person looks at it
+        dashboard: Dashboard = request.app.state.dashboard
+        return await dashboard.refusal(request, refused)
+    return refused.response()
 
 
-def _documentation(described: list[tuple[str, Operation]], version: str) -> list[Route]:
+def _documentation(dashboard: Dashboard, described: list[tuple[str, Operation]], version: str) -> list[Route]:
     def document(request: Request) -> dict[str, Any]:
         return openapi(described, version, servers=request.scope.get("root_path") or "/")
 
@@ -224,6 +230,13 @@ def _documentation(described: list[tuple[str, Operation]], version: str) -> list
         return Response(msgspec.json.encode(document(request)), media_type="application/json")
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(page(document(request)), headers={"Content-Security-Policy": POLICY})
+        shown = document(request)
+        view = await dashboard.visit(request)
+        return view.render(
+            "docs.html",
+            info=shown["info"],
+            groups=shown_operations(shown, view.absolute().rstrip("/")),
+            documents=shown_documents(shown),
+        )
 
     return [Route("/openapi.json", openapi_json), Route("/docs", docs)]

@@ -1,77 +1,84 @@
-"""The documentation as one page of HTML, without scripts and without anything from other sites."""
+"""What the page of documentation shows: each operation of the OpenAPI document, with a line for curl."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from html import escape
+import shlex
 from typing import Any
 
-_STYLE = """
-:root { color-scheme: light dark; font-family: system-ui, sans-serif; line-height: 1.5 }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h2 { margin-top: 2.5rem; text-transform: capitalize }
-details { border: 1px solid #8885; border-radius: .4rem; margin: .4rem 0; padding: .3rem .8rem }
-summary { cursor: pointer }
-code, pre { font-family: ui-monospace, monospace; font-size: .9em }
-pre { overflow-x: auto; background: #8882; padding: .6rem; border-radius: .4rem }
-.method { display: inline-block; min-width: 4.5rem; font-weight: bold }
-table { border-collapse: collapse } td, th { text-align: left; padding: .15rem 1rem .15rem 0; vertical-align: top }
-"""
-_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+from msgspec import Struct
 
 
-def page(document: dict[str, Any]) -> str:
-    """Render an OpenAPI document as HTML."""
-    by_tag: dict[str, list[str]] = {}
+class ShownOperation(Struct, frozen=True):
+    """One operation, as the page lists it."""
+
+    id: str
+    method: str
+    path: str
+    summary: str
+    description: str
+    parameters: list[tuple[str, str, str]]  # name, where, schema
+    body: list[str]  # the names of the documents that it takes
+    examples: list[str]
+    responses: list[tuple[str, str, list[str]]]  # status, phrase, documents
+    curl: str
+
+
+def shown_operations(document: dict[str, Any], base: str) -> dict[str, list[ShownOperation]]:
+    """Return the operations of a document by their tag. `base` is where the server is."""
+    by_tag: dict[str, list[ShownOperation]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            by_tag.setdefault(operation["tags"][0], []).append(_operation(path, method, operation))
-    info = document["info"]
-    sections = "".join(f"<h2>{escape(tag)}</h2>{''.join(parts)}" for tag, parts in by_tag.items())
-    schemas = "".join(
-        f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_json(schema)}</details>'
-        for name, schema in document["components"]["schemas"].items()
-    )
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(info["title"])}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-        f"<h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{escape(info['description'])}</p>"
-        f'<p>The same for programs: <a href="openapi.json">openapi.json</a></p>{sections}'
-        f"<h2>documents</h2>{schemas}</html>"
+            shown = _shown(path, method.upper(), operation, base)
+            by_tag.setdefault(operation["tags"][0], []).append(shown)
+    return by_tag
+
+
+def shown_documents(document: dict[str, Any]) -> dict[str, str]:
+    """Return the schema of each document as text."""
+    return {name: _json(schema) for name, schema in document["components"]["schemas"].items()}
+
+
+def _shown(path: str, method: str, operation: dict[str, Any], base: str) -> ShownOperation:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    examples = [each["value"] for each in content.get("examples", {}).values()]
+    return ShownOperation(
+        operation["operationId"],
+        method,
+        path,
+        operation["summary"],
+        operation.get("description", ""),
+        [(each["name"], each["in"], json.dumps(each["schema"])) for each in operation["parameters"]],
+        _names(content.get("schema", {})),
+        [_json(example) for example in examples],
+        [
+            (
+                status,
+                answer["description"],
+                [name for kind in answer.get("content", {}).values() for name in _names(kind["schema"])],
+            )
+            for status, answer in operation["responses"].items()
+        ],
+        _curl(path, method, operation, base, examples),
     )
 
 
-def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
-    parameters = "".join(
-        f"<tr><td><code>{escape(each['name'])}</code></td><td>{escape(each['in'])}</td>"
-        f"<td><code>{escape(json.dumps(each['schema']))}</code></td></tr>"
-        for each in operation["parameters"]
-    )
-    body = ""
-    if "requestBody" in operation:
-        content = operation["requestBody"]["content"]["application/json"]
-        examples = [each["value"] for each in content.get("examples", {}).values()]
-        body = f"<h4>Body</h4>{_refs(content['schema'])}{''.join(map(_json, examples))}"
-    answers = "".join(
-        f"<tr><td>{escape(status)}</td><td>{escape(answer['description'])}</td>"
-        f"<td>{''.join(_refs(kind['schema']) for kind in answer.get('content', {}).values())}</td></tr>"
-        for status, answer in operation["responses"].items()
-    )
-    return (
-        f'<details><summary><span class="method">{method.upper()}</span> <code>{escape(path)}</code> '
-        f"{escape(operation['summary'])}</summary><p>{escape(operation.get('description', ''))}</p>"
-        f"{f'<h4>Parameters</h4><table>{parameters}</table>' if parameters else ''}{body}"
-        f"<h4>Responses</h4><table>{answers}</table></details>"
-    )
+def _curl(path: str, method: str, operation: dict[str, Any], base: str, examples: list[Any]) -> str:
+    """Write the line that calls an operation; its variable $TOKEN is the caller's."""
+    words = ["curl"]
+    if method != "GET":
+        words += ["-X", method]
+    if operation["security"]:
+        words.append('-H "Authorization: Bearer $TOKEN"')
+    if examples:
+        words += ["-H 'Content-Type: application/json'", "-d", shlex.quote(json.dumps(examples[0]))]
+    named = "/".join(part.strip("{}").upper() if part.startswith("{") else part for part in path.split("/"))
+    return " ".join([*words, shlex.quote(base + named)])
 
 
-def _refs(schema: dict[str, Any]) -> str:
-    names = [each["$ref"].rpartition("/")[2] for each in schema.get("oneOf", [schema]) if "$ref" in each]
-    return " or ".join(f'<a href="#{escape(name)}"><code>{escape(name)}</code></a>' for name in names)
+def _names(schema: dict[str, Any]) -> list[str]:
+    return [each["$ref"].rpartition("/")[2] for each in schema.get("oneOf", [schema]) if "$ref" in each]
 
 
 def _json(value: Any) -> str:
-    return f"<pre>{escape(json.dumps(value, indent=2))}</pre>"
+    return json.dumps(value, indent=2, ensure_ascii=False)

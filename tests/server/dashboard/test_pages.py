@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 import re
+import shlex
 from functools import partial
+from html import unescape
 from html.parser import HTMLParser
 from urllib.parse import quote, urlencode
 
@@ -18,12 +20,14 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from taskharbor import Harbor, Worker, chain
-from taskharbor.errors import StoreUnavailable
+from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.server.app import application
 from taskharbor.server.dashboard.assets import STATIC, assets
 from taskharbor.server.dashboard.pages import Page
 from taskharbor.server.dashboard.site import PAGES
 from taskharbor.server.dashboard.view import LIVE_HEADER
+from taskharbor.server.routes import OPERATIONS, ROOT_OPERATIONS
+from taskharbor.server.routing import Prefixed, checked_path_prefix
 from tests.server.conftest import client_of
 
 HOSTILE = "<script>alert(1)</script>'\"&{{7*7}}\N{RIGHT-TO-LEFT OVERRIDE}/é?#%2F🚢"
@@ -161,6 +165,46 @@ async def test_page_renders_hostile_text_below_a_mount(filled: Harbor, page: Pag
         assert '<nav class="pages"' not in parts.text
         for part in re.findall(r'id="([a-z-]+)" data-live', whole.text):
             assert f'id="{part}" data-live' in parts.text
+
+
+async def test_docs_need_no_sign_in_and_have_a_line_for_each_operation(harbor: Harbor):
+    outer = Starlette()
+    outer.mount("/ops", harbor.asgi())
+    async with client_of(outer) as client:
+        page = await client.get("/ops/docs")
+    checked(page, "/ops")
+    lines = {unescape(line) for line in re.findall(r'data-copy="(curl [^"]*)"', page.text)}
+    assert len(lines) == len(OPERATIONS) + len(ROOT_OPERATIONS)
+    assert 'curl -H "Authorization: Bearer $TOKEN" http://localhost/ops/api/v1/jobs/ID/history' in lines
+    assert "curl http://localhost/ops/healthz" in lines
+    for line in lines:  # a shell reads it as it is meant
+        words = shlex.split(line)
+        assert words[0] == "curl"
+        assert words[-1].startswith("http://localhost/ops/")
+        if "-d" in words:
+            json.loads(words[words.index("-d") + 1])
+
+
+@pytest.mark.parametrize("proxied", ["/harbor/queues", "/queues"])
+async def test_server_below_a_path_works_whether_its_proxy_removes_the_path_or_not(
+    harbor: Harbor, proxied: str
+):
+    app = Prefixed(harbor.asgi(authorize=lambda request: "admin"), checked_path_prefix("/harbor/"))
+    async with client_of(app) as client:
+        markup = checked(await client.get(proxied), "/harbor")
+        assert all(link.startswith(("/harbor", "#")) for link in markup.links)
+        assert (await client.get("/harbor/api/v1/queues")).status_code == 200
+        assert (await client.get("/harbor")).status_code == 200
+    for wrong in ("harbor", "/a b", "/a//b", "/ü", "/a?b"):
+        with pytest.raises(ConfigurationError, match="path prefix"):
+            checked_path_prefix(wrong)
+
+
+async def test_people_get_a_page_where_nothing_is_and_programs_get_json(client: httpx.AsyncClient):
+    page = await client.get("/nowhere", headers={"Accept": "text/html,*/*"})
+    assert page.status_code == 404
+    Markup(page.text)
+    assert (await client.get("/nowhere")).json()["error"]["code"] == "not_found"
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.path)

@@ -32,6 +32,8 @@ async def show_queues(view: View) -> Response:
     for name in {name for worker in found.workers for name in worker.queues or ()} - known.keys():
         known[name] = _idle(name)
     demand = await _demand(view)
+    for name in demand.keys() - known.keys():
+        known[name] = _idle(name)
     return view.render(
         "queues.html",
         queues=[known[name] for name in sorted(known)],

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from taskharbor.acting import acting_as
+from taskharbor.errors import StoreError
 from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.dashboard import (
     routes_enqueue,
@@ -108,6 +109,14 @@ class Dashboard:
         refuse_too_low(caller.role, needed)
         return caller
 
+    async def visit(self, request: Request) -> View:
+        """Return a view for a page that anyone may see, with its caller if there is one."""
+        try:
+            caller = await self.caller(request)
+        except (ApiError, StoreError):
+            caller = None
+        return View(self, request, caller, None, None)
+
     async def respond(self, entry: Page | Action, request: Request) -> Response:
         """Authorize the request, then check it, then handle it."""
         if isinstance(entry, Action):
@@ -140,10 +149,7 @@ class Dashboard:
             return view.go(view.url("sign-in", next=None if wanted == "/" else wanted))
         if view.is_from_script:
             return view.failed(error)
-        try:
-            view.caller = await self.caller(request)
-        except ApiError:
-            view.caller = None
+        view = await self.visit(request)
         response = view.render("error.html", status=error.status, error=error)
         response.headers.update(error.headers)
         return response
