@@ -113,7 +113,9 @@ def serve(
         prefix = checked_prefix(metrics_prefix)
 
     async def work(harbor: Harbor) -> None:
-        await serve_harbor(harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix, path_prefix)
+        await serve_harbor(
+            harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix, path_prefix
+        )
 
     session.run(work, create=True)
 
