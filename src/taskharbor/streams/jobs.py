@@ -140,7 +140,7 @@ class MessageJobs:
             job = replace(self._job_of(held), delay=t.delay or 0)
         except PayloadError as error:  # sealed, it is too large
             return self.unkeepable(held.place, held.claimed.task, error)
-        return HandedOver(job, attempt, t.attempts, t.to, t.reason, t.inserts, t.aside)
+        return HandedOver(job, attempt, t.attempts, t.to, t.reason, t.inserts)
 
     def unattempted(self, held: Held) -> HandedOver:
         """The job of a message that goes to the store as it is."""
