@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.markdown import ROOT
+from tools import kafka_server
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LINES_MAX = 60
@@ -18,6 +20,18 @@ def test_there_are_examples() -> None:
     assert {"first_job", "retries_and_dlq", "at_most_once"} <= {example.stem for example in EXAMPLES}
 
 
+@pytest.fixture
+def its_brokers(example: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For an example that speaks of them."""
+    if "TASKHARBOR_BROKERS" not in example.read_text():
+        yield
+        return
+    with kafka_server.running() as broker:
+        monkeypatch.setenv("TASKHARBOR_BROKERS", broker.bootstrap)
+        yield
+
+
+@pytest.mark.usefixtures("its_brokers")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(example)]

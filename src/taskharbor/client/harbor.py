@@ -209,6 +209,7 @@ class Harbor:
         name: str | None = None,
         aliases: Iterable[str] = (),
         parameter_aliases: Mapping[str, str] | None = None,
+        raw: bool = False,
         isolation: Isolation | None = None,
         schedule: str | Recurring | None = None,
         timezone: str = "UTC",
@@ -221,9 +222,10 @@ class Harbor:
         """Declare a function as the handler of a task; the options are the defaults of its jobs.
 
         `aliases` are names that jobs of this task may be stored under as well, `parameter_aliases` maps
-        old names of parameters to the present ones. `isolation="process"` runs the handler in a process of
-        its own, which a timeout kills; it has to be at the top level of a module that can be imported. With
-        `schedule` it recurs: a worker makes it so when it starts.
+        old names of parameters to the present ones. With `raw=True` the function takes its whole payload as one
+        parameter, `payload: dict[str, Any]`, and decides itself what is wrong with it. `isolation="process"` runs
+        the handler in a process of its own, which a timeout kills; it has to be at the top level of a module that can
+        be imported. With `schedule` it recurs: a worker makes it so when it starts.
         """
         declaration = Declaration(self, **declared)
         return declaration if function is None else declaration(function)
@@ -498,6 +500,7 @@ class Declaration:
         name: str | None = None,
         aliases: Iterable[str] = (),
         parameter_aliases: Mapping[str, str] | None = None,
+        raw: bool = False,
         isolation: Isolation | None = None,
         schedule: str | Recurring | None = None,
         timezone: str = "UTC",
@@ -517,6 +520,7 @@ class Declaration:
         self._name = name
         self._aliases = _checked_aliases(aliases)
         self._parameter_aliases = parameter_aliases
+        self._raw = raw
         self._isolation = isolation
         self._options = options
         refuse_unknown(options.keys() - OWN_OPTIONS, TASK_OPTIONS)
@@ -550,6 +554,7 @@ class Declaration:
             name=checked_name("task", self._name if self._name is not None else default_name(function)),
             aliases=self._aliases,
             parameter_aliases=self._parameter_aliases,
+            raw=self._raw,
             isolation=self._isolation,
             options=self._options,
         )

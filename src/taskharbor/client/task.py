@@ -135,6 +135,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         name: str,
         aliases: tuple[str, ...] = (),
         parameter_aliases: Mapping[str, str] | None = None,
+        raw: bool = False,
         isolation: Isolation | None = None,
         options: EnqueueOptions,
         check_arguments: Callable[[dict[str, Any]], object] | None = None,
@@ -144,7 +145,8 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self.name = name
         self.aliases = aliases
         self.parameter_aliases = parameter_aliases
-        self.plan = CallPlan.of(function, task=name, parameter_aliases=parameter_aliases)
+        self.is_raw = raw  # it takes its whole payload as one parameter
+        self.plan = _plan_kind(raw).of(function, task=name, parameter_aliases=parameter_aliases)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine function
         )
@@ -268,6 +270,16 @@ def default_name(function: Callable[..., Any]) -> str:
             spec.name if spec is not None else os.path.splitext(os.path.basename(file))[0] if file else "main"
         )
     return f"{module}.{name}".replace(".<locals>", "")
+
+
+def _plan_kind(raw: object) -> type[CallPlan]:
+    if not isinstance(raw, bool):
+        raise ConfigurationError(f"raw must be True or False, not {shorten(raw)}")
+    if not raw:
+        return CallPlan
+    from taskharbor.raw_signature import RawPlan  # most programs have none
+
+    return RawPlan
 
 
 def _checked_isolation(isolation: object, is_async: bool) -> Isolation | None:
