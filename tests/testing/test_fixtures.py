@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from taskharbor.testing import (
     make_context,
     outage,
 )
+from tests.postgres import store
 
 THREE_TRIES = RetryPolicy(max_attempts=3, initial=60, maximum=3600, multiplier=2, jitter=None)
 
@@ -296,6 +298,25 @@ def test_a_callers_transaction_takes_its_jobs_back(harbor: Harbor):
         sql.rollback()
     engine.dispose()
     assert [job.payload["x"] for job in enqueued(work)] == [1, 6]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_real_store_is_drained_by_the_same_means(kind: str, tmp_path: Path):
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/a.db" if kind == "sqlite" else stack.enter_context(store.database())
+        harbor = stack.enter_context(Harbor(url, clock=TestingClock()))
+        harbor.migrate()
+
+        @harbor.task(retry=THREE_TRIES)
+        def work(x: int) -> int:
+            return 10 // x
+
+        job, failing = work.enqueue(5), work.enqueue(0)
+        ran = Drain(harbor).through("10m")
+        assert [each.number for each in ran] == [1, 1, 2, 3]
+        assert (job.result(timeout=0), failing.refresh().state) == (2, State.DEAD)
+        assert RunInline(harbor)(work, 2) == 5
+        assert len(enqueued(work)) == 3
 
 
 # -- contexts --

@@ -15,9 +15,11 @@ from taskharbor.client.handle import Job
 from taskharbor.client.task import Enqueueable, Signature
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.context import Context
+from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, JobNotFound
 from taskharbor.records import AttemptStatus, State
 from taskharbor.sync import run_inline as run_without_loop
+from taskharbor.sync import run_on_loop_thread
 from taskharbor.testing.clock import Duration, TestingClock, seconds_of
 from taskharbor.testing.loop import SkippingLoop, TestThread
 from taskharbor.worker.worker import Worker
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 INLINE_QUEUE = "taskharbor-run-inline"
 HISTORY_ROWS = 1_000
@@ -76,7 +79,7 @@ class Drain:
         limit = seconds_of(skip, "skip")
         with _watching(self._harbor) as began:
             _run_beside(self._harbor, lambda: self._worker(queues), limit)
-        return run_without_loop(self._report(began, raising))
+        return self._now(self._report(began, raising))
 
     async def async_(self, *, raising: bool = False, queues: list[str] | None = None) -> list[Ran]:
         """Run what is due, in an asynchronous test; return the attempts in the order in which they began."""
@@ -93,7 +96,7 @@ class Drain:
         clock = self._clock()
         end = clock.now() + round(seconds_of(duration, "through()") * MICROS_PER_SECOND)
         ran = self(raising=raising)
-        while (due := run_without_loop(self._next_due())) is not None and due <= end:
+        while (due := self._now(self._next_due())) is not None and due <= end:
             clock.advance(max(0, due - clock.now()) / MICROS_PER_SECOND)
             ran += self(raising=raising)
         clock.advance(max(0, end - clock.now()) / MICROS_PER_SECOND)
@@ -109,6 +112,10 @@ class Drain:
             ran += await self.async_(raising=raising)
         await clock.jump(max(0, end - clock.now()) / MICROS_PER_SECOND)
         return ran
+
+    def _now(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that asks the store, in a synchronous test."""
+        return (run_without_loop if self._harbor.driver.inline else run_on_loop_thread)(coroutine)
 
     def _worker(self, queues: list[str] | None) -> Worker:
         # One job after the other, so that a test sees the same order each time.
@@ -250,6 +257,7 @@ class _Draining:
         limit: float,
     ) -> None:
         self._clock = harbor.driver.clock
+        self._is_in_memory = isinstance(harbor.driver, MemoryDriver)
         self.worker = worker
         self._inbox = inbox
         self._limit = limit
@@ -278,9 +286,9 @@ class _Draining:
             self._inbox.put(None)
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
-        if isinstance(self._clock, TestingClock):
+        if isinstance(self._clock, TestingClock) and self._is_in_memory:
             self._loop = SkippingLoop(self._clock, self._limit, self._end)
-        else:  # by the machine's clock, waiting takes its time
+        else:  # threads or sockets of the store work while the loop waits, and waiting takes its time
             self._loop = asyncio.new_event_loop()
         return self._loop
 
