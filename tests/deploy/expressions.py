@@ -13,7 +13,7 @@ DEPLOY = ROOT / "deploy"
 # What a word of an expression may be beside a metric: functions, operators and modifiers of PromQL, and labels.
 WORDS = {
     "rate", "increase", "delta", "deriv", "histogram_quantile", "sum", "max", "topk", "by", "and", "unless", "offset",
-    "job", "instance", "queue", "task", "state", "le", "label_values",
+    "job", "instance", "queue", "task", "state", "le", "label_values", "topic", "group", "partition",
 }  # fmt: skip
 
 

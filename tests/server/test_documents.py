@@ -10,9 +10,13 @@ import msgspec
 import pytest
 
 from taskharbor import Harbor, RetryPolicy, Worker, chain, presets
+from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerRecord
+from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.server.requests import Input
 from taskharbor.views import documents
 from taskharbor.views.documents import Document, RetryDocument
+from taskharbor.views.streams import StreamList
 from taskharbor.views.why import WhyDocument
 from tests.server.test_resources import API, created, dead_job, error_of
 
@@ -60,6 +64,9 @@ async def test_every_document_that_is_shown_is_described(harbor: Harbor, client:
         json={"name": "tick", "task": "t", "schedule": "0 0 * * *", "retry": {"retryOn": ["x"]}},
     )
     workflow = await chain(step.si()).aenqueue()
+    reading = StreamPresence("tasks", "shop", (StreamPartition(0, 3, 9, 10),))
+    member = WorkerRecord("member", "host", 1, 10, 0, stream=reading)
+    await WORKERS.put(harbor.driver, [member], 60 * MICROS_PER_SECOND)
     for path, kind in {
         f"/jobs/{job['id']}": documents.JobDocument,
         "/jobs": documents.JobPage,
@@ -74,6 +81,7 @@ async def test_every_document_that_is_shown_is_described(harbor: Harbor, client:
         "/stats": documents.Stats,
         "/stats/series": documents.Series,
         "/autoscale": documents.Autoscale,
+        "/streams": StreamList,
     }.items():
         document = (await client.get(f"{API}{path}")).json()
         assert document.get("items") != [], path

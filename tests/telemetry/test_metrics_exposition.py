@@ -13,6 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerRecord
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import AttemptStatus, QueueRecord, Reason, State
 from taskharbor.rules.autoscale import Load
@@ -25,11 +26,20 @@ from tools import promtool
 
 RETRY = attempt(AttemptStatus.FAILED, State.READY, delay=3 * SECOND)
 DEATH = attempt(AttemptStatus.FAILED, State.DEAD, reason=Reason.EXHAUSTED)
+MEMBER = WorkerRecord(
+    "member",
+    "host",
+    1,
+    8,
+    NOW,
+    ("mail",),
+    stream=StreamPresence("tasks", "shop", (StreamPartition(3, 40, 50, 52),)),
+)
 READING = StoreReading(
     NOW,
     dict.fromkeys(State, 0) | {State.DEAD: 4, State.WAITING: 2},
     [QueueRecord("default", True, 3, 2, 1, NOW - 90 * SECOND)],
-    [],
+    [MEMBER],
     {"default": Load(running=1)},
 )
 
@@ -82,6 +92,17 @@ def test_buckets_are_cumulative_and_in_seconds():
         return found["taskharbor_job_duration_seconds_bucket", (("le", bound), *LABELS)]
 
     assert [within("0.001"), within("1.0"), within("2.5"), within("5.0"), within("+Inf")] == [1, 1, 2, 3, 3]
+
+
+def test_partitions_of_streams_have_a_series_each_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
+    labels = (("group", "shop"), ("partition", "3"), ("topic", "tasks"))
+    found = samples(scrape(RETRY))
+    assert found["taskharbor_stream_lag", labels] == 12
+    assert found["taskharbor_stream_committed_offset", labels] == 40
+    monkeypatch.setattr("taskharbor.telemetry.metrics.store_gauges.PARTITIONS", 0)
+    assert (
+        samples(scrape(RETRY))["taskharbor_stream_lag", (labels[0], ("partition", "_other"), labels[2])] == 12
+    )
 
 
 def test_every_metric_of_the_catalogue_is_exported_and_no_other():

@@ -20,6 +20,7 @@ COMMANDS = {
     "dev": "taskharbor.cli.dev:dev",
     "worker": "taskharbor.cli.worker:worker",
     "stream": "taskharbor.cli.stream:stream",
+    "streams": "taskharbor.cli.streams:streams",
     "serve": "taskharbor.cli.serve:serve",
     "token": "taskharbor.cli.token:token",
     "enqueue": "taskharbor.cli.enqueue:enqueue",

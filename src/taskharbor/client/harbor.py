@@ -35,6 +35,7 @@ from taskharbor.client.options import (
 )
 from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
+from taskharbor.client.streams import Streams
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import Transaction, block_of, refuse_inside_transaction
@@ -131,6 +132,7 @@ class Harbor:
         self.dlq = DeadLetters(self)
         self.queues = Queues(self)
         self.holds = Holding(self)
+        self.streams = Streams(self)
         self.workflows = Workflows(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []

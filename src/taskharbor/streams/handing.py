@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 from taskharbor.drivers.base import Driver
 from taskharbor.drivers.capabilities import HandOver
 from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.records import State
 from taskharbor.settle_batch import REFUSALS
 from taskharbor.streams.first import First
 from taskharbor.streams.jobs import MessageJobs
 from taskharbor.streams.offsets import AHEAD_MAX
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.upkeep.retrying import Outages
 
 T = TypeVar("T")
@@ -24,14 +26,21 @@ class Handing:
         self._outages = outages
         self._queue = queue
         self._jobs = jobs
+        self.meter: Meter | None = None  # counts what is handed over; the worker sets it
 
     async def now(self, jobs: Sequence[HandedOver]) -> None:
         """Hand over. Raises while the store is away: the caller asks again."""
         await self._verbs.hand_over(jobs)
+        self._count(jobs)
+
+    def _count(self, jobs: Sequence[HandedOver]) -> None:
+        if self.meter is not None:
+            self.meter.messages_handed_over(len(jobs), sum(each.to is State.DEAD for each in jobs))
 
     async def patiently(self, jobs: Sequence[HandedOver]) -> None:
         """Hand over, as soon as the store is there."""
         await self._until_there(partial(self._verbs.hand_over, jobs))
+        self._count(jobs)
 
     async def each(self, batch: Sequence[First]) -> None:
         """Hand over all of these. Of one that the store refuses, a dead job is stored instead."""

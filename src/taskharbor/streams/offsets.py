@@ -28,6 +28,7 @@ class PartitionOffsets:
     """
 
     def __init__(self, committed: int | None, finished: Iterable[int] = ()) -> None:
+        self.is_committed = committed is not None
         self._is_new_to_group = committed is None  # its first message may stand anywhere
         committed = committed or 0
         self.committed = committed  # the last offset that the broker has acknowledged
@@ -46,6 +47,16 @@ class PartitionOffsets:
         while self._taken and self._taken[0] in self._finished:
             self._finished.discard(self._taken.popleft())
         return self._taken[0] if self._taken else self._position
+
+    @property
+    def position(self) -> int:
+        """The offset after the last one that was taken."""
+        return self._position
+
+    @property
+    def finished_ahead(self) -> int:
+        """How many are finished beyond the offset to commit."""
+        return len(self._finished)
 
     @property
     def open(self) -> int:
@@ -109,7 +120,7 @@ class PartitionOffsets:
 
     def acknowledged(self, offset: int, metadata: str) -> None:
         """Note that the broker has this commit."""
-        self.committed, self._metadata = offset, metadata
+        self.committed, self._metadata, self.is_committed = offset, metadata, True
 
 
 def encode(offset: int, finished: Iterable[int]) -> str:

@@ -30,6 +30,7 @@ from taskharbor.drivers.base import (
     Transition,
 )
 from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
 from taskharbor.rules.policy import LOST_TOGETHER, Loss, weigh_loss
 from taskharbor.streams.consumer import Assigned, Commit, Jump
@@ -42,6 +43,7 @@ from taskharbor.streams.operators import Operators
 from taskharbor.streams.rebalances import Rebalances
 from taskharbor.streams.taken import Changes, Taken
 from taskharbor.telemetry.logs import log_line
+from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.supervisor.channel import LostMessage
 from taskharbor.worker.upkeep.retrying import Outages
 
@@ -97,6 +99,10 @@ class StreamSource(JobSource):
     def parts(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the worker, for as long as it does."""
         return [self.hand_over_first(), self.operators.watch(), self.until_failure()]
+
+    def count_in(self, meter: Meter | None) -> None:
+        """Count the messages that are taken and handed over."""
+        self._handing.meter = meter
 
     # -- what the worker asks --
 
@@ -222,6 +228,8 @@ class StreamSource(JobSource):
         """Take messages that the consumer's thread has read."""
         now = self.clock.now()
         taken = self._taken.new_ones(messages)
+        if self._handing.meter is not None:
+            self._handing.meter.messages_taken(len(taken))
         for message in taken:
             try:
                 self._take_one(message, now)
@@ -306,6 +314,9 @@ class StreamSource(JobSource):
         await asyncio.shield(self._failure)
 
     # -- for metrics --
+
+    def partition_figures(self) -> list[StreamPartition]:
+        return self._taken.partition_figures()
 
     def figures(self) -> dict[str, int]:
         return self._taken.figures()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from taskharbor.drivers.contract.reading import StreamPresence
 from taskharbor.failure_tasks import dead_letter_queue
 from taskharbor.streams import dead_letters
 from taskharbor.streams.worker import StreamWorker
@@ -36,7 +37,8 @@ def stream_worker_for(harbor: Harbor, config: WorkerConfig) -> StreamWorker:
     assert config.stream is not None, "only called for streams"
     options = dict(config.stream)
     settings = dict(options.pop("settings", {}))
-    if config.member is not None:
+    # (With retries="topics" a worker is several members of the group, which cannot have one name.)
+    if config.member is not None and options.get("retries", "store") == "store":
         base = settings.pop("group.instance.id", None)
         slot = config.member.rpartition("-")[2]
         settings["group.instance.id"] = config.member if base is None else f"{base}-{slot}"
@@ -180,6 +182,9 @@ class SupervisedStream:
 
     def _learn_losses(self, messages: Iterable[LostMessage]) -> None:
         self._stream._losses.update((each.job, each) for each in messages)
+
+    def _report_stream(self, tell: Callable[[StreamPresence], object]) -> None:
+        self._stream._tell = tell
 
     def _predecessor_is_gone(self) -> None:
         self._stream._worker._predecessor_is_gone()

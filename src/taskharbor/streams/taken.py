@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from taskharbor.clock import Clock, wait_for
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.consumer import Commit, Jump
 from taskharbor.streams.jobs import Held
 from taskharbor.streams.messages import Place
@@ -180,6 +181,20 @@ class Taken:
         with self._lock:
             for number in partitions:
                 self._offsets.pop(number, None)
+
+    def partition_figures(self) -> list[StreamPartition]:
+        """What is known of each partition, apart from what only the consumer knows."""
+        with self._lock:
+            return [
+                StreamPartition(
+                    number,
+                    each.committed if each.is_committed else None,
+                    each.position,
+                    incomplete=each.open,
+                    ahead=each.finished_ahead,
+                )
+                for number, each in sorted(self._offsets.items())
+            ]
 
     def figures(self) -> dict[str, int]:
         with self._lock:

@@ -14,6 +14,7 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
 from taskharbor.drivers.capabilities import HandOver
+from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence
 from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.failure_tasks import dead_letter_queue
 from taskharbor.records import DeadCopy
@@ -46,6 +47,8 @@ CONCURRENCY = 100
 AHEAD = 2_000  # messages that are read before a handler is free
 REVOKE_SECONDS = 5.0
 LEAVE_SECONDS = 15.0
+REPORT_SECONDS = 5.0  # between two records of what it reads
+PARTITIONS_SHOWN_MAX = 1_000  # of one worker, in its record
 
 
 class StreamWorker:
@@ -147,6 +150,8 @@ class StreamWorker:
             raise ConfigurationError(
                 f"queue={shorten(queue)} is for ingest=True; messages that fail become jobs of {self.queue!r}"
             )
+        self._worker._stream = self._presence
+        self._tell: Callable[[StreamPresence], object] | None = None  # a supervisor, which records it
         self._losses: dict[str, LostMessage] = {}  # messages that other processes had begun when they died
         self._on_ready: Callable[[], None] | None = None  # called when it begins to read
         self._source: Any = None  # a StreamSource or a TopicsSource, once it runs
@@ -315,7 +320,9 @@ class StreamWorker:
         assert self._stopping is not None, "`run` made it"
         workers = self._workers
         running = [asyncio.ensure_future(worker.run()) for worker in workers]
-        others = [asyncio.ensure_future(each) for each in (*source.parts(), self._stopping.wait())]
+        others = [
+            asyncio.ensure_future(each) for each in (*source.parts(), self._report(), self._stopping.wait())
+        ]
         try:
             await asyncio.wait([*running, *others], return_when=asyncio.FIRST_COMPLETED)
             source.is_closing = True
@@ -329,6 +336,22 @@ class StreamWorker:
             for task in (*running, *others):
                 task.cancel()
             await asyncio.gather(*running, *others, return_exceptions=True)
+
+    def _presence(self) -> StreamPresence:
+        """What this worker reads now, for its record in the store."""
+        partitions: list[StreamPartition] = []
+        if isinstance(self._source, StreamSource) and isinstance(self._consumer, PolledConsumer):
+            partitions = self._consumer.seen(self._source.partition_figures()[:PARTITIONS_SHOWN_MAX])
+        return StreamPresence(self.topic, self.group, tuple(partitions))
+
+    async def _report(self) -> None:
+        """Record now and then what the worker reads: which partitions, and how far it is behind."""
+        while True:
+            await self.harbor.driver.clock.sleep(REPORT_SECONDS)
+            if self._tell is not None:
+                self._tell(self._presence())
+            elif (run := self._worker._run) is not None:
+                run.record_presence()
 
     def _new_source(self, topic: Topic) -> StreamSource:
         harbor, worker = self.harbor, self._worker
@@ -359,6 +382,7 @@ class StreamWorker:
         )
         source.rebalances.hand_back = self._hand_back
         source.losses = self._losses
+        source.count_in(self._worker._meter)
         return source
 
     def _hand_back(self, unwanted: Callable[[Claimed], bool]) -> None:

@@ -421,8 +421,13 @@ class WorkerRun:
                 worker.queues,
                 tasks=known_tasks(worker.harbor),
                 lease=worker.lease,
+                stream=None if worker._stream is None else worker._stream(),
             )
         ]
+
+    def record_presence(self) -> None:
+        """Record at once what the worker does."""
+        self._presence.changed()
 
     # -- log lines --
 

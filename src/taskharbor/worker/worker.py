@@ -35,6 +35,7 @@ from taskharbor.worker.supervisor_link import SupervisorLink
 from taskharbor.worker.upkeep.retirement import ReplacementPolicy
 
 if TYPE_CHECKING:
+    from taskharbor.drivers.contract.reading import StreamPresence
     from taskharbor.telemetry.metrics.exposition import Renderer
 
 CONCURRENCY_MAX = 10_000
@@ -75,6 +76,7 @@ class Worker:
     )
     _meter: Meter | None = None  # counts what happens to jobs
     _source: JobSource | None = None  # of jobs that do not come from the store; see `taskharbor.streams`
+    _stream: Callable[[], StreamPresence | None] | None = None  # what it reads, if it reads a topic
     _calls_hooks = True  # of the harbor, around its run
     _takes_interrupts = False  # Ctrl-C calls `stop` and raises no KeyboardInterrupt
     _make_threads: ThreadsMaker = HandlerThreads  # for synchronous handlers
@@ -212,6 +214,9 @@ class Worker:
         """Let the worker retire if it has reached a limit already."""
         if self._run is not None:
             self._run.predecessor_is_gone()
+
+    def _report_stream(self, tell: object) -> None:
+        """A worker of the store reads no stream."""
 
     def _learn_losses(self, messages: object) -> None:
         """A worker of the store has no messages that another process could have begun."""

@@ -72,6 +72,31 @@ class LeaseRecord(Struct, frozen=True):
     running: dict[str, int]
 
 
+class StreamPartition(Struct, frozen=True, omit_defaults=True):
+    """A partition that a stream worker has, as the worker sees it."""
+
+    partition: int
+    committed: int | None  # the offset that the group has committed; None: none yet
+    position: int  # the offset of the next message to read
+    end: int | None = None  # the offset of the next message that a producer writes; None: not known yet
+    incomplete: int = 0  # messages that were read and are not finished
+    ahead: int = 0  # messages that are finished beyond the committed offset
+    paused: bool = False  # it reads no more for now
+
+    @property
+    def lag(self) -> int | None:
+        """How many messages the group has still to commit; None if that is not known."""
+        return None if self.end is None else max(0, self.end - (self.committed or 0))
+
+
+class StreamPresence(Struct, frozen=True, omit_defaults=True):
+    """What a stream worker reads, as part of its record."""
+
+    topic: str
+    group: str
+    partitions: tuple[StreamPartition, ...] = ()
+
+
 class WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """A worker that is there, as it told the store itself: one that is idle holds no lease to be known by."""
 
@@ -84,6 +109,7 @@ class WorkerRecord(Struct, frozen=True, omit_defaults=True):
     supervisor: str | None = None  # who looks after it
     expires_at: int = 0  # from then on it is forgotten, unless it signs on again
     tasks: tuple[str, ...] | None = None  # that it knows, with their aliases; None: it may know any
+    stream: StreamPresence | None = None  # if it reads a topic
     lease: int | None = None  # of its claims, in microseconds: it extends them after each third of it
 
 

@@ -13,6 +13,7 @@ from taskharbor.server.routes import (
     queues,
     schedules,
     stats,
+    streams,
     tasks,
     workflows,
 )
@@ -27,6 +28,7 @@ OPERATIONS: tuple[Operation, ...] = (
     *workflows.routes,
     *audit.routes,
     *stats.routes,
+    *streams.routes,
     *events.routes,
 )
 ROOT_OPERATIONS: tuple[Operation, ...] = (*health.routes, *metrics.routes)

@@ -62,6 +62,8 @@ def _gauge(name: str, meaning: str, *labels: str) -> Metric:
     return Metric(name, "gauge", Source.STORE, meaning, labels)
 
 
+_STREAM = ("topic", "group", "partition")
+
 ENQUEUED = _job_counter(
     "jobs_enqueued", "Jobs claimed for the first time: each job counts once, however it was enqueued."
 )
@@ -105,6 +107,15 @@ LOOP_LAG = _times(
     "event_loop_lag_seconds", "How late the worker's event loop ran a timer, looked at every second."
 )
 
+STREAM_TAKEN = _counter("stream_messages_taken", "Messages of a topic that a stream worker has taken.")
+STREAM_HANDED_OVER = _counter(
+    "stream_messages_handed_over", "Messages of a topic that became jobs of the store, dead ones included."
+)
+STREAM_DEAD = _counter(
+    "stream_messages_dead",
+    "Messages of a topic that were dead at once; those that die later count in `jobs_dead`.",
+)
+
 QUEUE_JOBS = _gauge(
     "queue_jobs", "Jobs of a queue by state: `ready`, `scheduled` or `running`.", "queue", "state"
 )
@@ -119,6 +130,13 @@ AUTOSCALE_SLOTS = _gauge(
     "Slots that keep the queue's oldest ready job younger than 30 s, from the roll-ups; not exact.",
     "queue",
 )
+STREAM_LAG = _gauge("stream_lag", "Messages that the group has not committed.", *_STREAM)
+STREAM_COMMITTED = _gauge("stream_committed_offset", "The offset that the group has committed.", *_STREAM)
+STREAM_INCOMPLETE = _gauge("stream_incomplete", "Messages that were read and are not finished.", *_STREAM)
+STREAM_AHEAD = _gauge(
+    "stream_finished_ahead", "Messages that are finished beyond the committed offset.", *_STREAM
+)
+STREAM_PAUSED = _gauge("stream_paused", "1 while a worker reads no more of the partition, else 0.", *_STREAM)
 WAITING_JOBS = _gauge("waiting_jobs", "Jobs of all queues that wait for other jobs.")
 DEAD_JOBS = _gauge("dead_jobs", "Jobs of all queues in the dead-letter queue.")
 WORKERS = _gauge("workers", "Workers that are running.")
@@ -130,7 +148,9 @@ STORE_UP = _gauge(
 METRICS: tuple[Metric, ...] = (
     ENQUEUED, STARTED, SUCCEEDED, FAILED, RETRIED, EXHAUSTED, DEAD, LOST, CANCELLED, WAIT, DURATION, RETRY_LATENCY,
     CLAIM_DURATION, SETTLE_DURATION, CLAIM_BATCH, SETTLE_BATCH, EXTENSIONS_REFUSED, SETTLES_REFUSED, LOOP_LAG,
-    QUEUE_JOBS, OLDEST_READY, QUEUE_PAUSED, QUEUE_WORKERS, QUEUE_SLOTS, AUTOSCALE_SLOTS, WAITING_JOBS, DEAD_JOBS,
+    STREAM_TAKEN, STREAM_HANDED_OVER, STREAM_DEAD,
+    QUEUE_JOBS, OLDEST_READY, QUEUE_PAUSED, QUEUE_WORKERS, QUEUE_SLOTS, AUTOSCALE_SLOTS,
+    STREAM_LAG, STREAM_COMMITTED, STREAM_INCOMPLETE, STREAM_AHEAD, STREAM_PAUSED, WAITING_JOBS, DEAD_JOBS,
     WORKERS, SLOTS, STORE_UP,
 )  # fmt: skip
 

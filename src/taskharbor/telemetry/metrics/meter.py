@@ -47,6 +47,9 @@ _WAIT = _JOB[catalogue.WAIT.name]
 _DURATION = _JOB[catalogue.DURATION.name]
 _RETRY_LATENCY = _JOB[catalogue.RETRY_LATENCY.name]
 _EXTENSIONS_REFUSED = _PROCESS[catalogue.EXTENSIONS_REFUSED.name]
+_STREAM_TAKEN = _PROCESS[catalogue.STREAM_TAKEN.name]
+_STREAM_HANDED_OVER = _PROCESS[catalogue.STREAM_HANDED_OVER.name]
+_STREAM_DEAD = _PROCESS[catalogue.STREAM_DEAD.name]
 _SETTLES_REFUSED = _PROCESS[catalogue.SETTLES_REFUSED.name]
 
 _SUCCESS = AttemptStatus.SUCCEEDED
@@ -99,6 +102,13 @@ class Meter:
             (job.queue, job.task) for job in jobs if job.number == 1
         ).items():
             words[self._base(queue, task) + _ENQUEUED] += firsts
+
+    def messages_taken(self, count: int) -> None:
+        self._words[_STREAM_TAKEN] += count
+
+    def messages_handed_over(self, count: int, dead: int) -> None:
+        self._words[_STREAM_HANDED_OVER] += count
+        self._words[_STREAM_DEAD] += dead
 
     def settled(
         self,

@@ -16,6 +16,7 @@ from taskharbor.drivers.capabilities import Records, Rollups
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.records import State
 from taskharbor.rules.autoscale import Load, slots_wanted
+from taskharbor.stream_readings import readings_of
 from taskharbor.telemetry.autoscale import loads_of
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics import catalogue
@@ -29,6 +30,7 @@ logger = logging.getLogger("taskharbor.metrics")
 
 CACHE_SECONDS = 1.0
 READ_SECONDS = 5.0  # that a scrape waits for the store
+PARTITIONS = 1_000  # of all topics, that have series of their own
 AGE_SECONDS = 30.0  # that the slots wanted keep the oldest ready job below
 
 # The value of a gauge, by the values of its labels.
@@ -77,10 +79,33 @@ def gauges_of(reading: StoreReading | None) -> Gauges:
     for index, (queue_name, load) in enumerate(sorted(reading.loads.items())):
         name = label(queue_name) if index < PAIRS else OTHER_NAME
         wanted[(name,)] = wanted.get((name,), 0.0) + slots_wanted(load, AGE_SECONDS)
+    gauges |= _stream_gauges(reading.workers)
     gauges[catalogue.WAITING_JOBS.name] = {(): reading.counts[State.WAITING]}
     gauges[catalogue.DEAD_JOBS.name] = {(): reading.counts[State.DEAD]}
     gauges[catalogue.WORKERS.name] = {(): len(reading.workers)}
     gauges[catalogue.SLOTS.name] = {(): sum(each.slots for each in reading.workers)}
+    return gauges
+
+
+def _stream_gauges(workers: Sequence[WorkerRecord]) -> Gauges:
+    """Return the gauges of partitions. Of more than `PARTITIONS` of them, the rest shares the partition `_other`."""
+    of_partitions: tuple[catalogue.Metric, ...] = (
+        catalogue.STREAM_LAG, catalogue.STREAM_COMMITTED, catalogue.STREAM_INCOMPLETE, catalogue.STREAM_AHEAD,
+        catalogue.STREAM_PAUSED,
+    )  # fmt: skip
+    gauges: Gauges = {metric.name: {} for metric in of_partitions}
+    shown = 0
+    for stream in readings_of(workers):
+        for each in stream.partitions:
+            shown += 1
+            number = str(each.partition) if shown <= PARTITIONS else OTHER_NAME
+            labels = (label(stream.topic), label(stream.group), number)
+            values = (each.lag, each.committed, each.incomplete, each.ahead, int(each.paused))
+            for metric, value in zip(of_partitions, values, strict=True):
+                if (
+                    value is not None
+                ):  # of several that share their labels, the sum: no offset means anything then
+                    gauges[metric.name][labels] = gauges[metric.name].get(labels, 0.0) + value
     return gauges
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from taskharbor.drivers.contract.reading import StreamPresence
 from taskharbor.telemetry.events import Event
 
 LINE_MAX = 16 * 1024 * 1024
@@ -108,6 +109,12 @@ class Ready(Struct, tag=True, omit_defaults=True):
     tasks: list[str] | None = None  # that it knows; None: too many to tell
 
 
+class StreamReport(Struct, tag=True):
+    """From a child that reads a stream: its partitions, and how far it is behind."""
+
+    stream: StreamPresence
+
+
 class StartupError(Struct, tag=True):
     """From the child: it cannot start with this configuration, and a retry would not help."""
 
@@ -139,6 +146,7 @@ Message = (
     | Hello
     | Waiting
     | Ready
+    | StreamReport
     | StartupError
     | SuspectsWaiting
     | Retiring

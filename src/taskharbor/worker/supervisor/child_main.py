@@ -25,6 +25,7 @@ from taskharbor.worker.supervisor.channel import (
     MessagesLost,
     Ready,
     Retiring,
+    StreamReport,
     SuspectsWaiting,
     Waiting,
     WorkerConfig,
@@ -34,6 +35,7 @@ from taskharbor.worker.upkeep.colleagues import known_tasks
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
+    from taskharbor.drivers.contract.reading import StreamPresence
     from taskharbor.rules.retry import RetryPolicy
     from taskharbor.telemetry.metrics.cells import Cells
     from taskharbor.worker.pipeline.execution import Execution
@@ -64,6 +66,7 @@ class SupervisedWorker(Protocol):
     def _leave(self) -> None: ...
     def _predecessor_is_gone(self) -> None: ...
     def _learn_losses(self, messages: Sequence[LostMessage]) -> None: ...
+    def _report_stream(self, tell: Callable[[StreamPresence], object]) -> None: ...
     async def _apply_lease_update(
         self,
         cancel_requested: Iterable[str],
@@ -156,6 +159,7 @@ class Child:
 
     async def _work(self, channel: Channel) -> None:
         self._link.channel = channel
+        self._worker._report_stream(lambda stream: channel.send(StreamReport(stream)))
         channel.send(Hello(self._worker.name, self._link.prefix, self._address))
         started = asyncio.Event()
         companions = [

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from taskharbor.clock import Clock
+from taskharbor.drivers.contract.reading import StreamPresence
 from taskharbor.worker.supervisor import shared_memory
 from taskharbor.worker.supervisor.channel import (
     Channel,
@@ -57,6 +58,7 @@ class ChildProcess:
         self.startup_error: StartupError | None = None
         self.is_ready = False
         self.tasks: tuple[str, ...] | None = None  # that it knows, once it is ready; None: not known
+        self.stream: StreamPresence | None = None  # what it reads, if it reads a topic
         self.waits_for_store = False  # before it is ready
         self.has_exited = False  # its jobs may not be settled yet
         self.suspects_only = config.suspects_only

@@ -37,6 +37,7 @@ from taskharbor.worker.supervisor.channel import (
     Ready,
     Retiring,
     StartupError,
+    StreamReport,
     SuspectsWaiting,
     Waiting,
     WorkerConfig,
@@ -312,6 +313,9 @@ class Supervisor:
                 child.is_ready = self._any_was_ready = True
                 child.waits_for_store = False
                 self._forwarder.forward()
+                self._store_duties.update_presence()
+            case StreamReport(stream):
+                child.stream = stream
                 self._store_duties.update_presence()
             case StartupError():
                 child.startup_error = message

@@ -112,6 +112,7 @@ class StoreDuties:
                 self._supervisor,
                 tasks=child.tasks,
                 lease=self._lease,
+                stream=child.stream,
             )
             for child in self._children()
             if child.is_ready and not child.has_exited and child.hello and child.hello.address

@@ -1,0 +1,92 @@
+"""What stream workers record of themselves: `harbor.streams`, REST, the command line and metrics show the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from taskharbor import Harbor
+from taskharbor.cli import cli
+from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerRecord
+from taskharbor.stream_readings import readings_of
+from taskharbor.telemetry.metrics import catalogue
+from taskharbor.telemetry.metrics.store_gauges import gauges_of, read_store
+from tests.streams.log import Log, until
+from tests.streams.test_worker import working
+
+
+async def test_live_stream_workers_show_partitions_and_lag(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.streams.worker.REPORT_SECONDS", 0.1)
+    url, may_end = f"sqlite:///{tmp_path}/harbor.db", asyncio.Event()
+    async with Harbor(url) as harbor:
+        await harbor.amigrate()
+
+        @harbor.task(name="note")
+        async def note(n: int) -> None:
+            if n == 0:
+                await may_end.wait()
+
+        @harbor.task(name="dies")
+        async def dies() -> None:
+            raise ValueError("validation error")
+
+        log.put_calls("note", range(5), partition=0)
+        log.put({"task": "dies"}, partition=0)
+        async with working(harbor, log, metrics=True) as worker:
+            await until(lambda: _shows(harbor, lag=6, ahead=5, committed=0))
+            [stream] = await harbor.streams.alist()
+            assert (stream.topic, stream.group, stream.workers) == (log.topic, log.group, [worker.name])
+            first = stream.partitions[0]
+            assert (first.committed, first.position, first.end, first.incomplete) == (0, 6, 6, 1)
+            assert (first.worker, first.paused) == (worker.name, False)
+            gauges = gauges_of(await read_store(harbor.driver))
+            labels = (log.topic, log.group, "0")
+            assert gauges[catalogue.STREAM_LAG.name][labels] == 6
+            assert gauges[catalogue.STREAM_AHEAD.name][labels] == 5
+            assert gauges[catalogue.STREAM_INCOMPLETE.name][labels] == 1
+            answer = await asyncio.to_thread(CliRunner().invoke, cli, ["streams", "--json", "--url", url])
+            [shown] = json.loads(answer.stdout)["items"]
+            assert (shown["lag"], shown["partitions"][0]["worker"]) == (6, worker.name)
+            may_end.set()
+            await until(lambda: _shows(harbor, lag=0, ahead=0))
+            counted = worker._totals().snapshot().process
+            assert [counted[_start(each)] for each in COUNTERS] == [6, 1, 1]
+        assert await harbor.streams.alist() == []
+
+
+COUNTERS = (catalogue.STREAM_TAKEN, catalogue.STREAM_HANDED_OVER, catalogue.STREAM_DEAD)
+
+
+def _start(metric: catalogue.Metric) -> int:
+    return catalogue.offsets(catalogue.of(catalogue.Source.PROCESS))[metric.name]
+
+
+async def _shows(harbor: Harbor, **wanted: Any) -> bool:
+    return any(
+        all(getattr(each, name) == value for name, value in wanted.items())
+        for stream in await harbor.streams.alist()
+        for each in stream.partitions
+        if each.partition == 0
+    )
+
+
+def test_members_of_a_group_are_put_together():
+    def worker(name: str, group: str, *partitions: StreamPartition) -> WorkerRecord:
+        return WorkerRecord(name, "host", 1, 10, 0, stream=StreamPresence("tasks", group, partitions))
+
+    plain = WorkerRecord("plain", "host", 1, 10, 0)
+    one = worker("one", "shop", StreamPartition(0, 3, 9, 10), StreamPartition(1, None, 0, 4))
+    two = worker("two", "shop", StreamPartition(1, 2, 4, 4))  # it has just taken the partition over
+    other = worker("three", "audit", StreamPartition(0, 1, 1))
+    audit, shop = readings_of([plain, one, two, other])
+    assert (audit.group, audit.lag, shop.lag) == ("audit", None, 9)
+    assert [(each.partition, each.worker) for each in shop.partitions] == [(0, "one"), (1, "two")]
+    assert shop.workers == ["one", "two"]
+    assert shop.queue == "stream:tasks"
