@@ -21,7 +21,7 @@ from taskharbor.server.limits import Failures
 from taskharbor.server.tokens import Role, checked_role, matching
 
 TOKENS_SECONDS = 1.0  # how long a revoked token may still pass
-SESSION_TOKENS_SECONDS = 4.0  # and the sessions of it: many open pages ask again and again
+SESSION_TOKENS_SECONDS = 5.0  # and the sessions of it: many open pages ask again and again
 
 # A role, or a role and the name that the caller's actions are recorded under; None refuses the request.
 Allowed = Role | str | tuple[Role | str, str] | None

@@ -119,6 +119,33 @@ async def test_answer_is_shared_while_it_is_asked_for_and_an_error_is_not_kept(m
     assert await documents.read("k", 1.0, ask) == 4
 
 
+async def test_slow_answer_is_renewed_beside_its_readers_and_less_often(moved: Time):
+    documents = shared.SharedDocuments()
+    asked = 0
+    gate = asyncio.Event()
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await gate.wait()
+        moved.now += 0.5  # twenty times that: ten seconds
+        return asked
+
+    assert await documents.read("k", 5.0, ask) == 1
+    moved.now += 9
+    assert (await documents.read("k", 5.0, ask), asked) == (1, 1)
+    moved.now += 1
+    assert await documents.read("k", 5.0, ask) == 1  # and the next one is under way
+    gate.set()
+    renewing = documents._kept["k"].task
+    assert renewing is not None
+    assert await renewing == 2
+    assert (await documents.read("k", 5.0, ask), asked) == (2, 2)
+    moved.now += shared.STALE_SECONDS + 1
+    assert await documents.read("k", 5.0, ask) == 3  # too old to be shown
+
+
 async def test_open_page_is_told_of_a_change_and_the_store_is_not_counted_for_it(
     harbor: Harbor, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,7 +14,7 @@ from taskharbor.records import SessionRecord, TokenRecord
 COOKIE = "taskharbor_session"
 LASTS_SECONDS = 12 * 3600
 OF_TOKEN_MAX = 50  # more sign-ins with one token end the oldest of its sessions
-READ_SECONDS = 4.0  # how long a session may still pass that expired, or that another server ended
+READ_SECONDS = 5.0  # how long a session may still pass that expired, or that another server ended
 VALUE_MAX = 200  # characters of a cookie that are looked at
 
 

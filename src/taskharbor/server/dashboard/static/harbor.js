@@ -69,15 +69,15 @@
     state.dataset.state = name;
     $(".word", state).textContent = { on: "Live", poll: "Live", off: "Paused", lost: "Offline" }[name];
   }
+  const writing = (form) => { const at = document.activeElement; return form.contains(at) && at.matches("input, textarea, select"); };
   const morphing = {
     morphStyle: "outerHTML",
-    ignoreActiveValue: true,
     restoreFocus: true,
     callbacks: {
       beforeNodeMorphed(old, fresh) {
         if (!(old instanceof Element)) return true;
         if (old.hasAttribute("data-keep") && fresh instanceof Element && fresh.hasAttribute("data-keep")) return false;
-        if (old.matches("form") && (old.dataset.used || old.contains(document.activeElement))) return false;
+        if (old.matches("form") && (old.dataset.used || writing(old))) return false;
         return true;
       },
       beforeNodeRemoved(old) {
@@ -100,7 +100,8 @@
     for (const part of $$("[data-live]")) {
       const fresh = part.id && page.getElementById(part.id);
       if (!fresh || fresh.isEqualNode(part)) continue;
-      Idiomorph.morph(part, fresh, morphing);
+      // Only of a field: the label of a focused button must follow.
+      Idiomorph.morph(part, fresh, { ...morphing, ignoreActiveValue: document.activeElement.matches("input, textarea, select") });
       const now = document.getElementById(part.id);
       reveal(now);
       htmx.process(now);
@@ -122,6 +123,13 @@
       if (wanted) soon();
     }
   }
+  // The server may answer with what it read some seconds ago, so the last change is looked at twice more.
+  let later = [];
+  function changed() {
+    soon();
+    later.forEach(clearTimeout);
+    later = [6000, 17000].map((delay) => setTimeout(soon, delay));
+  }
   function soon() {
     if (document.hidden || timer) return;
     timer = setTimeout(() => { timer = null; refresh(); }, Math.max(0, lastAt + GAP - Date.now()));
@@ -130,7 +138,7 @@
     if (document.hidden || stream || !$("[data-live]")) return;
     stream = new EventSource(mount + "/live");
     stream.addEventListener("open", () => { show("on"); clearInterval(polling); polling = null; });
-    stream.addEventListener("change", soon);
+    stream.addEventListener("change", changed);
     stream.addEventListener("error", () => {
       if (stream && stream.readyState === EventSource.CLOSED) {  // refused: too many streams, or signed out
         stream = null;
@@ -143,14 +151,15 @@
     stream = null;
     clearInterval(polling); polling = null;
     clearTimeout(timer); timer = null;
+    later.forEach(clearTimeout); later = [];
     show("off");
   }
   document.addEventListener("visibilitychange", () => {
     if (!$("[data-live]")) return;
-    if (document.hidden) rest(); else { listen(); soon(); }
+    if (document.hidden) rest(); else { listen(); changed(); }
   });
   window.addEventListener("pagehide", () => { if (stream) rest(); });
-  window.addEventListener("pageshow", (event) => { if (event.persisted) { listen(); soon(); } });
+  window.addEventListener("pageshow", (event) => { if (event.persisted) { listen(); changed(); } });
   document.body.addEventListener("harbor:refresh", () => {
     $$("form[data-used]").forEach((form) => delete form.dataset.used);
     lastAt = 0;
@@ -211,4 +220,5 @@
   reveal(document);
   tick();
   listen();
+  if ($("[data-live]")) later = [setTimeout(soon, 17000)];
 })();
