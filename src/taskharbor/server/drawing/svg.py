@@ -33,8 +33,12 @@ def element(name: str, *children: str, **attributes: object) -> Svg:
 
 
 def picture(label: str, *children: str, **attributes: object) -> Svg:
-    """Write the `svg` element of a picture, with the sentence that a screen reader says for it."""
-    return element("svg", *children, role="img", aria_label=label, **attributes)
+    """Write the `svg` element of a picture, with the sentence that a screen reader says for it.
+
+    A picture with links is a group of them: what is in an `img` cannot be reached.
+    """
+    role = "group" if any("<a " in child for child in children) else "img"
+    return element("svg", *children, role=role, aria_label=label, **attributes)
 
 
 def shortened(text: str, length: int) -> str:
