@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, sync_playwright
 
 from taskharbor import Harbor
 from tools import browser as browsers
@@ -106,9 +106,13 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
             if not any(each in text for each in expected):
                 faults.append(text)
 
+        def refuse(dialog: Dialog) -> None:
+            told(f"a dialog: {dialog.message}")
+            dialog.dismiss()
+
         page.on("console", lambda message: told(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: told(str(error)))
-        page.on("dialog", lambda dialog: (told(f"a dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", refuse)
         page.on("request", lambda asked: None if urlsplit(asked.url).netloc == host else told(asked.url))
         page.goto("/")
         return page

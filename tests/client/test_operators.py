@@ -256,7 +256,7 @@ def test_update_all_changes_those_that_wait_and_match(timed: Harbor, make: Makin
 def test_update_all_refuses_what_it_cannot_change(timed: Harbor):
     for given, said in (
         ({"tag": "x"}, "nothing to change was given; give expires_at, expires_in, max_attempts"),
-        ({"payload": {}}, "unknown argument payload"),
+        ({"payload": {}, "timeout": 3}, "payload takes 1 to 10 values"),
         ({"priority": 1000}, "priority must be a whole number"),
         ({"expires_in": 5, "expires_at": datetime(2030, 1, 1, tzinfo=UTC)}, "say the same thing"),
         ({"retry": "often"}, "retry must be a RetryPolicy"),

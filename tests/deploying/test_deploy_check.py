@@ -170,7 +170,7 @@ def test_the_command_tells_a_pipeline(tmp_path: Path, monkeypatch: pytest.Monkey
     with Harbor("sqlite:///shop.db") as harbor:
         harbor.enqueue("send", {"to": "a"})
     fine = runner.invoke(cli, ["deploy-check", "-A", "newshop:harbor"])
-    assert (fine.exit_code, fine.output) == (0, "looked at 1 of 1 unfinished jobs\n")
+    assert (fine.exit_code, fine.output) == (0, "looked at 1 of 1 unfinished job\n")
     with Harbor("sqlite:///shop.db") as harbor:
         harbor.enqueue("send", {"too": "b"})
     bad = runner.invoke(cli, ["deploy-check", "-A", "newshop:harbor", "--json"])

@@ -8,6 +8,7 @@ import click
 
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session
+from taskharbor.codec import agreeing, counted
 
 if TYPE_CHECKING:
     from taskharbor.copying import CopyReport
@@ -53,7 +54,8 @@ def copy(source: str, target: str, as_json: bool) -> None:
         screen.document({"rows": report.rows, "new": report.new, "kinds": kinds})
     else:
         screen.line(
-            f"{report.rows:,} rows are equal in both stores; {report.new:,} of them are new. "
+            f"{counted(report.rows, 'row')} {agreeing(report.rows, 'is', 'are')} equal in both stores; "
+            f"{report.new:,} of them {agreeing(report.new, 'is', 'are')} new. "
             "Now start the workers with the new store"
         )
 

@@ -8,6 +8,7 @@ import click
 
 from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
+from taskharbor.codec import counted
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -92,4 +93,4 @@ def _show(session: Session, report: DeploymentReport) -> None:
                 for each in report.findings
             ],
         )
-    screen.line(f"looked at {report.examined:,} of {report.unfinished:,} unfinished jobs")
+    screen.line(f"looked at {report.examined:,} of {counted(report.unfinished, 'unfinished job')}")

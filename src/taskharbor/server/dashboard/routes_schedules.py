@@ -9,6 +9,7 @@ from msgspec import Struct
 from starlette.responses import Response
 
 from taskharbor.clock import from_micros
+from taskharbor.codec import counted
 from taskharbor.errors import TaskHarborError
 from taskharbor.schedule import parse
 from taskharbor.server.dashboard.json_tree import json_tree
@@ -116,7 +117,7 @@ def _drawn(view: View, schedule: ScheduleDocument, newest_first: list[AttemptDoc
         words = f"{outcome.replace('_', ' ')} at {attempt.finished_at:%Y-%m-%d %H:%M:%S} UTC"
         runs.append(Run(outcome, words, view.url("jobs", schedule.id) + f"#attempt-{attempt.number}"))
     good = sum(run.outcome == "succeeded" for run in runs)
-    return strip(runs, f"{good} of the last {len(runs)} attempts succeeded")
+    return strip(runs, f"{good} of {counted(len(runs), 'attempt')} succeeded, the newest ones")
 
 
 # -- actions -----------------------------------------------------------------------------------------

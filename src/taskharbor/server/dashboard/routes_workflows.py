@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 from starlette.responses import Response
 
+from taskharbor.codec import counted
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import Node, graph
@@ -50,7 +51,7 @@ async def show_workflow(view: View) -> Response:
         Node(job.id, job.task, str(job.state), job.depends_on, view.url("jobs", job.id))
         for job in reversed(members)
     ]
-    drawn = graph(nodes, f"{workflow.total} jobs and what they depend on")
+    drawn = graph(nodes, f"{counted(workflow.total, 'job')}, and what they depend on")
     return view.render(
         "workflow.html",
         workflow=workflow,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from taskharbor.codec import counted
 from taskharbor.server.drawing.svg import Svg, element, picture, shortened
 
 FOLD_FROM = 5  # siblings
@@ -216,7 +217,7 @@ def _drawn(box: _Box) -> Svg:
     x, y = _corner(box)
     size = len(box.members)
     labels = {member.label for member in box.members}
-    label = box.first.label if len(labels) == 1 else f"{len(labels)} tasks"
+    label = box.first.label if len(labels) == 1 else counted(len(labels), "task")
     name = (
         shortened(label, LABEL_MAX)
         if size == 1
