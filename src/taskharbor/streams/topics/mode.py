@@ -23,8 +23,8 @@ def check_options(*, dead_letter_topic: str | None, serves_retries: bool, order:
     """Refuse what cannot be kept without a store."""
     if order != "none":
         raise ConfigurationError(
-            f'the order {order} is for retries="store": a message that waits in a retry topic is overtaken by the later '
-            "ones of its key, and a topic cannot hold those back; the store can"
+            f'the order {order} is for retries="store": a message that waits in a retry topic is overtaken by the '
+            "later ones of its key, and a topic cannot hold those back; the store can"
         )
     if dead_letter_topic is None:
         raise ConfigurationError(
