@@ -31,7 +31,7 @@ class StreamReading(Struct, frozen=True):
     queue: str  # where messages that failed are retried
     workers: list[str]
     partitions: list[PartitionReading]
-    lag: int | None  # of all partitions that a worker has; None if that of one is not known
+    lag: int | None  # of all partitions that a worker has; None without one, or if that of one is not known
 
 
 def readings_of(workers: Iterable[WorkerRecord]) -> list[StreamReading]:
@@ -68,5 +68,5 @@ def _reading(each: StreamPartition, worker: str) -> PartitionReading:
 
 def _stream(topic: str, group: str, workers: set[str], partitions: list[PartitionReading]) -> StreamReading:
     lags = [each.lag for each in partitions]
-    lag = None if None in lags else sum(each or 0 for each in lags)
+    lag = None if not lags or None in lags else sum(each or 0 for each in lags)
     return StreamReading(topic, group, f"stream:{topic}", sorted(workers), partitions, lag)

@@ -85,6 +85,7 @@ def test_members_of_a_group_are_put_together():
     one = worker("one", "shop", StreamPartition(0, 3, 9, 10), StreamPartition(1, None, 0, 4))
     two = worker("two", "shop", StreamPartition(1, 2, 4, 4))  # it has just taken the partition over
     other = worker("three", "audit", StreamPartition(0, 1, 1))
+    assert [each.lag for each in readings_of([worker("new", "shop")])] == [None]
     audit, shop = readings_of([plain, one, two, other])
     assert (audit.group, audit.lag, shop.lag) == ("audit", None, 9)
     assert [(each.partition, each.worker) for each in shop.partitions] == [(0, "one"), (1, "two")]

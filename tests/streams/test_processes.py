@@ -123,7 +123,11 @@ def test_message_that_kills_its_process_ends_as_poison_and_holds_up_nothing(supe
     beside = harbor.jobs.list(task="note", limit=200)
     assert len(beside) < 200
     assert {harbor.jobs.history(job.id)[-1].status for job in beside} <= {AttemptStatus.LOST}
+    # The supervisor records what its children read.
+    supervised.until(lambda: [len(each.partitions) for each in harbor.streams.list()] == [2])
+    supervised.until(lambda: [each.lag for each in harbor.streams.list()] == [0])
     assert supervised.stop() == 0, supervised.errors()
+    assert harbor.streams.list() == []
 
 
 def test_child_that_retires_leaves_the_group_before_its_replacement_joins(supervised: Supervised):

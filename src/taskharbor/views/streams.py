@@ -32,7 +32,10 @@ class StreamDocument(Document):
     queue: Annotated[str, Meta(description="Where messages that failed are retried.")]
     workers: list[str]
     partitions: list[StreamPartitionDocument]
-    lag: Annotated[int, Meta(description="Of all partitions; null if one is not known.")] | None
+    lag: (
+        Annotated[int, Meta(description="Of all partitions; null without one, or if one is not known.")]
+        | None
+    )
 
 
 class StreamList(Document):
