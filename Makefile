@@ -55,6 +55,9 @@ faults: export TASKHARBOR_CONFORMANCE_EXAMPLES ?= 300
 faults: export TASKHARBOR_FAULT_MESSAGES ?= 50000
 faults: export TASKHARBOR_FAULT_HOLE_SECONDS ?= 30
 faults: export TASKHARBOR_FAULT_STREAM_KILLS ?= 30
+faults: export TASKHARBOR_FAULT_STREAM_MEMBERS ?= 3
+faults: export TASKHARBOR_FAULT_STREAM_PARTITIONS ?= 4
+faults: export TASKHARBOR_FAULT_STREAM_ORDERS ?= none key partition
 faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
 	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation \
 		tests/drivers/test_state_machine.py tests/postgres/test_state_machine.py tests/postgres/test_settles.py \

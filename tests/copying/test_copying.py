@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from taskharbor import (
     ConfigurationError,
@@ -26,12 +27,13 @@ from taskharbor.cli import cli
 from taskharbor.clock import ManualClock
 from taskharbor.copying import copy_store
 from taskharbor.drivers.base import ClaimRequest
-from taskharbor.drivers.capabilities import Ingest
+from taskharbor.drivers.capabilities import HandOver, Ingest
 from taskharbor.drivers.contract.copying import COLUMNS_NOT_COPIED, KINDS, NOT_COPIED
+from taskharbor.drivers.contract.handing_over import BacklogPlace, HandedOver
 from taskharbor.drivers.contract.ingesting import MessageBatch
 from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.records import JobFilter
+from taskharbor.records import JobFilter, NewJob
 from taskharbor.server.tokens import create_token
 from tests.postgres import store
 
@@ -60,6 +62,10 @@ def declare(harbor: Harbor) -> dict[str, Any]:
     return {"add": add, "fails": fails, "steps": steps}
 
 
+def _id(number: int) -> str:
+    return f"019b76da-a800-7000-8000-{number:012x}"
+
+
 async def fill(harbor: Harbor, clock: ManualClock) -> None:
     """Something of every kind."""
     await harbor.amigrate()
@@ -82,6 +88,14 @@ async def fill(harbor: Harbor, clock: ManualClock) -> None:
     await harbor.holds.ahold(task="held")
     await create_token(harbor.driver, "ops", "admin")
     await Ingest.of(harbor.driver).ingest([MessageBatch("log", 3, None, 2**40)])
+    log = HandOver.of(harbor.driver)
+    await log.own("log:1")
+    first = NewJob(_id(1), "add", '{"x":3}', "stream:tasks", delay=3_600_000_000, idempotency_key="log:1:7")
+    second = NewJob(_id(2), "add", '{"x":4}', "stream:tasks", idempotency_key="log:1:8")
+    place = BacklogPlace("log:1:a", 7, opens=True)
+    await log.hand_over(
+        [HandedOver(first, backlog=place), HandedOver(second, backlog=replace(place, position=8))]
+    )
 
 
 @pytest.fixture
@@ -114,6 +128,7 @@ async def everything(harbor: Harbor) -> dict[str, Any]:
         "queues": await driver.queues(),
         "workflows": (await driver.list_workflows(limit=100)).workflows,
         "holds": await driver.holds(),
+        "backlogs": await driver.backlogs("", "~", 10),
         "ingested": await driver.ingested("log", [3]),
         "groups": await harbor.dlq.agroups(),
         "actions": [(each.id, each.verb, each.at) for each in await harbor.audit.alist()],

@@ -57,6 +57,20 @@ class Log:
     def put_calls(self, task: str, arguments: Iterable[int], **more: Any) -> None:
         self.put(*({"task": task, "payload": {"n": n}} for n in arguments), **more)
 
+    def put_keyed(self, task: str, arguments: Iterable[int], keys: int) -> None:
+        """Put calls there whose key is the remainder of their argument; a key is always in the same partition."""
+        producer = Producer({"bootstrap.servers": self.bootstrap})
+        for n in arguments:
+            body = json.dumps({"task": task, "payload": {"n": n}}).encode()
+            key = n % keys
+            while True:
+                try:
+                    producer.produce(self.topic, body, str(key), partition=key % self.partitions)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(PATIENCE_SECONDS) == 0
+
     def committed(self) -> list[Any]:
         """What the group has committed of each partition."""
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})

@@ -10,7 +10,7 @@ import sys
 from taskharbor import Context, Harbor, RetryPolicy
 from taskharbor.streams import StreamWorker
 
-url, bootstrap, topic, group, file = sys.argv[1:6]
+url, bootstrap, topic, group, file, order = sys.argv[1:7]
 harbor = Harbor(url)
 told = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -38,6 +38,7 @@ worker = StreamWorker(
     topic=topic,
     group=group,
     concurrency=20,
+    order=order,  # type: ignore[arg-type] # one of the three
     retry=RetryPolicy(max_attempts=3, initial=0.05, jitter=None, never_retry_on=["validation error"]),
     settings={"session.timeout.ms": 3_000, "heartbeat.interval.ms": 500},
 )

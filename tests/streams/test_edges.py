@@ -260,7 +260,7 @@ async def test_revoked_partition_is_given_up_in_time_while_the_store_is_away(
         begun.append(n)
         await asyncio.sleep(3_600)
 
-    async def away(jobs: Any) -> Any:
+    async def away(jobs: Any, **_: Any) -> Any:
         raise StoreUnavailable("away")
 
     monkeypatch.setattr("taskharbor.streams.rebalances.HAND_OVER_SECONDS", 0.05)

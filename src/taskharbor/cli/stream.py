@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -25,6 +25,21 @@ LEASE_SECONDS = 30.0  # of the jobs that failed messages become
 )
 @click.option("--topic", default="tasks", show_default=True, help="The topic to read.")
 @click.option("--group", required=True, help="The consumer group; its members share the topic's partitions.")
+@click.option(
+    "--order",
+    type=click.Choice(["none", "key", "partition"]),
+    default="none",
+    show_default=True,
+    help="Which messages run one after the other: none of them, those of one key, or those of one partition.",
+)
+@click.option(
+    "--on-dead",
+    type=click.Choice(["next", "hold"]),
+    default="next",
+    show_default=True,
+    help="With an order: what a dead message does to those behind it. It lets the next one run, or holds them until an "
+    "operator requeues, discards or deletes it.",
+)
 @click.option(
     "--no-retries",
     is_flag=True,
@@ -67,6 +82,8 @@ def stream(
     brokers: str,
     topic: str,
     group: str,
+    order: Literal["none", "key", "partition"],
+    on_dead: Literal["next", "hold"],
     no_retries: bool,
     ingest: bool,
     queue: str | None,
@@ -110,6 +127,8 @@ def stream(
             "topic": topic,
             "group": group,
             "retries": retries,
+            "order": order,
+            "on_dead": on_dead,
             "serves_retries": not no_retries,
             "creates_topic": create_topic,
             "creates_own_topics": not no_create_topics,
@@ -139,7 +158,11 @@ def stream(
     work_here(session, config, options.health_file, options.health_port, options.metrics())
 
 
-_OF_EXECUTING = ({*WorkOptions.__struct_fields__} - {"include", "log_format", "log_level"}) | {"no_retries"}
+_OF_EXECUTING = ({*WorkOptions.__struct_fields__} - {"include", "log_format", "log_level"}) | {
+    "no_retries",
+    "order",
+    "on_dead",
+}
 
 
 def _refuse_unused() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from taskharbor.client.operating import not_found
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Driver, WorkerRecord
-from taskharbor.drivers.capabilities import Audit, Holds, Records, Rollups, Waits
+from taskharbor.drivers.capabilities import Audit, HandOver, Holds, Records, Rollups, Waits
 from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.drivers.contract.rollups import Period
 from taskharbor.drivers.contract.waits import WorkerLoad
@@ -169,6 +169,11 @@ async def _awaited(driver: Driver, job: JobRecord) -> dict[str, Any]:
     ]
     awaited.sort(key=lambda each: each.state not in (State.DEAD, State.CANCELLED))
     succeeded = len(first) - len(awaited)
+    log = HandOver.offered_by(driver)
+    if not unmet and log is not None and (before := await log.before_in_backlog(job.id)) is not None:
+        [record] = await driver.get([before])
+        known = (record.task, record.state) if record else (None, None)
+        return {"waits_for": [AwaitedJob(before, *known)], "waits_for_count": 1, "is_in_backlog": True}
     return {"waits_for": awaited[:10], "waits_for_count": min(len(unmet) - succeeded, WAITS_MAX + 1)}
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from taskharbor.drivers.contract.audit import Action, ActionFilter, ActionPage, ActionRecord, PauseRecord
 from taskharbor.drivers.contract.copying import Row
 from taskharbor.drivers.contract.enqueueing import WorkflowEnqueued
-from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.handing_over import Advanced, HandedOver, HandOverAnswer, Owner
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.leasing import SettleAnswer
@@ -329,16 +329,39 @@ class HandOver(Capability):
     INSTEAD = "use a store that has it (memory, SQLite, PostgreSQL) beside the topic"
 
     @abstractmethod
-    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> list[bool]:
+    async def hand_over(
+        self, jobs: Sequence[HandedOver], *, owners: Sequence[Owner] = (), now: int | None = None
+    ) -> list[HandOverAnswer]:
         """Store all of these jobs or none, durably, each with its attempt and what goes with it.
 
-        Of a job whose id, or whose (queue, idempotency key), is kept already nothing is stored: a message that is
-        handed over twice is one job. Gives for each whether it was stored now.
+        A message that is handed over twice is one job: the answer is KNOWN, and nothing is stored. The first job of a
+        backlog stands where it would without one, and those behind it wait. Raises `NotOwner`, with nothing stored,
+        unless the epoch of each of `owners` is the latest of its partition.
         """
 
     @abstractmethod
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> list[str]:
         """Return the idempotency keys of jobs of this queue from one key to another, in order, at most `limit`."""
+
+    @abstractmethod
+    async def own(self, partition: str) -> Owner:
+        """Raise the epoch of a partition: hand-overs with an older one are refused from now on."""
+
+    @abstractmethod
+    async def backlogs(self, first: str, last: str, limit: int) -> list[str]:
+        """Return the keys of the backlogs from one key to another, in order, at most `limit`."""
+
+    @abstractmethod
+    async def advance(self, limit: int, cursor: str | None = None, *, now: int | None = None) -> Advanced:
+        """Look at backlogs, at most `limit`, and let each go on whose first job has ended or is gone.
+
+        The next job of it that waits is released; a backlog without a job ends. See `rules.backlogs.step`. A backlog
+        that another client is changing is left to the next round.
+        """
+
+    @abstractmethod
+    async def before_in_backlog(self, job_id: str) -> str | None:
+        """Return the job right before this one in its backlog; None if it has none before it, or no backlog."""
 
 
 class Ingest(Capability):

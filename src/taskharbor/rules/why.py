@@ -192,6 +192,8 @@ def _waits_for_jobs(facts: Facts) -> Found:
     names = ", ".join(f"{each.id} ({each.task or 'deleted'}, {each.state or 'gone'})" for each in named)
     rest = count - len(named)
     more = "" if not rest else " and others" if count > WAITS_MAX else f" and {rest:,} more"
+    if facts.is_in_backlog:
+        return f"It waits for the message before it of its key, in the order of the log: job {names}", about
     stuck = next((each for each in named if each.state in (State.DEAD, State.CANCELLED)), None)
     todo = (
         "" if stuck is None else f"; one is {stuck.state}: run it again with taskharbor job retry {stuck.id}"

@@ -113,6 +113,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     max_attempts: int | None = None
     waits_for: Sequence[AwaitedJob] = ()  # the first ones
     waits_for_count: int = 0  # at most WAITS_MAX + 1
+    is_in_backlog: bool = False  # what it waits for is the message before it of its key
     pause: Stop | None = None  # of its queue
     hold: Stop | None = None  # of its task or one of its tags
     workers: Sequence[WorkerRecord] | None = None  # all that have signed on; None: the store keeps no records

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -115,6 +115,14 @@ class Listener(Protocol):
         """How many more messages may come."""
         ...
 
+    def full(self) -> Collection[int]:
+        """Partitions of which no more messages may come for now."""
+        ...
+
+    def disowned(self) -> Collection[int]:
+        """Partitions to be taken again from their commits, since the last call: the store had forgotten this owner."""
+        ...
+
     def to_commit(self) -> Sequence[Commit]: ...
 
     def jumps(self) -> Sequence[Jump]:
@@ -156,6 +164,7 @@ class PolledConsumer:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"taskharbor-stream-{topic}", daemon=True)
         self._paused: set[int] = set()
+        self._held_back: set[int] = set()  # paused because the listener takes no more of them
         self._assigned: set[int] = set()
         self._in_flight: Sequence[Commit] = ()  # a commit that is not answered yet
         self._full_since: float | None = None
@@ -178,11 +187,11 @@ class PolledConsumer:
 
     @property
     def paused(self) -> int:
-        return len(self._paused)
+        return len(self._paused | self._held_back)
 
     def seen(self, of: Sequence[StreamPartition]) -> list[StreamPartition]:
         """Add what only the consumer knows: where the log ends, and whether it reads on."""
-        ends, paused = self._ends, frozenset(self._paused)
+        ends, paused = self._ends, frozenset(self._paused | self._held_back)
         return [replace(each, end=ends.get(each.partition), paused=each.partition in paused) for each in of]
 
     def start(self) -> None:
@@ -225,8 +234,11 @@ class PolledConsumer:
         now = time.monotonic()
         if now >= self._next_commit:
             self._next_commit = now + self._commit_seconds
+            self._hold_back()
             self._commit()
             self._look_at_jumps()
+            if disowned := self._assigned.intersection(self._listener.disowned()):
+                self._take_again(sorted(disowned))
             self._look_at_ends(now)
             if self._assigned and (self._watch.look() or self._topic_id) != self._topic_id:
                 self._begin_anew(sorted(self._assigned))
@@ -287,6 +299,22 @@ class PolledConsumer:
             {"topic": self._topic, "partitions": sorted(partitions)},
         )
 
+    def _take_again(self, partitions: Sequence[int]) -> None:
+        """Read partitions from their commits again, as if they had just come."""
+        self._in_flight = ()
+        asked = [TopicPartition(self._topic, each) for each in partitions]
+        given = self._read_committed(self._consumer, asked)
+        if not given:
+            return  # the worker stops
+        assigned = [
+            Assigned(each.partition, each.offset if each.offset >= 0 else None, each.metadata)
+            for each in given
+        ]
+        self._listener.assigned(self._read_topic_id(), assigned)
+        for each in assigned:
+            begin = OFFSET_BEGINNING if each.committed is None else each.committed
+            self._consumer.seek(TopicPartition(self._topic, each.partition, begin))
+
     def _look_at_ends(self, now: float) -> None:
         """Note where the logs end, as the last answers of the brokers said."""
         if now < self._next_look:
@@ -314,7 +342,7 @@ class PolledConsumer:
             time.sleep(ROOM_SECONDS)
             return
         # The client wants to be polled even now, or it counts as gone: with all partitions paused, nothing comes.
-        running = self._assigned - self._paused
+        running = self._assigned - self._paused - self._held_back
         if running:
             self._consumer.pause([TopicPartition(self._topic, each) for each in running])
             self._paused |= running
@@ -322,9 +350,19 @@ class PolledConsumer:
         if messages:  # taken from the log before the pause
             self._listener.arrived(messages)
 
+    def _hold_back(self) -> None:
+        """Pause the partitions of which no more may come, and let the others go on."""
+        full = self._assigned.intersection(self._listener.full())
+        new, over = full - self._held_back, (self._held_back & self._assigned) - full
+        self._held_back = full
+        if new - self._paused:
+            self._consumer.pause([TopicPartition(self._topic, each) for each in new - self._paused])
+        if over - self._paused:
+            self._consumer.resume([TopicPartition(self._topic, each) for each in over - self._paused])
+
     def _resume(self) -> None:
         if self._paused:
-            there = self._paused & self._assigned
+            there = (self._paused & self._assigned) - self._held_back
             self._paused.clear()
             if there:
                 self._consumer.resume([TopicPartition(self._topic, each) for each in there])
@@ -453,6 +491,7 @@ class PolledConsumer:
     def _forget(self, gone: Sequence[int]) -> None:
         self._assigned.difference_update(gone)
         self._paused.difference_update(gone)
+        self._held_back.difference_update(gone)
 
     def _leave(self) -> None:
         """Commit the rest. (Closing the consumer revokes its partitions.)"""

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from taskharbor.drivers.contract.handing_over import HandedOver
 from taskharbor.streams.consumer import is_refused
+from taskharbor.streams.jobs import Held
 from taskharbor.streams.messages import Place, Unreadable
 from taskharbor.telemetry.logs import log_line
 
@@ -32,6 +33,7 @@ class First(Struct, eq=False):
     size: int
     read: Unreadable | None = None  # if it cannot be read, and its bytes are not copied yet
     message: Any = None
+    held: Held | None = None  # if messages behind it wait
 
 
 class FirstMessages:

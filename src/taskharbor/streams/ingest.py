@@ -225,9 +225,15 @@ def _batch(taken: Taken) -> MessageBatch:
     )
 
 
-def refuse_unused(concurrency: bool, retry: bool, retries: bool, metrics: bool) -> None:
+def refuse_unused(concurrency: bool, order: bool, retry: bool, retries: bool, metrics: bool) -> None:
     """Refuse options that say how messages are executed."""
-    given = {"concurrency": concurrency, "retry": retry, "serves_retries": retries, "metrics": metrics}
+    given = {
+        "concurrency": concurrency,
+        "order": order,
+        "retry": retry,
+        "serves_retries": retries,
+        "metrics": metrics,
+    }
     if names := ", ".join(name for name, is_given in given.items() if is_given):
         raise ConfigurationError(
             f"{names} cannot go with ingest=True, which executes nothing: give it to the workers that execute the jobs"

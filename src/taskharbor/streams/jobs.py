@@ -33,6 +33,7 @@ class Held(Struct, eq=False):
     claimed: Claimed
     size: int
     token: str = ""  # of the claim that handed it to the executor
+    line: str | None = None  # the key of its line: see `lines`
 
 
 class Keys(Struct, frozen=True):
@@ -41,7 +42,18 @@ class Keys(Struct, frozen=True):
     log: str  # a digest of cluster, topic and group, in hex
 
     def at(self, partition: int, offset: int) -> str:
-        return f"{self.log}:{partition:06d}:{offset:020d}"
+        return f"{self.partition(partition)}:{offset:020d}"
+
+    def partition(self, partition: int) -> str:
+        return f"{self.log}:{partition:06d}"
+
+    @staticmethod
+    def partition_of(key: str) -> str:
+        return key.rpartition(":")[0]
+
+    @staticmethod
+    def number_of(partition: str) -> int:
+        return int(partition.rpartition(":")[2])
 
     def offset_of(self, key: str) -> int:
         return int(key.rpartition(":")[2])

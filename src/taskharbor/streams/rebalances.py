@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec.structs import replace
+
 from taskharbor.clock import Clock, wait_for
 from taskharbor.drivers.base import Claimed
+from taskharbor.drivers.contract.handing_over import NotOwner
 from taskharbor.settle_batch import REFUSALS
 from taskharbor.streams.consumer import Assigned, Commit
 from taskharbor.streams.first import FirstMessages
 from taskharbor.streams.handing import Handing
 from taskharbor.streams.jobs import Held, MessageJobs
+from taskharbor.streams.lines import BLOCKED_MAX, Lines, Order
 from taskharbor.streams.offsets import decode
 from taskharbor.streams.taken import Taken
 from taskharbor.telemetry.logs import log_line
@@ -27,6 +31,7 @@ class Rebalances:
         topic: str,
         taken: Taken,
         first: FirstMessages,
+        lines: Lines,
         handing: Handing,
         jobs: MessageJobs,
         clock: Clock,
@@ -35,6 +40,7 @@ class Rebalances:
         self._topic = topic
         self._taken = taken
         self._first = first
+        self._lines = lines
         self._handing = handing
         self._jobs = jobs
         self._clock = clock
@@ -46,9 +52,18 @@ class Rebalances:
     async def assigned(self, partitions: Sequence[Assigned]) -> None:
         """Learn what is finished of them, before the first message is taken."""
         for each in partitions:
+            await self._handing.own(
+                each.partition
+            )  # from here on the store refuses what its last owner hands over
             committed = each.committed or 0
             finished = decode(committed, each.metadata)
             finished |= await self._handing.offsets_from(each.partition, committed)
+            if self._lines.order is not Order.NONE:
+                span = self._lines.span_of(each.partition)
+                self._lines.drop([each.partition])
+                self._lines.assigned(
+                    each.partition, await self._handing.backlogs_between(*span, BLOCKED_MAX + 1)
+                )
             self._taken.begin(each.partition, each.committed, finished)
 
     async def revoked(self, partitions: Sequence[int]) -> list[Commit]:
@@ -80,10 +95,13 @@ class Rebalances:
 
     async def _hand_over_running(self, running: Sequence[Held]) -> None:
         """Hand over messages whose handlers still run, uncounted: the handlers may overlap with the next attempt."""
-        jobs = [self._jobs.unattempted(each) for each in running]
+        jobs = [
+            replace(self._jobs.unattempted(each), backlog=self._lines.place_of(each, opens=True))
+            for each in running
+        ]
         try:
             await wait_for(self._clock, self._handing.patiently(jobs), HAND_OVER_SECONDS)
-        except (TimeoutError, *REFUSALS) as error:
+        except (TimeoutError, NotOwner, *REFUSALS) as error:
             log_line(
                 logger,
                 logging.WARNING,
@@ -98,8 +116,10 @@ class Rebalances:
     def _drop_waiting(self, gone: Collection[int]) -> None:
         self._taken.drop_waiting(gone)
         self._first.drop(gone)
+        self._lines.drop(gone)
         self.hand_back(lambda claimed: self._taken.is_of(claimed.id, gone))
 
     def _forget(self, gone: Collection[int]) -> None:
         self._taken.forget(gone)
         self._first.drop(gone)
+        self._lines.drop(gone)

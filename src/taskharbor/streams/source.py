@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,19 +29,22 @@ from taskharbor.drivers.base import (
     SettleResult,
     Transition,
 )
-from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.handing_over import HandedOver, NotOwner
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
 from taskharbor.rules.policy import LOST_TOGETHER, Loss, weigh_loss
+from taskharbor.settle_batch import REFUSALS
 from taskharbor.streams.consumer import Assigned, Commit, Jump
 from taskharbor.streams.dead_jobs import UNREADABLE_TASK
 from taskharbor.streams.first import First, FirstMessages, copied
 from taskharbor.streams.handing import Handing
 from taskharbor.streams.jobs import Held, MessageJobs, Rules
-from taskharbor.streams.messages import Place, Unreadable
+from taskharbor.streams.lines import BLOCKED_MAX, Lines, Order
+from taskharbor.streams.messages import Unreadable
 from taskharbor.streams.operators import Operators
 from taskharbor.streams.rebalances import Rebalances
 from taskharbor.streams.taken import Changes, Taken
+from taskharbor.streams.tending import Tending
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics.meter import Meter
 from taskharbor.worker.supervisor.channel import LostMessage
@@ -51,14 +54,16 @@ logger = logging.getLogger("taskharbor.stream")
 
 BUFFER_BYTES = 16 * 1_048_576  # of messages that no handler has begun
 COPY_AGAIN_SECONDS = 1.0
+FOLLOWERS_AT_ONCE = 500  # messages that go to the store with one that failed; those behind them follow
 _DONE = SettleResult(SettleAnswer.DONE, State.SUCCEEDED)
 
 
 class StreamSource(JobSource):
     """What a worker needs of a source of jobs, on top of a topic. What has to last goes to the harbor's store.
 
-    The parts: `Taken` has the messages and offsets in memory, `MessageJobs` makes jobs of messages, `Handing` asks the
-    store, `FirstMessages` are handed over without being executed here, `Rebalances` serves partitions that come and go.
+    The parts: `Taken` has the messages and offsets in memory, `MessageJobs` makes jobs of messages, `Lines` keep their
+    order, `Tending` looks after the lines that a failed message blocks, `Handing` asks the store, `FirstMessages` are
+    handed over without being executed here, `Rebalances` serves partitions that come and go.
     """
 
     ROWS_COME_LATER = True
@@ -73,10 +78,13 @@ class StreamSource(JobSource):
         log_of: Callable[[str], bytes],
         capacity: int,
         rules: Rules,
+        order: Order,
+        holds: bool,
         revoke_seconds: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._store = store
+        self._topic = topic
         self.clock = store.clock
         self._capacity = capacity
         self._rules = rules
@@ -86,10 +94,29 @@ class StreamSource(JobSource):
         self._handing = Handing(store, outages, rules.queue, self._jobs)
         self._taken = Taken()
         self._first = FirstMessages()
+        self._lines = Lines(order, self._jobs, holds=holds)
+        self._holds = holds
         self._changes = Changes(self.clock)
         self.rebalances = Rebalances(
-            topic, self._taken, self._first, self._handing, self._jobs, self.clock, revoke_seconds
+            topic,
+            self._taken,
+            self._first,
+            self._lines,
+            self._handing,
+            self._jobs,
+            self.clock,
+            revoke_seconds,
         )
+        self.tending = Tending(
+            self._lines,
+            self._taken,
+            self._handing,
+            self._jobs,
+            self.clock,
+            begin=self._begin,
+            disown=self._disown,
+        )
+        self._disowned: set[int] = set()  # partitions that another worker took over, as the store says
         self.operators = Operators(store, rules.queue, self._changes.announce)
         self.losses: dict[str, LostMessage] = {}  # by the ids of their jobs; the worker sets it
         self._settling: set[asyncio.Future[None]] = set()
@@ -98,7 +125,7 @@ class StreamSource(JobSource):
 
     def parts(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the worker, for as long as it does."""
-        return [self.hand_over_first(), self.operators.watch(), self.until_failure()]
+        return [self.hand_over_first(), self.operators.watch(), self.tending.run(), self.until_failure()]
 
     def count_in(self, meter: Meter | None) -> None:
         """Count the messages that are taken and handed over."""
@@ -171,7 +198,7 @@ class StreamSource(JobSource):
     ) -> list[SettleResult]:
         if isinstance(transitions, PlainSuccesses):
             held = [self._taken.pop(job_id) for job_id in transitions.ids]
-            self._taken.finish([each.place for each in held if each is not None])
+            self._end(each for each in held if each is not None)
             if None not in held:
                 return [_DONE] * len(held)
             return [_DONE if each is not None else SettleResult(SettleAnswer.NOT_RUNNING) for each in held]
@@ -179,9 +206,9 @@ class StreamSource(JobSource):
 
     async def _settle_each(self, transitions: Sequence[Transition], now: int) -> list[SettleResult]:
         """Hand over what did not succeed, and then count all of it as finished."""
-        handed: list[HandedOver] = []
+        failed: list[tuple[Held, HandedOver]] = []
         children: list[NewJob] = []
-        places: list[Place] = []
+        ended: list[Held] = []
         answers: list[SettleResult] = []
         again: list[Held] = []
         for t in transitions:
@@ -193,22 +220,87 @@ class StreamSource(JobSource):
             is_handed_back = t.status is AttemptStatus.RELEASED and t.to is State.READY and t.delay is None
             if is_handed_back and t.aside is None:
                 again.append(held)  # it stays in the log, and here as long as the partition does
-                continue
-            places.append(held.place)
-            if t.to is State.SUCCEEDED:
+            elif t.to is State.SUCCEEDED:
                 children += t.inserts
+                ended.append(held)
             else:
-                handed.append(self._jobs.attempted(held, t, now))
+                failed.append((held, self._jobs.attempted(held, t, now)))
         if children:
             await self._store.enqueue(children)
-        if handed:
-            await self._handing.now(handed)
+        try:
+            ended += await self._hand_over_failed(failed)
+        except NotOwner as error:
+            self._disown(error)
+            return await self._settle_each(transitions, now)
         for each in again:
             self._taken.offer_again(each)
-        for place in places:
-            self._taken.pop(place.job_id)
-        self._taken.finish(places)
+        for each in ended:
+            self._taken.pop(each.claimed.id)
+        self._end(ended)
         return answers
+
+    async def _hand_over_failed(self, failed: Sequence[tuple[Held, HandedOver]]) -> list[Held]:
+        """Hand over messages that failed, each with those behind it; the messages whose lines go on here."""
+        if not failed:
+            return []
+        followers = {held.claimed.id: self._lines.followers(held, FOLLOWERS_AT_ONCE) for held, _ in failed}
+        try:
+            await self._handing.now(self._with_followers(failed, followers))
+        except REFUSALS:
+            if not any(followers.values()):
+                raise
+            followers = {}  # it may be one of them: they follow one by one
+            await self._handing.now(self._with_followers(failed, followers))
+        going_on = []
+        for held, handed in failed:
+            if not self._blocks(held, handed):
+                going_on.append(held)
+                continue
+            behind = followers.get(held.claimed.id, [])
+            self._taken.pop(held.claimed.id)
+            self._lines.block(held, behind)
+            self._taken.finish([held.place, *(each.place for each in behind)])
+        return going_on
+
+    def _with_followers(
+        self, failed: Sequence[tuple[Held, HandedOver]], followers: Mapping[str, Sequence[Held]]
+    ) -> list[HandedOver]:
+        jobs = []
+        for held, handed in failed:
+            if not self._blocks(held, handed):
+                jobs.append(handed)
+                continue
+            jobs.append(replace(handed, backlog=self._lines.place_of(held, opens=True)))
+            for each in followers.get(held.claimed.id, ()):
+                place = self._lines.place_of(each, opens=True)
+                jobs.append(replace(self._jobs.unattempted(each), backlog=place))
+        return jobs
+
+    def _blocks(self, held: Held, handed: HandedOver) -> bool:
+        """Whether those behind a message wait for its job."""
+        return held.line is not None and (handed.to is not State.DEAD or self._holds)
+
+    def _end(self, ended: Iterable[Held]) -> None:
+        """Note that messages have ended, or stand in the store; those behind them begin."""
+        ended = list(ended)
+        self._taken.finish([each.place for each in ended])
+        if self._lines.order is not Order.NONE:
+            for each in ended:
+                following = self._lines.leave(each)
+                if following is not None:
+                    self._begin(following)
+
+    def _disown(self, error: NotOwner) -> None:
+        """Forget partitions that another worker has taken over. If they are still this consumer's, it begins again."""
+        partitions = {self._jobs.keys.number_of(each) for each in error.partitions}
+        log_line(
+            logger,
+            logging.WARNING,
+            "another worker took partitions {partitions} of {topic} over; what this one had begun of them comes again",
+            {"topic": self._topic, "partitions": sorted(partitions)},
+        )
+        self.rebalances.lost(sorted(partitions))
+        self._disowned |= partitions
 
     def change_token(self) -> int:
         return self._changes.token
@@ -244,10 +336,20 @@ class StreamSource(JobSource):
         if isinstance(held, Unreadable):
             place, size = self._jobs.place_of(message), len(message.value() or b"")
             self._first.add(First(place, self._jobs.unreadable(place, held), size, held, message))
-        elif self._rules.is_handed_over_first(held.claimed.task):
-            self._first.add(First(held.place, self._jobs.unattempted(held), held.size))
+            return
+        held.line = self._lines.key_of(held.place, message.key())
+        if self._lines.enter(held):
+            self._begin(held)
+
+    def _begin(self, held: Held) -> None:
+        """Let a message go to a handler, or to the store if it is not to be executed here."""
+        if self._rules.is_handed_over_first(held.claimed.task):
+            place = self._lines.place_of(held, opens=True)
+            handed = replace(self._jobs.unattempted(held), backlog=place)
+            self._first.add(First(held.place, handed, held.size, held=held))
         else:
             self._taken.add(held)
+        self._changes.announce()
 
     async def hand_over_first(self) -> None:
         """Hand over what is not to be executed here. Runs for as long as the worker does."""
@@ -256,21 +358,41 @@ class StreamSource(JobSource):
             waiting = self._first.next()
             batch = await copied(waiting, self._rules.send_unreadable)
             if batch:
-                await self._handing.each(batch)
-                self._first.remove(batch)
-                self._taken.finish([each.place for each in batch])
+                await self._hand_over_batch(batch)
             elif waiting:
                 await self.clock.sleep(COPY_AGAIN_SECONDS)
             else:
                 await self.wait_for_change(token, 1.0)
 
+    async def _hand_over_batch(self, batch: Sequence[First]) -> None:
+        try:
+            await self._handing.each(batch)
+        except NotOwner as error:
+            self._disown(error)
+            return
+        self._first.remove(batch)
+        for each in batch:
+            if each.held is not None:
+                self._lines.block(each.held)
+        self._taken.finish([each.place for each in batch])
+
     # -- what the consumer's thread calls: see `consumer.Listener` --
 
     def room(self) -> int:
         """How many more messages may come, by number and by bytes."""
-        if self.is_closing or self._taken.buffer_bytes + self._first.bytes >= BUFFER_BYTES:
+        waiting = 0 if self._lines.waits_here else self._lines.bytes
+        if self.is_closing or self._taken.buffer_bytes + self._first.bytes + waiting >= BUFFER_BYTES:
+            return 0
+        if self._lines.blocked >= BLOCKED_MAX:
             return 0
         return self._taken.room(self._capacity - len(self._first))
+
+    def full(self) -> set[int]:
+        return self._taken.far_ahead() | self._lines.full()
+
+    def disowned(self) -> set[int]:
+        disowned, self._disowned = self._disowned, set()
+        return disowned
 
     def arrived(self, messages: Sequence[Any]) -> None:
         self._taken.arriving(len(messages))
@@ -319,4 +441,4 @@ class StreamSource(JobSource):
         return self._taken.partition_figures()
 
     def figures(self) -> dict[str, int]:
-        return self._taken.figures()
+        return {**self._taken.figures(), "blocked": self._lines.blocked}

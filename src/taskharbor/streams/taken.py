@@ -14,10 +14,12 @@ from typing import Any
 
 from taskharbor.clock import Clock, wait_for
 from taskharbor.drivers.contract.reading import StreamPartition
-from taskharbor.streams.consumer import Commit, Jump
+from taskharbor.streams.consumer import AT_ONCE, Commit, Jump
 from taskharbor.streams.jobs import Held
 from taskharbor.streams.messages import Place
 from taskharbor.streams.offsets import AHEAD_MAX, PartitionOffsets
+
+FAR_AHEAD = AHEAD_MAX - AT_ONCE
 
 
 class Changes:
@@ -74,8 +76,14 @@ class Taken:
             free = capacity - len(self._buffer) - self._arriving
             if free <= 0:
                 return 0
-            ahead = max((each.ahead for each in self._offsets.values()), default=0)
-        return min(free, AHEAD_MAX - ahead)
+            # A partition that is too far ahead is not read: it takes no room from the others.
+            aheads = [each.ahead for each in self._offsets.values()]
+        return min(free, AHEAD_MAX - max((each for each in aheads if each <= FAR_AHEAD), default=0))
+
+    def far_ahead(self) -> set[int]:
+        """The partitions that run so far ahead of their commits that no more is to be read of them."""
+        with self._lock:
+            return {number for number, each in self._offsets.items() if each.ahead > FAR_AHEAD}
 
     def arriving(self, count: int) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from taskharbor.streams.consumer import PolledConsumer
 from taskharbor.streams.dead_letters import UnreadableCopies
 from taskharbor.streams.ingest import Ingester, refuse_unused
 from taskharbor.streams.jobs import Rules
+from taskharbor.streams.lines import Order
 from taskharbor.streams.messages import log_digest
 from taskharbor.streams.producer import Sender
 from taskharbor.streams.source import StreamSource
@@ -58,6 +59,10 @@ class StreamWorker:
     the harbor's store, with its attempt recorded, and is retried there by the same rules as every job: a backoff never
     holds up its partition. This worker serves that queue as well, unless `serves_retries=False` leaves it to others.
 
+    `order` says which messages run one after the other, in the order of the log: none, those of one key, or those of
+    one partition. A failed one delays those behind it until its job has ended. If it is dead, the next one runs, unless
+    `on_dead="hold"` keeps them waiting until an operator requeues, discards or deletes it.
+
     With `ingest=True` it executes nothing: it stores each message as one job, in `queue` or in the queue that its task
     declares, and ordinary workers execute the jobs.
 
@@ -77,6 +82,8 @@ class StreamWorker:
         topic: str = "tasks",
         group: str,
         concurrency: int = CONCURRENCY,
+        order: Literal["none", "key", "partition"] = "none",
+        on_dead: Literal["next", "hold"] = "next",
         retries: Literal["store", "topics"] = "store",
         retry: RetryPolicy | None | UnsetType = UNSET,
         serves_retries: bool = True,
@@ -96,6 +103,13 @@ class StreamWorker:
         if retries not in ("store", "topics"):
             raise ConfigurationError(f'retries is "store" or "topics", not {shorten(retries)}')
         self.retries: Literal["store", "topics"] = retries
+        self.order = Order(_chosen("order", order, ("none", "key", "partition")))
+        self.on_dead = _chosen("on_dead", on_dead, ("next", "hold"))
+        if self.on_dead == "hold" and self.order is Order.NONE:
+            raise ConfigurationError(
+                "on_dead='hold' keeps messages behind a dead one waiting, and without an order none is behind another; "
+                "give order='key' or order='partition' as well"
+            )
         self.harbor = harbor
         self.topic = checked_name("topic", topic)
         self.group = checked_name("group", group)
@@ -110,7 +124,7 @@ class StreamWorker:
         )
         if retries == "topics":
             mode.check_options(
-                dead_letter_topic=self.dead_letter_topic, serves_retries=serves_retries, order="none"
+                dead_letter_topic=self.dead_letter_topic, serves_retries=serves_retries, order=order
             )
         else:
             HandOver.of(harbor.driver)
@@ -144,7 +158,9 @@ class StreamWorker:
                 'ingest=True executes no messages, so retries="topics" would do nothing; leave one of them out'
             )
         if ingest:
-            refuse_unused(concurrency != CONCURRENCY, retry is not UNSET, not serves_retries, metrics)
+            refuse_unused(
+                concurrency != CONCURRENCY, order != "none", retry is not UNSET, not serves_retries, metrics
+            )
             self._ingester = self._new_ingester(queue)
         elif queue is not None:
             raise ConfigurationError(
@@ -377,6 +393,8 @@ class StreamWorker:
                 None if dead is None else DeadCopy(self.topic, dead, self.group),
                 None if dead is None else UnreadableCopies(self._sender, dead, self.group).send,
             ),
+            order=self.order,
+            holds=self.on_dead == "hold",
             revoke_seconds=self._revoke_seconds,
             loop=self._loop,
         )
@@ -422,3 +440,9 @@ class StreamWorker:
     async def __aexit__(self, *_: object) -> None:
         self.stop()
         await self._background
+
+
+def _chosen(option: str, given: str, choices: Sequence[str]) -> str:
+    if given not in choices:
+        raise ConfigurationError(f"{option} is one of {', '.join(choices)}, not {shorten(given)}")
+    return given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taskharbor.conformance.chapters.aside import Aside
 from taskharbor.conformance.chapters.audit import Audit
+from taskharbor.conformance.chapters.backlogs import Backlogs
 from taskharbor.conformance.chapters.cancellation import Cancellation
 from taskharbor.conformance.chapters.claiming import Claiming
 from taskharbor.conformance.chapters.concurrency import Concurrency, SecondDriver
@@ -63,6 +64,7 @@ CHAPTERS: tuple[type[Chapter], ...] = (
     HandingOver,
     Ingesting,
     Copying,
+    Backlogs,
     Concurrency,
 )
 SECOND_DRIVER_CHAPTERS: tuple[type[Chapter], ...] = (SecondDriver,)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from taskharbor.conformance.store import HOUR, SECOND, Chapter, Store
 from taskharbor.drivers import capabilities
-from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.handing_over import HandedOver, HandOverAnswer, Owner
 from taskharbor.records import AttemptRecord, AttemptStatus, Options, Reason, State
 from taskharbor.rules.aside import task_label
 
@@ -37,8 +38,10 @@ class HandingOver(Chapter):
         )
         return HandedOver(job, **{"attempt": attempt, "attempts": 1, **fields})
 
-    def hand_over(self, store: Store, *jobs: HandedOver) -> list[bool]:
-        return store.run(capabilities.HandOver.of(store.driver).hand_over(jobs, now=store.now))
+    def hand_over(
+        self, store: Store, *jobs: HandedOver, owners: Sequence[Owner] = ()
+    ) -> list[HandOverAnswer]:
+        return store.run(capabilities.HandOver.of(store.driver).hand_over(jobs, owners=owners, now=store.now))
 
     def keys(self, store: Store, first: str, last: str, limit: int = 100, queue: str = QUEUE) -> list[str]:
         return store.run(capabilities.HandOver.of(store.driver).handed_over(queue, first, last, limit))
@@ -46,7 +49,7 @@ class HandingOver(Chapter):
     def test_handed_over_job_goes_on_after_its_first_attempt(self, store: Store) -> None:
         """The failure counts, its row is history, and the next claim is attempt 2 of the same run."""
         handed = self.handed(store)
-        assert self.hand_over(store, handed) == [True]
+        assert self.hand_over(store, handed) == [HandOverAnswer.STORED]
         job = store.job(handed.job.id)
         assert (job.state, job.attempts, job.number) == (State.SCHEDULED, 1, 1)
         assert (job.run_at, job.error) == (store.now + 10 * SECOND, "timeout")
@@ -60,7 +63,7 @@ class HandingOver(Chapter):
     def test_handed_over_job_may_stand_aside(self, store: Store) -> None:
         """Only a claim that looks into its place gets it; readers see where it stands."""
         handed = self.handed(store, delay=0, aside=task_label("test:task"))
-        assert self.hand_over(store, handed) == [True]
+        assert self.hand_over(store, handed) == [HandOverAnswer.STORED]
         assert store.job(handed.job.id).aside == handed.aside
         assert store.claim() == []
         assert [held.id for held in store.claim(aside=(handed.aside,))] == [handed.job.id]
@@ -87,10 +90,13 @@ class HandingOver(Chapter):
         """By its key, in whatever state its job is by then; what goes with it is not stored twice either."""
         child = store.new(task="copy")
         first = self.handed(store, delay=0, inserts=(child,))
-        assert self.hand_over(store, first) == [True]
+        assert self.hand_over(store, first) == [HandOverAnswer.STORED]
         store.succeed(next(held for held in store.claim() if held.id == first.job.id))
         again = self.handed(store, inserts=(store.new(task="copy"),))
-        assert self.hand_over(store, again, self.handed(store, "log:2")) == [False, True]
+        assert self.hand_over(store, again, self.handed(store, "log:2")) == [
+            HandOverAnswer.KNOWN,
+            HandOverAnswer.STORED,
+        ]
         assert store.find(again.job.id) is None
         assert store.state(first.job.id) is State.SUCCEEDED
         assert len(store.listed(task="copy")) == 1

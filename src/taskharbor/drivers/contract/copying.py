@@ -148,6 +148,9 @@ KINDS: dict[str, Kind] = {
                 "count": "integer",
             },
         ),
+        Kind("backlogs", ("key",), {"key": "text", "holds": "boolean"}),
+        Kind("backlog_jobs", ("key", "position"), {"key": "text", "position": "integer", "job_id": "id"}),
+        Kind("owners", ("partition",), {"partition": "text", "epoch": "integer"}),
         Kind("paused", ("queue",), {"queue": "text", "paused_by": "text", "paused_at": "instant"}),
         Kind(
             "ingested",

@@ -142,6 +142,7 @@ class Outlook(Struct, frozen=True):
 
     leases: bool = True  # there is a lease, which may expire
     late: bool = True  # `catch_up` may find something to do
+    backlogs: bool = True  # `advance` may find something to do
 
 
 def worker_of(token: str) -> str:

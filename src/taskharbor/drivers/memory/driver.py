@@ -46,7 +46,7 @@ from taskharbor.drivers.capabilities import (
     Waits,
     Workflows,
 )
-from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.handing_over import Advanced, HandedOver, HandOverAnswer, Owner
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.records import Record, RecordKind
@@ -54,6 +54,7 @@ from taskharbor.drivers.contract.rollups import Period, Rollup
 from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.drivers.memory import (
     audit,
+    backlogs,
     enqueue,
     groups,
     handing_over,
@@ -221,15 +222,36 @@ class MemoryDriver(
 
     # -- messages of a log --
 
-    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> list[bool]:
+    async def hand_over(
+        self, jobs: Sequence[HandedOver], *, owners: Sequence[Owner] = (), now: int | None = None
+    ) -> list[HandOverAnswer]:
         with self._changes.lock:
-            stored = handing_over.hand_over(self._store, jobs, self._time(now))
+            answers = handing_over.hand_over(self._store, jobs, owners, self._time(now))
             self._changes.post()
-            return stored
+            return answers
 
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> list[str]:
         with self._changes.lock:
             return handing_over.keys_between(self._store, queue, first, last, limit)
+
+    async def own(self, partition: str) -> Owner:
+        with self._changes.lock:
+            return handing_over.own(self._store, partition)
+
+    async def backlogs(self, first: str, last: str, limit: int) -> list[str]:
+        with self._changes.lock:
+            return backlogs.keys_between(self._store, first, last, limit)
+
+    async def advance(self, limit: int, cursor: str | None = None, *, now: int | None = None) -> Advanced:
+        with self._changes.lock:
+            advanced = backlogs.advance(self._store, limit, cursor)
+            if advanced.released:
+                self._changes.post()
+            return advanced
+
+    async def before_in_backlog(self, job_id: str) -> str | None:
+        with self._changes.lock:
+            return backlogs.before(self._store, job_id)
 
     async def ingest(self, batches: Sequence[MessageBatch], *, now: int | None = None) -> list[Ingested]:
         with self._changes.lock:

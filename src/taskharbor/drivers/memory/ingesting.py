@@ -20,7 +20,7 @@ def _ingest(store: Store, batch: MessageBatch, now: int) -> Ingested:
         return Ingested(False, store.ingested.get(place), now)
     for group in batch.groups:
         enqueue(store, list(group.jobs()), now)
-    hand_over(store, batch.dead, now)
+    hand_over(store, batch.dead, (), now)
     store.ingested[place] = batch.next
     return Ingested(True, batch.next, now)
 

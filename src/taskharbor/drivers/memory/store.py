@@ -106,6 +106,13 @@ class Workflow(Struct, eq=False):
     members: tuple[str, ...]
 
 
+class Backlog(Struct, eq=False):
+    """Jobs of one key that execute one after the other, by position."""
+
+    holds: bool
+    jobs: dict[int, str] = field(default_factory=dict)
+
+
 class Places:
     """The runnable jobs of one kind (suspects or not), by lane and priority, each in the order of time.
 
@@ -159,6 +166,9 @@ class Store:
         self.paused: dict[str, PauseRecord] = {}  # by queue
         self.actions: dict[str, ActionRecord] = {}  # by id, the oldest first
         self.records: dict[RecordKind, dict[str, Record]] = {kind: {} for kind in RecordKind}  # by key
+        self.backlogs: dict[str, Backlog] = {}  # by key
+        self.backlog_of: dict[str, str] = {}  # job → key of its backlog
+        self.epochs: dict[str, int] = {}  # of the partitions of logs
         self.ingested: dict[tuple[str, int], int] = {}  # (log, partition) → its next offset
         self.appended_rollups: list[Rollup] = []
         self.folded_rollups: dict[Key, Figures] = {}

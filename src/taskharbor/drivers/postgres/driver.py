@@ -63,7 +63,7 @@ from taskharbor.drivers.capabilities import (
     Workflows,
 )
 from taskharbor.drivers.contract.copying import Row, kind_of
-from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.handing_over import Advanced, HandedOver, HandOverAnswer, Owner
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.records import Record, RecordKind
@@ -72,6 +72,7 @@ from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.drivers.postgres import (
     aside,
     audit,
+    backlogs,
     copying,
     endings,
     enqueue,
@@ -517,13 +518,33 @@ class PostgresDriver(
 
     # -- messages of a log --
 
-    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> builtins.list[bool]:
-        stored = await self._transact(Lane.REST, lambda s: handing_over.hand_over(s, jobs), now)
+    async def hand_over(
+        self, jobs: Sequence[HandedOver], *, owners: Sequence[Owner] = (), now: int | None = None
+    ) -> builtins.list[HandOverAnswer]:
+        answers = await self._transact(Lane.REST, lambda s: handing_over.hand_over(s, jobs, owners), now)
         self._changes.tell(urgent=True)
-        return stored
+        return answers
 
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> builtins.list[str]:
         return await self._run(Lane.REST, lambda s: handing_over.keys_between(s, queue, first, last, limit))
+
+    async def own(self, partition: str) -> Owner:
+        return await self._run(Lane.REST, lambda s: backlogs.own(s, partition))
+
+    async def backlogs(self, first: str, last: str, limit: int) -> builtins.list[str]:
+        return await self._run(Lane.REST, lambda s: backlogs.keys_between(s, first, last, limit))
+
+    async def advance(self, limit: int, cursor: str | None = None, *, now: int | None = None) -> Advanced:
+        look = await self._run(Lane.REST, lambda s: backlogs.look(s, limit, cursor))
+        if not look.due:
+            return Advanced([], look.cursor)
+        released = await self._transact(Lane.REST, lambda s: backlogs.advance(s, look.due), now)
+        if released:
+            self._changes.tell(urgent=True)
+        return Advanced(released, look.cursor)
+
+    async def before_in_backlog(self, job_id: str) -> str | None:
+        return await self._run(Lane.REST, lambda s: backlogs.before(s, job_id))
 
     async def ingest(
         self, batches: Sequence[MessageBatch], *, now: int | None = None

@@ -22,7 +22,7 @@ async def ingest(session: Session, batches: Sequence[MessageBatch]) -> list[Inge
         await enqueue_messages(session, groups)
     dead = [message for each in stored for message in each.dead]
     if dead:
-        await hand_over(session, dead)
+        await hand_over(session, dead, ())
     refused = [each for each in batches if (each.log, each.partition) not in moved]
     at = {
         place: next_offset

@@ -196,7 +196,7 @@ async def _mark_at_most_once(session: Session, marked: Sequence[tuple[str, str]]
 
 async def take_expired(session: Session, token: str, duration: int) -> tuple[ExpiredLease | None, Outlook]:
     [row] = await session.rows("take_expired", token, duration, session.given_now)
-    outlook = Outlook(row["any_lease"], row["any_late"])
+    outlook = Outlook(row["any_lease"], row["any_late"], row["any_backlog"])
     if row["worker"] is None:
         return None, outlook
     jobs = await unsettled(session, token)

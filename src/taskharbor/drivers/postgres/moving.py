@@ -136,7 +136,7 @@ async def _enter(session: Session, going: Sequence[tuple[Found, Change]], now: i
         if to.state is not State.WAITING:
             ready.append(ready_row(job.id, to))
         elif at.state is not State.WAITING:
-            waiting.append((job.id, to.number, to.attempts, to.first_number, to.begin_by, to.delivery))
+            waiting.append(waiting_row(job.id, to))
     for statement, rows in (
         ("move_latest_attempts", latest),
         ("put_ready", ready),
@@ -154,6 +154,10 @@ def ready_row(job_id: str, to: Standing) -> Row:
         job_id, to.run_at, to.number, to.attempts, to.first_number, to.due_at, to.begin_by, to.delivery, to.suspect,
         to.aside,
     )  # fmt: skip
+
+
+def waiting_row(job_id: str, to: Standing) -> Row:
+    return (job_id, to.number, to.attempts, to.first_number, to.begin_by, to.delivery)
 
 
 def ended_row(job_id: str, to: Standing) -> Row:

@@ -53,6 +53,9 @@ _TABLES: dict[str, dict[Role, str]] = {
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
     "holds": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
+    "backlogs": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: ""},
+    "backlog_jobs": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "S"},
+    "owners": {Role.PRODUCER: "", Role.WORKER: "SIU", Role.ADMIN: ""},
     "workflows": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
     # Only a function of the owner writes it: who acts may add to the audit, and not rewrite it.
     "actions": {Role.PRODUCER: "", Role.WORKER: "", Role.ADMIN: "S"},

@@ -52,7 +52,7 @@ from taskharbor.drivers.capabilities import (
     Workflows,
 )
 from taskharbor.drivers.contract.copying import Row, kind_of
-from taskharbor.drivers.contract.handing_over import HandedOver
+from taskharbor.drivers.contract.handing_over import Advanced, HandedOver, HandOverAnswer, Owner
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.drivers.contract.ingesting import Ingested, MessageBatch
 from taskharbor.drivers.contract.records import Record, RecordKind
@@ -61,6 +61,7 @@ from taskharbor.drivers.contract.waits import WorkerLoad
 from taskharbor.drivers.sqlite import (
     aside,
     audit,
+    backlogs,
     changes,
     copying,
     endings,
@@ -261,11 +262,28 @@ class SQLiteDriver(
 
     # -- messages of a log --
 
-    async def hand_over(self, jobs: Sequence[HandedOver], *, now: int | None = None) -> builtins.list[bool]:
-        return await self._engine.write(lambda s: handing_over.hand_over(s, jobs), now)
+    async def hand_over(
+        self, jobs: Sequence[HandedOver], *, owners: Sequence[Owner] = (), now: int | None = None
+    ) -> builtins.list[HandOverAnswer]:
+        return await self._engine.write(lambda s: handing_over.hand_over(s, jobs, owners), now)
 
     async def handed_over(self, queue: str, first: str, last: str, limit: int) -> builtins.list[str]:
         return await self._engine.read(lambda s: handing_over.keys_between(s, queue, first, last, limit))
+
+    async def own(self, partition: str) -> Owner:
+        return await self._engine.write(lambda s: backlogs.own(s, partition))
+
+    async def backlogs(self, first: str, last: str, limit: int) -> builtins.list[str]:
+        return await self._engine.read(lambda s: backlogs.keys_between(s, first, last, limit))
+
+    async def advance(self, limit: int, cursor: str | None = None, *, now: int | None = None) -> Advanced:
+        look = await self._engine.read(lambda s: backlogs.look(s, limit, cursor), now)
+        if not look.due:
+            return Advanced([], look.cursor)
+        return Advanced(await self._engine.write(lambda s: backlogs.advance(s, look.due), now), look.cursor)
+
+    async def before_in_backlog(self, job_id: str) -> str | None:
+        return await self._engine.read(lambda s: backlogs.before(s, job_id))
 
     async def ingest(
         self, batches: Sequence[MessageBatch], *, now: int | None = None

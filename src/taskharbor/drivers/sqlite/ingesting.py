@@ -20,7 +20,7 @@ def _ingest(session: Session, batch: MessageBatch) -> Ingested:
         return Ingested(False, at.get(batch.partition), session.now)
     for group in batch.groups:
         enqueue_messages(session, group)
-    hand_over(session, batch.dead)
+    hand_over(session, batch.dead, ())
     return Ingested(True, batch.next, session.now)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from taskharbor.client.harbor import Harbor
 from taskharbor.clock import Clock
-from taskharbor.drivers.capabilities import Upkeep
+from taskharbor.drivers.capabilities import HandOver, Upkeep
 from taskharbor.errors import StoreError
 from taskharbor.own_tasks import finished
 from taskharbor.records import State
@@ -27,6 +27,7 @@ PRUNE_SLICE = 5_000  # jobs a round: a long backlog must not delay the collectin
 PRUNE_HISTORY_EVERY = 10 * PRUNE_EVERY
 EXPIRE_BATCH = 500
 CATCH_UP_BATCH = 1_000
+BACKLOGS_A_ROUND = 1_000
 LEFT_OUT_SECONDS_MAX = 60.0
 _COMPLAINT = "maintenance has to wait"
 
@@ -50,6 +51,8 @@ class Maintenance:
         self._outages = outages
         self._reporter = reporter
         self._before_collecting = before_collecting
+        self._backlogs = HandOver.offered_by(harbor.driver)
+        self._backlogs_cursor: str | None = None
         self._pruning = False
         self._failed: dict[str, tuple[int, float]] = {}  # chore → failures in a row, and when to try again
 
@@ -64,6 +67,8 @@ class Maintenance:
                 await self.collect()
                 if self._driver.outlook.late:
                     await self.catch_up()
+                if self._backlogs is not None and self._driver.outlook.backlogs:
+                    await self._do(self._advance)
                 if rounds % EXPIRE_EVERY == 0:
                     await self.expire()
                 if self._has_upkeep and (self._pruning or rounds % PRUNE_EVERY == 0):
@@ -124,6 +129,12 @@ class Maintenance:
 
     async def _catch_up(self) -> None:
         await finished(self._reported(Upkeep.of(self._driver).catch_up(CATCH_UP_BATCH)), REPORT_SECONDS)
+
+    async def _advance(self) -> None:
+        """Let backlogs go on whose first job has ended. (A worker of their stream does so at once.)"""
+        assert self._backlogs is not None, "the caller asked"
+        advanced = await self._backlogs.advance(BACKLOGS_A_ROUND, self._backlogs_cursor)
+        self._backlogs_cursor = advanced.cursor
 
     async def _prune(self) -> None:
         self._pruning = False

@@ -80,7 +80,8 @@ WITH clock AS MATERIALIZED (
 )
 SELECT clock.now, l.worker, l.expires_at, l.expired_at, l.alone, l.supervised, l.max_losses, l.worker_survived,
        l.running,
-       EXISTS (SELECT FROM {schema}.leases) AS any_lease, EXISTS (SELECT FROM {schema}.dependencies WHERE late) AS any_late
+       EXISTS (SELECT FROM {schema}.leases) AS any_lease, EXISTS (SELECT FROM {schema}.dependencies WHERE late) AS any_late,
+       EXISTS (SELECT FROM {schema}.backlogs) AS any_backlog
 FROM clock LEFT JOIN (SELECT * FROM taken UNION ALL SELECT * FROM again) AS l ON true
 
 -- name: drop_lease

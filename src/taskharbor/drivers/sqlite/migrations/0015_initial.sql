@@ -322,6 +322,29 @@ CREATE TABLE taskharbor_holds (
     CHECK (kind IN ('task', 'tag') AND typeof(name) = 'text' AND typeof(held_by) <> 'blob')
 ) WITHOUT ROWID;
 
+-- Backlogs: jobs of one key of a log that execute one after the other. A backlog is there while it has a job that has not
+-- ended. A client that adds a job to it, or lets it go on, does so in one transaction.
+CREATE TABLE taskharbor_backlogs (
+    key   TEXT PRIMARY KEY,
+    holds INTEGER NOT NULL,            -- 1: a dead job keeps those behind it waiting
+    CHECK (typeof(key) = 'text' AND holds IN (0, 1))
+) WITHOUT ROWID;
+CREATE TABLE taskharbor_backlog_jobs (
+    key      TEXT NOT NULL,
+    position INTEGER NOT NULL,         -- the offset of its message
+    job_id   TEXT NOT NULL,
+    PRIMARY KEY (key, position),
+    CHECK (typeof(key) = 'text' AND typeof(position) = 'integer' AND typeof(job_id) = 'text')
+) WITHOUT ROWID;
+CREATE INDEX taskharbor_backlog_jobs_job ON taskharbor_backlog_jobs (job_id);
+
+-- Who hands over messages of each partition of a log: the worker that was given the latest epoch.
+CREATE TABLE taskharbor_owners (
+    partition TEXT PRIMARY KEY,
+    epoch     INTEGER NOT NULL,
+    CHECK (typeof(partition) = 'text' AND typeof(epoch) = 'integer')
+) WITHOUT ROWID;
+
 -- How many jobs are in each terminal state, updated with every move of a job: counting rows would be a scan.
 CREATE TABLE taskharbor_tallies (
     queue TEXT NOT NULL,

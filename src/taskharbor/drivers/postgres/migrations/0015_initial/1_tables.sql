@@ -265,6 +265,26 @@ CREATE TABLE {schema}.workflows (
         enqueued_at >= '0001-01-01 00:00:00+00' AND enqueued_at < '10000-01-01 00:00:00+00')
 );
 
+-- Backlogs: jobs of one key of a log that execute one after the other. A backlog is there while it has a job that has not
+-- ended. A client that adds a job to it, or lets it go on, locks its row.
+CREATE TABLE {schema}.backlogs (
+    key   text COLLATE "C" PRIMARY KEY,
+    holds boolean NOT NULL               -- a dead job keeps those behind it waiting
+);
+CREATE TABLE {schema}.backlog_jobs (
+    key      text COLLATE "C" NOT NULL,
+    position bigint NOT NULL,            -- the offset of its message
+    job_id   uuid NOT NULL,
+    PRIMARY KEY (key, position)
+);
+CREATE INDEX backlog_jobs_job ON {schema}.backlog_jobs (job_id);
+
+-- Who hands over messages of each partition of a log: the worker that was given the latest epoch.
+CREATE TABLE {schema}.owners (
+    partition text COLLATE "C" PRIMARY KEY,
+    epoch     bigint NOT NULL
+);
+
 CREATE TABLE {schema}.steps (
     job_id uuid NOT NULL,
     name   text COLLATE "C" NOT NULL,
