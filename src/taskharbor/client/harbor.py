@@ -404,7 +404,7 @@ class Harbor:
     def asgi(
         self, *, authorize: Authorize | None = None, trusted_proxies: Iterable[str] | None = None
     ) -> Starlette:
-        """Return the REST interface as an ASGI application, to be served by itself or mounted into another one.
+        """Return the dashboard and the REST interface as an ASGI application, to be served or mounted into another one.
 
             app.mount("/jobs", harbor.asgi())
 
