@@ -52,6 +52,7 @@ from benchmarks.rounds import (
 )
 from benchmarks.scaling import can_share
 from benchmarks.settings import Settings
+from benchmarks.streams import run_streams, stream_tables
 from benchmarks.summary import FIGURES
 
 ROOT = Path(__file__).parent.parent
@@ -261,6 +262,15 @@ BENCHMARKS = [
         ],
         {"jobs": 20_000, "single_jobs_max": 1_000},
         rounds_max=2,
+    ),
+    Section(
+        "streams",
+        8,
+        lambda one: False,  # it has contestants of its own
+        run_streams,
+        stream_tables,
+        {"jobs": 60_000, "probes": 100},
+        rounds_max=3,
     ),
 ]
 

@@ -7,12 +7,18 @@ import re
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from taskharbor.codec import PAYLOAD_LIMIT
 from taskharbor.records import read_options
-from taskharbor.rules.meta import read_meta
+from taskharbor.rules.meta import checked_meta, read_meta, with_inherited
 from taskharbor.streams.messages import (
     BYTES_MAX,
+    KEY_ENTRY,
+    OFFSET_ENTRY,
+    PARTITION_ENTRY,
+    TOPIC_ENTRY,
     Place,
     Readable,
     Unreadable,
@@ -122,3 +128,24 @@ def test_place_is_in_the_meta_and_a_long_key_is_not():
         "stream-offset": "12",
         "a": "b",
     }
+
+
+NAMES = st.text("abc-stream", min_size=1, max_size=12) | st.sampled_from([TOPIC_ENTRY, KEY_ENTRY])
+VALUES = st.text(st.characters(exclude_categories=["C"]), max_size=40)
+
+
+@given(
+    st.none() | st.dictionaries(NAMES, VALUES, max_size=32),
+    st.none() | st.binary(max_size=400),
+    st.integers(0, 10**12),
+)
+def test_meta_with_the_place_is_that_of_the_rules(
+    meta: dict[str, str] | None, key: bytes | None, offset: int
+):
+    """However it is put together: the place wins, and the producer's entries come along as far as they fit."""
+    own = {TOPIC_ENTRY: "tasks", PARTITION_ENTRY: "3", OFFSET_ENTRY: str(offset)}
+    if key is not None and (shown := entry_of_bytes(key)) is not None:
+        own[KEY_ENTRY] = shown
+    text = checked_meta(meta or {})
+    place = Place(b"log", "tasks", 3, offset, 0)
+    assert with_place(text, place, key) == with_inherited(checked_meta(own), text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,8 @@ from msgspec import Raw, Struct
 from taskharbor.codec import PAYLOAD_LIMIT, checked_name, clean_text, counted, shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import NO_OPTIONS, Options, encode_options
-from taskharbor.rules.meta import checked_meta, with_inherited
+from taskharbor.rules.meta import BYTES_MAX as META_BYTES_MAX
+from taskharbor.rules.meta import ENTRIES_MAX, checked_meta, with_inherited
 
 TASK_HEADER = "taskharbor-task"
 CORRELATION_HEADER = "taskharbor-correlation-id"
@@ -28,6 +30,8 @@ TOPIC_ENTRY, PARTITION_ENTRY, OFFSET_ENTRY = "stream-topic", "stream-partition",
 KEY_ENTRY, ID_ENTRY = "stream-key", "stream-message-id"
 # Of a message that was dead and is sent back: which replay sent it. Should it die again, its copy says so.
 REPLAY_HEADER, REPLAY_ENTRY = "taskharbor-replay", "stream-replay"
+_PLACE_NAMES = tuple(f'"{name}"' for name in (TOPIC_ENTRY, PARTITION_ENTRY, OFFSET_ENTRY, KEY_ENTRY))
+_text = msgspec.json.Encoder().encode
 KEY_SHOWN_MAX = 300  # characters; a longer key is left out
 _BASE64 = "base64:"  # before a key that is no text
 BYTES_MAX = PAYLOAD_LIMIT + 64 * 1024  # of a message: a payload and what is around it
@@ -185,15 +189,28 @@ def _readable(
 
 
 def with_place(meta: str | None, place: Place, key: bytes | None) -> str | None:
-    """Return the meta with where the message stands, as far as it fits."""
-    entries = {
-        TOPIC_ENTRY: place.topic,
-        PARTITION_ENTRY: str(place.partition),
-        OFFSET_ENTRY: str(place.offset),
-    }
-    if key is not None and (shown := entry_of_bytes(key)) is not None:
-        entries[KEY_ENTRY] = shown
-    return with_inherited(checked_meta(entries), meta)
+    """Return the meta with where the message stands, as far as it fits.
+
+    Every message passes through here, so the text is put together, and read again only where that could go wrong.
+    """
+    shown = None if key is None else entry_of_bytes(key)
+    entry = "" if shown is None else f',"{KEY_ENTRY}":{_text(shown).decode()}'
+    own = f'{_topic_text(place.topic)}"{place.partition}","{OFFSET_ENTRY}":"{place.offset}"{entry}}}'
+    if meta is None:
+        return own
+    is_simple = (
+        meta.isascii()
+        and own.isascii()
+        and len(own) + len(meta) <= META_BYTES_MAX
+        and meta.count('":"') + 4 <= ENTRIES_MAX
+        and not any(name in meta for name in _PLACE_NAMES)
+    )
+    return f"{own[:-1]},{meta[1:]}" if is_simple else with_inherited(own, meta)
+
+
+@cache
+def _topic_text(topic: str) -> str:
+    return f'{{"{TOPIC_ENTRY}":{_text(topic).decode()},"{PARTITION_ENTRY}":'
 
 
 def entry_of_bytes(key: bytes) -> str | None:
