@@ -61,7 +61,8 @@ faults: export TASKHARBOR_FAULT_STREAM_ORDERS ?= none key partition
 faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
 	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation \
 		tests/drivers/test_state_machine.py tests/postgres/test_state_machine.py tests/postgres/test_settles.py \
-		tests/stores/test_sqlite_settles.py tests/streams/test_kills.py tests/streams/test_ingest_kills.py $(ARGS)
+		tests/stores/test_sqlite_settles.py tests/streams/test_kills.py tests/streams/test_ingest_kills.py \
+		tests/streams/test_topics_kills.py $(ARGS)
 
 check: $(VENV)/.ready-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -42,7 +42,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.http import http_payload
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.rules.why_facts import AwaitedJob, Why, WhyCode, WhyFacts
-from taskharbor.streams import StreamWorker
+from taskharbor.streams import StreamWorker, TopicReplay, TopicReplayed
 from taskharbor.streams.producer import Published, Stream
 from taskharbor.telemetry import logs, tracing
 from taskharbor.telemetry.events import EVENTS
@@ -118,7 +118,7 @@ SECTIONS: dict[str, list[Any]] = {
     "Rates": [Stats, Point, Times, Demand, QueueDemand],
     "Schedules": [Schedules, Schedule, schedule.parse, schedule.every, schedule.Schedule],
     "Workers": [Worker],
-    "Streams": [StreamWorker, Stream, Published],
+    "Streams": [StreamWorker, Stream, Published, TopicReplay, TopicReplayed],
     "Inside a handler": [
         taskharbor.Context, taskharbor.current_context, taskharbor.RetryAfter, taskharbor.Unrecoverable,
         taskharbor.StopRequested,

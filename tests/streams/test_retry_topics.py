@@ -358,6 +358,8 @@ async def test_transaction_whose_answer_is_lost_is_not_repeated(memory: Harbor, 
     ("options", "said"),
     [
         ({"dead_letter_topic": None}, "needs a dead-letter topic"),
+        ({"order": "key"}, "overtaken by the later ones of its key"),
+        ({"order": "partition"}, 'order partition is for retries="store"'),
         ({"serves_retries": False}, "no queue that could be left"),
         ({"ingest": True}, "leave one of them out"),
         ({"retries": "memory"}, 'retries is "store" or "topics"'),

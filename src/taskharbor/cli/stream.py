@@ -8,14 +8,15 @@ from typing import Any, Literal
 import click
 from click.core import ParameterSource
 
+from taskharbor.cli.groups import share
+from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
 from taskharbor.cli.work_options import WorkOptions, work_options
+from taskharbor.codec import counted
 
 LEASE_SECONDS = 30.0  # of the jobs that failed messages become
 
-
-@click.command
-@click.option(
+brokers_option = click.option(
     "--brokers",
     required=True,
     metavar="HOST:PORT,…",
@@ -23,6 +24,38 @@ LEASE_SECONDS = 30.0  # of the jobs that failed messages become
     show_envvar=True,
     help="Where the brokers are.",
 )
+settings_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of the Kafka client, such as security.protocol=SASL_SSL; may be given several times.",
+)
+
+
+class WorkerOrCommand(click.Group):
+    """A worker with options of its own, unless the first word names one of the commands."""
+
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            ctx.args = list(args)
+            return ctx.args
+        return click.Command.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not ctx.args:
+            return click.Command.invoke(self, ctx)
+        name, *rest = ctx.args
+        command = self.commands[name]
+        with command.make_context(name, rest, parent=ctx) as context:
+            return command.invoke(context)
+
+
+@click.group(cls=WorkerOrCommand, invoke_without_command=True)
+@brokers_option
 @click.option("--topic", default="tasks", show_default=True, help="The topic to read.")
 @click.option("--group", required=True, help="The consumer group; its members share the topic's partitions.")
 @click.option(
@@ -67,13 +100,7 @@ LEASE_SECONDS = 30.0  # of the jobs that failed messages become
     is_flag=True,
     help="Create neither the dead-letter topic nor retry topics; end if one is missing.",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A setting of the Kafka client, such as security.protocol=SASL_SSL; may be given several times.",
-)
+@settings_option
 @work_options
 @with_session
 def stream(
@@ -109,10 +136,7 @@ def stream(
       taskharbor stream -A app:harbor --brokers kafka:9092 --group mailers --set security.protocol=SSL
       taskharbor stream -A app:harbor --brokers localhost:9092 --group mailers --ingest
     """
-    if importlib.util.find_spec("confluent_kafka") is None:
-        raise click.ClickException(
-            "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
-        )
+    _require_client()
     options = WorkOptions(**given)
     if ingest:
         _refuse_unused()
@@ -181,3 +205,87 @@ def _setting(text: str) -> tuple[str, str]:
     if not name or not equals:
         raise click.UsageError(f"a setting looks like security.protocol=SSL, not {text!r}")
     return name, value
+
+
+def _require_client() -> None:
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise click.ClickException(
+            "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
+        )
+
+
+@stream.command
+@click.option("--from", "topic", required=True, metavar="TOPIC", help="The dead-letter topic.")
+@click.option("--group", metavar="FINGERPRINT", help="Only messages that died of this cause; see --dry-run.")
+@click.option(
+    "--brake",
+    type=share,
+    default="20%",
+    show_default=True,
+    metavar="SHARE",
+    help="Stop if more than this share of a slice comes back dead for the same cause.",
+)
+@click.option(
+    "--quiet-seconds",
+    type=duration,
+    default="10",
+    show_default=True,
+    help="How long a slice is watched after its messages were executed.",
+)
+@click.option("--dry-run", is_flag=True, help="Count the messages by cause, and send nothing.")
+@brokers_option
+@settings_option
+@with_session
+def replay(
+    session: Session,
+    /,
+    topic: str,
+    group: str | None,
+    brake: float,
+    quiet_seconds: float,
+    dry_run: bool,
+    brokers: str,
+    settings: tuple[str, ...],
+) -> None:
+    """Send the messages of a dead-letter topic back to the topics that they came from.
+
+    It sends them in slices of 1, 10, 100 and then 1,000, with their attempts cleared. After each slice it watches
+    the dead-letter topic, and stops if more than the share came back dead for the same cause. Started again, it goes
+    on where it was. It skips messages of at_most_once tasks. Dead jobs of a store are replayed by
+    `taskharbor dlq requeue-all --brake`.
+
+    \b
+    Examples:
+      taskharbor stream replay --from tasks-dlq --brokers localhost:9092 --dry-run
+      taskharbor stream replay --from tasks-dlq --group 3f9c2a7be01d4c55 --brake 20% --brokers localhost:9092
+    """
+    _require_client()
+    from taskharbor.streams import TopicReplay
+
+    screen = session.screen
+    work = TopicReplay(
+        brokers,
+        topic,
+        fingerprint=group,
+        brake=brake,
+        quiet_seconds=quiet_seconds,
+        settings=dict(_setting(each) for each in settings),
+        tell=screen.note,
+    )
+    if dry_run:
+        causes = work.count()
+        if screen.as_json:
+            screen.document({"messages": sum(causes.values()), "causes": causes})
+        else:
+            screen.table(("CAUSE", "MESSAGES"), list(causes.items()))
+        return
+    done = work.run()
+    if screen.as_json:
+        screen.document(done)
+        return
+    others = sum(done.failed_other.values())
+    screen.line(
+        f"{counted(done.sent, 'message')} sent back, {done.failed_same:,} dead again for the same cause, "
+        f"{others:,} for another; {done.skipped:,} skipped"
+        + ("; stopped by the brake" if done.stopped else "")
+    )

@@ -63,6 +63,9 @@ class TopicsListener(Protocol):
         """Partitions that are to be read again, and from which offset on."""
         ...
 
+    def rewind(self, partition: Partition, offset: int) -> None:
+        """Ask for this again: the client could not do it."""
+
     def to_hold(self) -> frozenset[Partition]:
         """The partitions of which no more is wanted for now."""
         ...
@@ -203,6 +206,18 @@ class TopicsConsumer:
     def _rewind(self, partition: Partition, offset: int) -> None:
         if partition in self._assigned:
             self._consumer.seek(TopicPartition(*partition, offset))
+
+    def _seek(self, partition: Partition, offset: int) -> None:
+        try:
+            self._consumer.seek(TopicPartition(*partition, offset))
+        except KafkaException as error:  # the client does not fetch from it yet
+            self._listener.rewind(partition, offset)
+            log_line(
+                logger,
+                logging.WARNING,
+                "{topic} cannot be read from offset {offset} on; it is tried again: {error}",
+                {"topic": f"{partition[0]}[{partition[1]}]", "offset": offset, "error": error.args[0].str()},
+            )
 
     # -- rebalances --
 

@@ -403,6 +403,9 @@ class TopicsSource(JobSource):
         ready = [each for each in list(self._rewind) if not self._sleeping.is_waiting(each)]
         return [(each, self._rewind.pop(each)) for each in ready]
 
+    def rewind(self, partition: Partition, offset: int) -> None:
+        self._rewind[partition] = offset
+
     def to_hold(self) -> frozenset[Partition]:
         """The partitions whose head waits, or that are to be read again."""
         return frozenset((*self._sleeping.partitions(), *list(self._rewind)))
