@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -59,8 +59,8 @@ class TopicsListener(Protocol):
         """How many more messages may come."""
         ...
 
-    def to_rewind(self) -> Sequence[tuple[Partition, int]]:
-        """Partitions that are to be read again, and from which offset on."""
+    def to_rewind(self, assigned: Collection[Partition]) -> Sequence[tuple[Partition, int]]:
+        """Which of these partitions are to be read again, and from which offset on."""
         ...
 
     def rewind(self, partition: Partition, offset: int) -> None:
@@ -153,10 +153,10 @@ class TopicsConsumer:
         room = min(AT_ONCE, self._listener.room())
         if room > 0:
             self._full_since = None
-            rewind = self._listener.to_rewind()
+            rewind = self._listener.to_rewind(self._assigned)
             self._pause_only(self._listener.to_hold())
             for partition, offset in rewind:
-                self._rewind(partition, offset)
+                self._seek(partition, offset)
             messages = self._poll(room)
         else:
             messages = self._wait_for_room()
@@ -202,10 +202,6 @@ class TopicsConsumer:
         if done := self._paused - wanted:
             self._consumer.resume([TopicPartition(*each) for each in done])
         self._paused = set(wanted)
-
-    def _rewind(self, partition: Partition, offset: int) -> None:
-        if partition in self._assigned:
-            self._consumer.seek(TopicPartition(*partition, offset))
 
     def _seek(self, partition: Partition, offset: int) -> None:
         try:

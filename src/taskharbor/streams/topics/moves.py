@@ -82,7 +82,8 @@ class Ledger:
         self._offsets: dict[Partition, PartitionOffsets] = {}
         self._moves: list[Move] = []
         self._has_failed = False
-        self._arriving = 0  # messages on their way from the consumer's thread
+        self._arriving = 0  # messages on their way from the threads of the consumers
+        self._retries_arriving = 0  # those of them that are retry records
 
     # -- partitions --
 
@@ -109,14 +110,15 @@ class Ledger:
             ahead = max((each.ahead for each in self._offsets.values()), default=0)
             return max(min(capacity - self._arriving, AHEAD_MAX - ahead), 0)
 
-    def arriving(self, count: int) -> None:
+    def arriving(self, count: int, *, are_retries: bool) -> None:
         with self._lock:
             self._arriving += count
+            self._retries_arriving += count if are_retries else 0
 
     @property
-    def is_expecting(self) -> bool:
-        """Whether messages are on their way."""
-        return self._arriving > 0
+    def is_expecting_retries(self) -> bool:
+        """Whether retry records are on their way."""
+        return self._retries_arriving > 0
 
     def take(self, partition: Partition, offset: int) -> bool:
         """Note that a message came; return whether it is to be executed."""

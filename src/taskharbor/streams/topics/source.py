@@ -294,7 +294,7 @@ class TopicsSource(JobSource):
                 continue
             if self.ledger.take(partition, message.offset()):
                 self._take_one(message, now)
-        self.ledger.arriving(-len(messages))
+        self.ledger.arriving(-len(messages), are_retries=self._are_retries(messages))
         self._changes.announce()
 
     def _take_one(self, message: Any, now: int) -> None:
@@ -396,11 +396,13 @@ class TopicsSource(JobSource):
             return 0
         return self.ledger.room(self._options.capacity - len(self._buffer) - self._sleeping.resting)
 
-    def to_rewind(self) -> list[tuple[Partition, int]]:
-        """The partitions that are to be read again, and from where: what was read of them before has come."""
-        if not self._rewind or self.ledger.is_expecting:
+    def to_rewind(self, assigned: Collection[Partition]) -> list[tuple[Partition, int]]:
+        """Which of these partitions are to be read again, and from where: what was read of them before has come."""
+        if not self._rewind or self.ledger.is_expecting_retries:
             return []
-        ready = [each for each in list(self._rewind) if not self._sleeping.is_waiting(each)]
+        ready = [
+            each for each in list(self._rewind) if each in assigned and not self._sleeping.is_waiting(each)
+        ]
         return [(each, self._rewind.pop(each)) for each in ready]
 
     def rewind(self, partition: Partition, offset: int) -> None:
@@ -411,8 +413,12 @@ class TopicsSource(JobSource):
         return frozenset((*self._sleeping.partitions(), *list(self._rewind)))
 
     def arrived(self, messages: Sequence[Any]) -> None:
-        self.ledger.arriving(len(messages))
+        self.ledger.arriving(len(messages), are_retries=self._are_retries(messages))
         self._loop.call_soon_threadsafe(self._take, messages)
+
+    def _are_retries(self, messages: Sequence[Any]) -> bool:
+        """Whether these are retry records. A consumer reads either them or the topic."""
+        return bool(messages[0].topic() != self._options.topic)
 
     def assigned(self, partitions: Sequence[TopicAssigned]) -> None:
         async def begin() -> None:  # on the loop: after what is left there of the time before
