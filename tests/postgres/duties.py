@@ -30,6 +30,7 @@ from taskharbor.drivers.base import (
     Verb,
     member_id,
 )
+from taskharbor.drivers.contract.handing_over import BacklogPlace, HandedOver, HandOverAnswer
 from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.drivers.contract.ingesting import AlikeMessages, MessageBatch
 from taskharbor.drivers.contract.records import RecordKind
@@ -138,6 +139,22 @@ async def ingest(driver: PostgresDriver, now: int) -> None:
     assert await driver.ingested(log, [0, 1]) == {0: 2, 1: 2}
 
 
+async def hand_over(driver: PostgresDriver, now: int) -> None:
+    """Take a partition over, hand messages of one key over, and let each go on when the one before it is gone."""
+    log = f"log {uuid.uuid4()}"
+    await driver.own(log)
+    owner = await driver.own(log)
+    jobs = [new("messages", idempotency_key=f"{log}:{n}", delay=HOUR) for n in range(2)]
+    handed = [HandedOver(job, backlog=BacklogPlace(log, n, opens=True)) for n, job in enumerate(jobs)]
+    assert set(await driver.hand_over(handed, owners=[owner], now=now)) == {HandOverAnswer.STORED}
+    assert await driver.backlogs(log, log, 10) == [log]
+    assert await driver.before_in_backlog(jobs[1].id) == jobs[0].id
+    for job in jobs:
+        await driver.operate(Delete(), [job.id], now=now)
+        await driver.advance(1_000, now=now)
+    assert await driver.backlogs(log, log, 10) == []
+
+
 async def work(driver: PostgresDriver) -> None:
     """Everything that a worker does in its life."""
     queue, now = f"queue {uuid.uuid4()}", next(_hours) * HOUR
@@ -184,6 +201,7 @@ async def work(driver: PostgresDriver) -> None:
     [late] = await driver.settle([ended(token, e, State.SUCCEEDED)], now=now + HOUR)
     assert late.answer is SettleAnswer.NOT_RUNNING
     await ingest(driver, now)
+    await hand_over(driver, now)
     await claim_many(driver, now + HOUR)
     await driver.leases(now=now)
     await driver.put_records(RecordKind.WORKERS, {queue: "{}"}, HOUR, now=now)
@@ -271,6 +289,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     await driver.rollups(now - HOUR, now, Period.MINUTE)
     assert await driver.steps(dead) == {"s": StepRecord("1", 1)}
     assert len(await driver.history(dead)) == 1
+    assert await driver.before_in_backlog(dead) is None
     assert await do(Cancel(), running) is OperationVerdict.REQUESTED
     assert await do(Update(tags=("u",), priority=3), ready2) is OperationVerdict.DONE
     assert await do(Update(expires_at=now + HOUR), waiting) is OperationVerdict.DONE

@@ -10,7 +10,7 @@ import sys
 from taskharbor import Context, Harbor, RetryPolicy
 from taskharbor.streams import StreamWorker
 
-url, bootstrap, topic, group, file, order = sys.argv[1:7]
+url, bootstrap, topic, group, file, order = (*sys.argv[1:], "none")[:6]
 harbor = Harbor(url)
 told = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

@@ -53,7 +53,7 @@ _TABLES: dict[str, dict[Role, str]] = {
     "steps": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "SD"},
     "paused": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
     "holds": {Role.PRODUCER: "", Role.WORKER: "S", Role.ADMIN: "SID"},
-    "backlogs": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: ""},
+    "backlogs": {Role.PRODUCER: "", Role.WORKER: "SIUD", Role.ADMIN: "S"},
     "backlog_jobs": {Role.PRODUCER: "", Role.WORKER: "SID", Role.ADMIN: "S"},
     "owners": {Role.PRODUCER: "", Role.WORKER: "SIU", Role.ADMIN: ""},
     "workflows": {Role.PRODUCER: "SI", Role.WORKER: "SIUD", Role.ADMIN: "SUD"},
