@@ -21,6 +21,7 @@ from taskharbor.streams import StreamWorker
 from taskharbor.streams.messages import Place
 from taskharbor.streams.topics import sleeping, trails
 from taskharbor.streams.topics.tiers import Tiers
+from taskharbor.worker.supervisor.channel import LostMessage
 from tests.streams.log import Log, until
 from tools.kafka_server import MOCK_LACKS, Broker
 
@@ -243,6 +244,27 @@ async def test_members_share_the_retry_topics_and_execute_each_message_once(memo
         await until(lambda: len(done) >= 300)
         await until(log.is_committed)
     assert sorted(done) == list(range(300))
+
+
+async def test_message_that_a_dead_process_had_begun_is_tried_again_with_its_loss_recorded(
+    memory: Harbor, log: Log
+):
+    begun: list[tuple[int, int]] = []
+
+    @memory.task(name="note", retry=RetryPolicy(max_attempts=2, initial=2 * UNIT, jitter=None))
+    async def note(ctx: Context) -> None:
+        begun.append((ctx.job.number, ctx.retry_count))
+        if ctx.retry_count == 0:
+            worker._losses[ctx.job.id] = LostMessage(ctx.job.id, "w-1", "was killed", 0)
+            raise TimeoutError
+
+    log.put({"task": "note"})
+    async with working(memory, log) as worker:
+        await until(lambda: len(begun) == 2)
+        await until(log.is_committed)
+    assert begun == [(1, 0), (3, 1)]
+    records = await asyncio.to_thread(log.read, f"{log.topic}-retry-1s", 1)
+    assert b'"lost"' in dict(records[-1].headers())["taskharbor-retry-history"]
 
 
 async def test_retry_partition_that_waits_is_read_again_beyond_what_memory_takes(

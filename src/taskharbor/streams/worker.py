@@ -329,6 +329,7 @@ class StreamWorker:
             loop=loop,
         )
         source.hand_back = self._hand_back
+        source.losses = self._losses
         return source, consumer
 
     async def _work(self, source: StreamSource | TopicsSource) -> None:

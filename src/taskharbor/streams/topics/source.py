@@ -7,6 +7,7 @@ to the next in a transaction that also finishes its offset.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from taskharbor.drivers.base import (
 )
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
+from taskharbor.rules.policy import LOST_SUPERVISED, Loss, weigh_loss
 from taskharbor.streams.messages import Place, Unreadable, read_message, unreadable, with_place
 from taskharbor.streams.offsets import decode
 from taskharbor.streams.operators import Operators
@@ -43,7 +45,11 @@ from taskharbor.streams.topics.moves import Ledger, Move, Partition, Record
 from taskharbor.streams.topics.records import Records
 from taskharbor.streams.topics.sleeping import Held, Sleeping
 from taskharbor.streams.topics.tiers import Tiers
-from taskharbor.streams.topics.trails import Foreign
+from taskharbor.streams.topics.trails import ROWS_MAX, Foreign
+from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.supervisor.channel import LostMessage
+
+logger = logging.getLogger("taskharbor.stream")
 
 BUFFER_BYTES = 16 * 1_048_576  # of messages that no handler has begun
 ASIDE_UNITS = 8  # waits of the smallest tier before a message of a held task is looked at again
@@ -92,6 +98,8 @@ class TopicsSource(JobSource):
         self._leaving: set[Partition] = set()
         self._changes = Changes(self.clock)
         self.operators = Operators(store, options.queue, self._changes.announce)
+        self.losses: dict[str, LostMessage] = {}  # by the ids of their jobs; the worker sets it
+        self._settling: set[asyncio.Future[Any]] = set()
         self.is_closing = False  # nothing more is taken from the log
         self._finished = asyncio.Event()
         self._failure: asyncio.Future[None] = loop.create_future()
@@ -117,7 +125,10 @@ class TopicsSource(JobSource):
             self._buffer.popleft()
             size += held.size
             held.token = request.token
-            jobs.append(held.claimed)
+            if held.claimed.id in self.losses:
+                self._settle_lost(held, request.max_losses)
+            else:
+                jobs.append(held.claimed)
         self._buffer_bytes -= size
         return Claim(
             instant,
@@ -127,6 +138,25 @@ class TopicsSource(JobSource):
             max_losses=request.max_losses,
             holds=self.operators.holds,
         )
+
+    def _settle_lost(self, held: Held, max_losses: int) -> None:
+        """Record the loss of what another process had begun when it died; the message may kill this one, too.
+
+        The supervisor was there, and the process may have died of any of its messages.
+        """
+        lost = self.losses.pop(held.claimed.id)
+        what = f"lost: worker {lost.worker} {lost.how}"
+        loss = Loss(held.token, lost.worker, LOST_SUPERVISED, what, started_at=lost.started_at)
+        transition = weigh_loss(loss, held.claimed, held.trail.history(ROWS_MAX), max_losses=max_losses)
+        log_line(
+            logger,
+            logging.WARNING,
+            "message {message} was begun when worker {worker} {how}; it is tried again later, or dead",
+            {"message": str(held.place), "worker": lost.worker, "how": lost.how, "job": held.claimed.id},
+        )
+        settling = asyncio.ensure_future(self._settle_each([transition], self.clock.now()))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
         """Extend by itself: no other worker has these messages while their partitions are this consumer's.
@@ -226,7 +256,10 @@ class TopicsSource(JobSource):
         if _is_handed_back(t):
             # If its offset is committed, it comes again from the topic to which it goes now.
             return self._records.soon(held, held.trail, now) if held.is_committed else None
-        return self._records.later(held, self._trail_after(held, t, now), now)
+        trail = self._trail_after(held, t, now)
+        if t.status is AttemptStatus.LOST:  # in memory, the next crash would forget it
+            return self._records.soon(held, trail, now)
+        return self._records.later(held, trail, now)
 
     def _trail_after(self, held: Held, t: Transition, now: int) -> trails.Trail:
         trail = held.trail.after(t, now)
