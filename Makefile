@@ -23,7 +23,7 @@ TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage faults check format bench bench-peers clean venv
+.PHONY: help demo test coverage faults check format bench bench-peers screenshots clean venv
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench: $(VENV)/.ready-bench  ## measure TaskHarbor on this machine
 
 bench-peers: $(VENV)/.ready-bench  ## measure against other libraries, interleaved in one run
 	$(BIN)/python -m benchmarks --peers $(ARGS)
+
+screenshots: $(VENV)/.ready-dev  ## the pictures of the dashboard in docs/images
+	$(BIN)/python -m tools.screenshots
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -83,3 +83,24 @@ def test_interrupted_it_leaves_nothing_behind(started, tmp_path):
         assert process.returncode in (130, 143)
         assert not list(tmp_path.iterdir())
         assert not processes_of(tmp_path)
+
+
+async def test_an_hour_of_a_shop_is_work_that_has_happened(tmp_path, monkeypatch):
+    """Shown by six minutes of it: every page of the dashboard has something to show."""
+    from taskharbor.cli.demo import shop
+
+    monkeypatch.setattr(shop, "MINUTES", 6)
+    await shop.fill(str(tmp_path / "shop.db"))
+    async with Harbor(f"sqlite:///{tmp_path}/shop.db") as harbor:
+        counts = await harbor.jobs.acounts()
+        assert counts["succeeded"] > 100
+        assert counts["dead"] + counts["scheduled"] > 0
+        assert sum(point.succeeded for point in await harbor.stats.aseries()) >= counts["succeeded"]
+        assert [schedule.name for schedule in await harbor.schedules.alist()] == ["report of the day"]
+        assert len(await harbor.workflows.alist()) == 2
+        [paused] = await harbor.audit.alist(verb="queue.pause")
+        assert paused.actor == "ada"
+
+
+def test_demo_serve_takes_no_store(run):
+    assert "leave --url and --json out" in run("demo", "--serve", "--json", code=2).error

@@ -56,12 +56,12 @@ def dev(session: Session, host: str, port: int, concurrency: int, no_reload: boo
             f"the dashboard needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
         ) from None
     if no_reload:
-        _run_here(session, host, port, concurrency)
+        run_here(session, host, port, concurrency)
     else:
         _watch(_command(session, host, port, concurrency), Path.cwd())
 
 
-def _run_here(session: Session, host: str, port: int, concurrency: int) -> None:
+def run_here(session: Session, host: str, port: int, concurrency: int) -> None:
     """Run a worker and the server on one loop, until a signal comes."""
     import asyncio
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import tempfile
@@ -19,7 +20,13 @@ TERMINATED = 143  # as a shell says of a process that SIGTERM ended
 @click.command
 @click.option("--url", metavar="URL", help="Use this store, and leave the jobs there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def demo(url: str | None, as_json: bool) -> None:
+@click.option(
+    "--serve", is_flag=True, help="Show the dashboard of a shop with an hour of work behind it, until Ctrl-C."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8400, show_default=True, help="Of the dashboard."
+)
+def demo(url: str | None, as_json: bool, serve: bool, port: int) -> None:
     """Show what TaskHarbor does, in about 12 seconds.
 
     Real workers serve a temporary SQLite store: jobs succeed, one is retried, one dies and is
@@ -27,16 +34,46 @@ def demo(url: str | None, as_json: bool) -> None:
     The demo removes everything that it made.
 
     \b
-    Example:
+    Examples:
       taskharbor demo
+      taskharbor demo --serve
     """
     screen = Screen(as_json=as_json)
+    if serve:
+        if url is not None or as_json:
+            raise click.UsageError(
+                "--serve makes a store of its own and prints no document: leave --url and --json out"
+            )
+        with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="taskharbor-demo-") as folder:
+            _serve(Path(folder), port, screen)
+        return
     if url is not None and url.startswith("memory:"):
         raise click.UsageError(
             "the demo's workers cannot share memory://; name another store, or leave --url out"
         )
     with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="taskharbor-demo-") as folder:
         _run(url, Path(folder), screen)
+
+
+def _serve(folder: Path, port: int, screen: Screen) -> None:
+    """Fill a store with an hour of a shop's work, then work and serve until Ctrl-C."""
+    import asyncio
+    import os
+
+    from taskharbor.cli.dev import run_here
+    from taskharbor.cli.session import Session
+    from taskharbor.telemetry import logs
+
+    screen.line("An hour of a shop's work happens, in a few seconds …")
+    path = folder / "shop.db"
+    os.environ["TASKHARBOR_URL"] = f"sqlite:///{path}"  # where the shop's harbor keeps its jobs
+    logs.configure("text", "error")
+    from taskharbor.cli.demo import shop
+
+    logging.getLogger("taskharbor").setLevel(logging.CRITICAL)  # its failures are part of the story
+    asyncio.run(shop.fill(str(path)))
+    logging.getLogger("taskharbor").setLevel(logging.NOTSET)
+    run_here(Session("taskharbor.cli.demo.shop:harbor", None, screen), "127.0.0.1", port, 10)
 
 
 def _run(url: str | None, folder: Path, screen: Screen) -> None:
