@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -362,3 +363,16 @@ async def test_setting_that_the_client_does_not_know_is_one_clear_error(memory: 
     worker = StreamWorker(memory, brokers="127.0.0.1:1", group="g", settings={"nonsense": "1"})
     with pytest.raises(ValueError, match="setting of the Kafka client is wrong.*nonsense"):
         await worker.run()
+
+
+async def test_success_of_a_message_is_reported_with_how_long_it_took(harbor: Harbor, log: Log, caplog):
+    caplog.set_level("INFO", "taskharbor.worker")
+
+    @harbor.task(name="note")
+    async def note(n: int) -> None: ...
+
+    log.put_calls("note", [1])
+    async with working(harbor, log):
+        await until(lambda: "succeeded" in caplog.text)
+    [seconds] = re.findall(r"succeeded.* seconds=(\S+)", caplog.text)
+    assert float(seconds) >= 0

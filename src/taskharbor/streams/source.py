@@ -55,7 +55,6 @@ logger = logging.getLogger("taskharbor.stream")
 BUFFER_BYTES = 16 * 1_048_576  # of messages that no handler has begun
 COPY_AGAIN_SECONDS = 1.0
 FOLLOWERS_AT_ONCE = 500  # messages that go to the store with one that failed; those behind them follow
-_DONE = SettleResult(SettleAnswer.DONE, State.SUCCEEDED)
 
 
 class StreamSource(JobSource):
@@ -196,13 +195,17 @@ class StreamSource(JobSource):
     async def settle(
         self, transitions: Sequence[Transition], *, now: int | None = None
     ) -> list[SettleResult]:
+        instant = self.clock.now() if now is None else now
         if isinstance(transitions, PlainSuccesses):
             held = [self._taken.pop(job_id) for job_id in transitions.ids]
             self._end(each for each in held if each is not None)
+            done = SettleResult(
+                SettleAnswer.DONE, State.SUCCEEDED, at=instant
+            )  # reports tell how long it took
             if None not in held:
-                return [_DONE] * len(held)
-            return [_DONE if each is not None else SettleResult(SettleAnswer.NOT_RUNNING) for each in held]
-        return await self._settle_each(transitions, self.clock.now() if now is None else now)
+                return [done] * len(held)
+            return [done if each is not None else SettleResult(SettleAnswer.NOT_RUNNING) for each in held]
+        return await self._settle_each(transitions, instant)
 
     async def _settle_each(self, transitions: Sequence[Transition], now: int) -> list[SettleResult]:
         """Hand over what did not succeed, and then count all of it as finished."""
