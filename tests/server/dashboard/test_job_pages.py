@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 
 import httpx
 import pytest
 
-from taskharbor import Context, Harbor, RetryPolicy, Worker
+from taskharbor import Context, Harbor, RetryPolicy, Worker, chain
+from taskharbor.server.dashboard.json_tree import compared
+from tests.server.conftest import client_of
+from tests.server.dashboard.conftest import ORIGIN
 from tests.worker.apart import done
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -91,7 +95,7 @@ async def test_a_dead_job_is_edited_compared_and_requeued_once(shop, client):
     await done(shop)
     address = f"/jobs/{job.id}/edit"
     assert '"order": -1' in text_of(await client.get(address))
-    assert "not JSON" in text_of(await client.post(address, data={"payload": "{"}), 422)
+    assert "not valid JSON" in text_of(await client.post(address, data={"payload": "{"}), 422)
     misfit = await client.post(address, data={"payload": '{"order": "many"}'})
     assert "order" in text_of(misfit, 422)
     compared = text_of(await client.post(address, data={"payload": '{"order": 5}'}))
@@ -156,3 +160,59 @@ async def test_a_bulk_action_with_a_search_that_is_not_understood_is_refused(sho
     assert (await shop.jobs.acounts())["scheduled"] == 1
     only_dead = await client.get("/jobs/bulk", params={"verb": "requeue", "q": "state:ready"})
     assert "only dead jobs can be requeued" in text_of(only_dead, 422)
+
+
+async def test_a_writer_cannot_start_or_repeat_what_only_an_admin_may(shop, harbor, clock):
+    """The tasks of bulk actions and replays are not enqueued by hand: their payloads name the actor."""
+    await shop.tasks["charge"].using(delay=60).aenqueue(order=1)
+    clock.advance(1)
+    bulk = await shop.jobs.astart_bulk("cancel", task="charge")
+    await shop.jobs.acancel(bulk.id)
+    payload = {"verb": "delete", "where": {}, "actor": "the-admin"}
+    async with client_of(harbor.asgi(authorize=lambda request: ("write", "bob")), headers=ORIGIN) as client:
+        asked = [
+            client.post("/api/v1/jobs", json={"task": "taskharbor.bulk", "payload": payload}),
+            client.post("/api/v1/jobs", json={"task": "taskharbor.replay", "payload": {}}),
+            client.post(
+                "/api/v1/schedules", json={"name": "s", "task": "taskharbor.bulk", "schedule": "@every 1h"}
+            ),
+            client.post(f"/api/v1/jobs/{bulk.id}/retry"),
+            client.post(f"/jobs/{bulk.id}/retry"),
+            client.patch(f"/api/v1/jobs/{bulk.id}", json={"payload": payload}),
+        ]
+        assert [(await each).status_code for each in asked] == [403] * len(asked)
+        form = {"task": "taskharbor.bulk", "payload": json.dumps(payload), "sure": "true"}
+        assert "started with POST /jobs/bulk" in text_of(await client.post("/enqueue", data=form), 422)
+    assert (await shop.jobs.acounts())["scheduled"] == 1
+
+
+async def test_a_member_of_a_workflow_is_not_edited(shop, client):
+    workflow = await chain(shop.tasks["charge"].si(order=-1), shop.tasks["charge"].si(order=1)).aenqueue()
+    await done(shop)
+    [dead] = await shop.dlq.alist()
+    assert dead.workflow == workflow.id
+    assert "Edit and requeue" not in text_of(await client.get(f"/jobs/{dead.id}"))
+    assert "member of a workflow" in text_of(await client.get(f"/jobs/{dead.id}/edit"), 409)
+
+
+async def test_a_cancelled_job_is_edited_twice_into_two_jobs(shop, client):
+    job = await shop.tasks["charge"].using(delay=60).aenqueue(order=1)
+    await shop.jobs.acancel(job.id)
+    made = {
+        (
+            await client.post(f"/jobs/{job.id}/edit", data={"payload": f'{{"order": {n}}}', "sure": "true"})
+        ).headers["location"]
+        for n in (1, 2)
+    }
+    assert len(made) == 2
+
+
+def test_a_comparison_of_many_changed_lines_ends_soon():
+    """Each pair of lines that are alike but not equal was compared letter by letter, for minutes."""
+    old = {f"key_{n:04}_aaaaaaaaaaaaaaaa": "b" * 20 for n in range(400)}
+    new = {f"key_{n:04}_aaaaaaaaaaaaaaab": "b" * 19 + "c" for n in range(400)}
+    lines = compared(old, new)
+    assert (sum(line.kind == "old" for line in lines), sum(line.kind == "new" for line in lines)) == (
+        400,
+        400,
+    )

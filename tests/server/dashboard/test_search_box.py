@@ -30,6 +30,8 @@ def read(text: str) -> dict[str, Any]:
         (r'error:"a \"quoted\" word"', {"error": 'a "quoted" word'}),
         ("send_email", {"task": "send_email"}),
         ("mail", {"queue": "mail"}),
+        ("dead", {"state": "dead"}),
+        ("payload.x:" + "[" * 1_500, {"payload": {"x": "[" * 1_500}}),
         ("timeout", {"error": "timeout"}),
         ("01a1edac", {"ids": ["01a1edac"]}),
         ("id:01a1 id:01a2", {"ids": ["01a1", "01a2"]}),
@@ -59,6 +61,7 @@ def test_what_is_typed_is_a_filter(text: str, where: dict[str, Any]):
         ("payload.:1", "payload. needs the name of a value"),
         ("x" * 2_001, "at most 2,000 characters, not 2,001"),
         ("after:999999999999d", "after: takes a time"),
+        ("after:0001-01-01T00:00+14:00", "after: takes a time"),
     ],
 )
 def test_what_is_not_understood_is_said(text: str, problem: str):

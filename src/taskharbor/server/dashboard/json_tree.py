@@ -92,5 +92,10 @@ def compared(old: Any, new: Any) -> list[Line]:
         return []
     if len(before) + len(after) > DIFF_LINES_MAX:
         return [Line("same", f"{len(before):,} lines became {len(after):,}: too many to compare here")]
-    kinds = {" ": "same", "-": "old", "+": "new"}
-    return [Line(kinds[line[0]], line[2:]) for line in difflib.ndiff(before, after) if line[0] in kinds]
+    lines: list[Line] = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
+            lines += [Line("same", text) for text in before[a:b]]
+        else:
+            lines += [Line("old", text) for text in before[a:b]] + [Line("new", text) for text in after[c:d]]
+    return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
@@ -14,13 +13,14 @@ from taskharbor.server.dashboard.json_tree import written
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.errors import ApiError, api_error
+from taskharbor.server.limits import parsed_json
+from taskharbor.server.own_tasks import STARTED_BY
 from taskharbor.server.routes import jobs, tasks
 from taskharbor.server.tokens import Role
 
 pages = Pages()
 
 TASKS_SECONDS = 5.0
-HIDDEN = frozenset({"taskharbor.replay", "taskharbor.bulk"})  # that are started where their jobs are chosen
 
 
 class EnqueueQuery(Struct, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ async def _page(
     return view.render(
         "enqueue.html",
         status=200 if problem is None else 422,
-        tasks=sorted(names - HIDDEN),
+        tasks=sorted(names - STARTED_BY.keys()),
         form=form,
         parameters=[] if known is None else known.plan.described(),
         is_known=known is not None,
@@ -97,9 +97,9 @@ def _payload(view: View, form: EnqueueForm) -> dict[str, Any]:
     if not form.task:
         raise ApiError(422, "unprocessable", "choose a task")
     try:
-        payload = msgspec.json.decode(form.payload)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise PayloadError(f"the payload is not JSON: {error}") from None
+        payload = parsed_json(form.payload.encode())
+    except ApiError as error:
+        raise PayloadError(error.message.replace("the body", "the payload")) from None
     if not isinstance(payload, dict):
         raise PayloadError("a payload is a JSON object: the arguments by their names")
     task = view.harbor._known(form.task)

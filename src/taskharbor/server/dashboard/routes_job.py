@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from taskharbor.server.dashboard.pages import Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import timeline
 from taskharbor.server.errors import ApiError
+from taskharbor.server.limits import parsed_json
+from taskharbor.server.own_tasks import STARTED_BY
 from taskharbor.server.routes import audit, dlq, jobs
 from taskharbor.server.tokens import Role
 from taskharbor.views.documents import JobDocument
@@ -27,7 +30,6 @@ pages = Pages()
 ATTEMPTS_SHOWN = 50
 ACTIONS_SHOWN = 50
 STEPS_SHOWN = 200
-MASKED = "***"
 
 # What can be done in each state.
 OFFERED = {
@@ -85,7 +87,7 @@ async def show_job(view: View) -> Response:
         tree=json_tree,
         commands=[_command(view, job, verb, needs_force) for verb in offered],
         offered=offered,
-        can_edit=job.task != "http" and not is_recurring and job.state in ("dead", "cancelled"),
+        can_edit=_why_uneditable(job) is None,
         needs_force=needs_force,
     )
 
@@ -202,21 +204,29 @@ def _edit_page(
     )
 
 
-def _refuse_uneditable(job: JobDocument) -> None:
+def _why_uneditable(job: JobDocument) -> str | None:
+    """Say why a job cannot be edited and requeued; None if it can."""
     if job.state not in ("dead", "cancelled"):
-        raise ApiError(
-            409, "conflict", f"the job is {job.state}; only a dead or cancelled one is edited and requeued"
-        )
-    if job.task == "http" or job.schedule is not None:
-        raise ApiError(409, "conflict", "a job of the task http or of a schedule is not edited here")
+        return f"the job is {job.state}; only a dead or cancelled one is edited and requeued"
+    if job.workflow is not None:
+        return "the job is a member of a workflow, which waits for this one and no other; retry it as it is"
+    if job.task in STARTED_BY or job.task == "http" or job.schedule is not None:
+        return f"a job of the task {job.task}, or of a schedule, is not edited here"
+    return None
+
+
+def _refuse_uneditable(job: JobDocument) -> None:
+    why = _why_uneditable(job)
+    if why is not None:
+        raise ApiError(409, "conflict", why)
 
 
 def _read(view: View, job: JobDocument, text: str) -> tuple[Any, str | None]:
     """Read an edited payload; return it and what is wrong with it."""
     try:
-        edited = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return None, f"this is not JSON: {error}"
+        edited = parsed_json(text.encode())
+    except ApiError as error:
+        return None, error.message.replace("the body", "the payload")
     if not isinstance(edited, dict):
         return None, "a payload is a JSON object: the arguments by their names"
     task = view.harbor._known(job.task)
@@ -231,6 +241,7 @@ def _read(view: View, job: JobDocument, text: str) -> tuple[Any, str | None]:
 
 def _anew(job: JobDocument, payload: dict[str, Any]) -> dict[str, Any]:
     """Return the request for a job like this one with another payload. Sent twice, it makes one job."""
+    digest = sha256(encode_payload(payload).encode()).hexdigest()[:16]
     given: dict[str, Any] = {
         "task": job.task,
         "payload": payload,
@@ -239,7 +250,7 @@ def _anew(job: JobDocument, payload: dict[str, Any]) -> dict[str, Any]:
         "tags": job.tags,
         "meta": job.meta,
         "delivery": str(job.delivery),
-        "idempotencyKey": f"edited:{job.id}:{job.version}",
+        "idempotencyKey": f"edited:{job.id}:{job.version}:{digest}",
     }
     optional = {
         "maxAttempts": job.max_attempts,

@@ -73,9 +73,10 @@ class BulkForm(Struct, forbid_unknown_fields=True):
 
 
 class SelectedForm(Struct, forbid_unknown_fields=True):
-    """The ticked jobs, and what to do to them."""
+    """The ticked jobs, what to do to them, and the search to go back to."""
 
     verb: Verb
+    q: str = ""
     id: list[str] = []
 
 
@@ -85,8 +86,12 @@ async def show_jobs(view: View) -> Response:
     searched = await _searched(view, _typed(view.query))
     typed = write_search(searched.where) if not searched.problems else view.query.q
     if list(searched.where) == ["ids"] and len(searched.where["ids"]) == 1 and not view.is_live:
-        found = await view.ask(jobs.get_job, params={"id": searched.where["ids"][0]})
-        return view.go(view.url("jobs", found.id))
+        try:
+            found = await view.ask(jobs.get_job, params={"id": searched.where["ids"][0]})
+            return view.go(view.url("jobs", found.id))
+        except Exception as error:
+            if api_error(error).status >= 500:
+                raise
     page: Any = None
     if not searched.problems:
         try:
@@ -173,7 +178,7 @@ async def act_on_selected(view: View) -> Response:
     words = f"{VERBS[view.form.verb][0]}: {counted(done, 'job')}."
     if refused:
         words += f" {counted(len(refused), 'job')} refused: {refused[0]}"
-    return view.done(words, to=view.url("jobs"))
+    return view.done(words, to=view.url("jobs", q=view.form.q or None))
 
 
 # -- searching ---------------------------------------------------------------------------------------

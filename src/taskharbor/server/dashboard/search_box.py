@@ -81,6 +81,8 @@ def read_search(
 
 
 def _name_of_word(word: str, tasks: Collection[str], queues: Collection[str]) -> str:
+    if word in tuple(State):
+        return "state"
     if word in tasks:
         return "task"
     if word in queues:
@@ -118,7 +120,7 @@ def _value(text: str) -> Any:
     """Read a value of a payload: JSON if it is a number, true, false or null; else the text itself."""
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text
     return value if value is None or isinstance(value, bool | int | float) else text
 
@@ -131,9 +133,9 @@ def _time(text: str, now: datetime) -> datetime | None:
             return None
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at
 
 
 # -- the other way round -----------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from taskharbor.server import requests
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, instant
+from taskharbor.server.own_tasks import require_admin_for_own
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
 from taskharbor.views.bulk import CountDocument, Discarded, Requeued
@@ -86,6 +87,7 @@ async def discard_all(call: Call) -> Discarded:
 async def requeue_dead_job(call: Call) -> JobDocument:
     """Start a new run of a dead job."""
     run_at, reset = instant(call.body.run_at, "run_at"), call.body.reset_attempts
+    await require_admin_for_own(call, await call.job_id())
     job = await call.harbor.dlq.arequeue(await call.job_id(), run_at, reset, force=call.body.force)
     return JobDocument.of(job)
 

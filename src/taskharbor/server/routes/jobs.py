@@ -10,6 +10,7 @@ from taskharbor.server.errors import malformed
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job, refuse_closed
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew, instant
+from taskharbor.server.own_tasks import refuse_own_task, require_admin_for_own
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
 from taskharbor.server.trace_context import store_traced
@@ -59,6 +60,7 @@ async def create_job(call: Call) -> JobDocument:
     if isinstance(call.body, NewHttpJob):
         job = await enqueue_http_job(call.harbor, call.body, call.place, call.request.headers)
     else:
+        refuse_own_task(call.harbor, call.body.task)
         options = given_anew(call.body, without=("task", "payload"))
         payload = call.body.payload if isinstance(call.body.payload, dict) else {}
         refuse_closed(call.harbor, call.body.task, payload)
@@ -147,6 +149,7 @@ async def get_job(call: Call) -> JobDocument:
 )
 async def update_job(call: Call) -> JobDocument:
     """Change a job that is neither running nor finished."""
+    await require_admin_for_own(call, await call.job_id())
     if isinstance(call.body.payload, dict):
         job = await call.harbor.jobs.aget(await call.job_id())
         refuse_closed(call.harbor, job.task, call.body.payload)
@@ -192,6 +195,7 @@ async def cancel_job(call: Call) -> JobDocument:
 async def retry_job(call: Call) -> JobDocument:
     """Start a new run of a dead or cancelled job."""
     run_at = instant(call.body.run_at, "run_at")
+    await require_admin_for_own(call, await call.job_id())
     job = await call.harbor.jobs.aretry(await call.job_id(), run_at=run_at, force=call.body.force)
     return JobDocument.of(job)
 

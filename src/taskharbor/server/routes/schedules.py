@@ -10,6 +10,7 @@ from taskharbor.server import requests
 from taskharbor.server.http_jobs import refuse_closed
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew
+from taskharbor.server.own_tasks import refuse_own_task
 from taskharbor.server.tokens import Role
 from taskharbor.views.documents import ScheduleDocument, ScheduleList
 
@@ -38,6 +39,7 @@ async def list_schedules(call: Call) -> ScheduleList:
 )
 async def create_schedule(call: Call) -> ScheduleDocument:
     """Create a schedule. 409: its name is taken."""
+    refuse_own_task(call.harbor, call.body.task)
     if isinstance(call.body.payload, dict):
         refuse_closed(call.harbor, call.body.task, call.body.payload)
     schedule = await call.harbor.schedules.aadd(
@@ -92,6 +94,7 @@ async def delete_schedule(call: Call) -> None:
 async def _refuse_closed(call: Call) -> None:
     """Check the task and the payload that the schedule would have: either may be changed without the other."""
     task, payload = call.body.task, call.body.payload
+    refuse_own_task(call.harbor, task)
     if task is UNSET and payload is UNSET:
         return
     now = await call.harbor.schedules.aget(**_named(call))
