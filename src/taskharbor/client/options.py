@@ -69,6 +69,7 @@ DECLARED_ONLY = frozenset(
         "name",
         "aliases",
         "parameter_aliases",
+        "raw",
         "isolation",
         "schedule",
         "timezone",
