@@ -119,8 +119,8 @@ def test_a_wrong_keyword_names_the_ones_that_there_are(harbor: Harbor):
     ):
         assert said(lambda bulk=bulk: bulk(quue="mail")) == (  # type: ignore[misc]
             "unknown filter quue: did you mean queue? The filters are correlation_id, enqueued_after, "
-            "enqueued_before, error, fingerprint, finished_after, finished_before, ids, payload, queue, reason, state, tag, "
-            "task, workflow"
+            "enqueued_before, error, fingerprint, finished_after, finished_before, ids, payload, queue, reason, state, "
+            "tag, task, workflow"
         )
     assert harbor.jobs.get(job.id).state == "ready"
 
