@@ -18,7 +18,7 @@ from taskharbor.codec import agreeing, counted, decode_payload
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.drivers.contract.rollups import Figures, Period
 from taskharbor.errors import PayloadError, SchemaError
-from taskharbor.records import Delivery, JobFilter, JobRecord, State
+from taskharbor.records import DEFAULT_QUEUE, Delivery, JobFilter, JobRecord, State
 from taskharbor.rules.lifecycle import TERMINAL
 from taskharbor.rules.rollups import DAY, added
 from taskharbor.schedule import parse
@@ -34,7 +34,7 @@ FINDINGS_MAX = 100  # of unknown tasks, and of payloads that do not fit
 HISTORY = 7 * DAY  # of the durations of a task
 UNFINISHED = (State.RUNNING, State.READY, State.SCHEDULED, State.WAITING)
 
-Topic = Literal["schema", "jobs", "schedules", "running"]
+Topic = Literal["schema", "queues", "jobs", "schedules", "running"]
 
 
 class Finding(Struct, frozen=True):
@@ -42,7 +42,7 @@ class Finding(Struct, frozen=True):
 
     topic: Topic
     severity: Literal["problem", "notice"]
-    subject: str  # the task or schedule
+    subject: str  # the task, schedule or queue
     detail: str
     jobs: int = 0  # that it concerns, among those that were looked at
 
@@ -69,6 +69,7 @@ async def check_deployment(
     findings, fits = await _schema(harbor)
     if not fits:
         return DeploymentReport(tuple(findings), 0, 0)
+    findings += await _queues(harbor, queues or ())
     jobs = _JobCheck(harbor)
     for state in UNFINISHED:
         async for record in _jobs(harbor, state, sample, queues):
@@ -124,6 +125,24 @@ def _schema_of_file(path: str) -> tuple[list[Finding], bool]:
         )
     )
     return [Finding("schema", "notice" if goes_on else "problem", "schema", detail)], False
+
+
+# -- queues --
+
+
+async def _queues(harbor: Harbor, queues: Sequence[str]) -> list[Finding]:
+    """Find names that neither the store nor the code knows: a check of nothing is no check.
+
+    A queue that is empty at present is fine, as long as a task names it or a job of it is kept.
+    """
+    declared = {task._options.get("queue", DEFAULT_QUEUE) for task in harbor.tasks.values()}
+    unknown: list[Finding] = []
+    for queue in dict.fromkeys(queues):
+        if queue in declared or (await harbor.driver.list(JobFilter(queue=queue), limit=1)).jobs:
+            continue
+        detail = "the store has no job in this queue, and no task of the new code names it: check the name"
+        unknown.append(Finding("queues", "problem", queue, detail))
+    return unknown
 
 
 # -- jobs --

@@ -194,12 +194,56 @@ async def test_a_copy_refuses_what_is_in_use_and_what_is_not_empty(
         await Worker(source).drain()
         for x in range(9):
             await declare(target)["add"].aenqueue(x)
-        with pytest.raises(ConfigurationError, match="more than the"):
+        with pytest.raises(ConfigurationError, match="has been used: jobs"):
             await copy_store(source.driver, target.driver)
-        for x in range(9):
-            await add.aenqueue(x)
-        with pytest.raises(ConfigurationError, match="copy into an empty store"):
+
+
+async def rows_of(harbor: Harbor) -> dict[str, Any]:
+    """Every row that a copy could write, and what users read."""
+    driver: Any = harbor.driver
+    kinds = {kind: await driver.export_rows(kind, None, 10_000, 2**30) for kind in KINDS}
+    return kinds | await everything(harbor)
+
+
+@pytest.mark.parametrize("name", ["sqlite_b", "postgres_a"])
+async def test_a_target_that_worked_on_is_refused_and_left_as_it_is(
+    name: str, stores: Callable[[str], Harbor], clock: ManualClock
+):
+    """Jobs that it finished would be jobs to run again."""
+    async with stores("sqlite_a") as source, stores(name) as target:
+        await fill(source, clock)
+        add = source.tasks["add"]
+        jobs = [await add.aenqueue(x) for x in range(3)]
+        await copy_store(source.driver, target.driver)
+        declare(target)
+        await Worker(target).drain()
+        before = await rows_of(target)
+        with pytest.raises(ConfigurationError, match=r"has been used: .* Nothing was copied"):
             await copy_store(source.driver, target.driver)
+        assert await rows_of(target) == before
+
+        # The same if the jobs are gone: what counted them is there.
+        for job in jobs:
+            await target.jobs.adelete(job.id)
+        before = await rows_of(target)
+        with pytest.raises(ConfigurationError, match="has been used"):
+            await copy_store(source.driver, target.driver)
+        assert await rows_of(target) == before
+
+
+async def test_an_interrupted_copy_goes_on(stores: Callable[[str], Harbor], clock: ManualClock):
+    async with stores("sqlite_a") as source, stores("postgres_a") as target:
+        await fill(source, clock)
+
+        def interrupt(kind: str, rows: int, new: int) -> None:
+            if kind == "actions":
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            await copy_store(source.driver, target.driver, interrupt)
+        report = await copy_store(source.driver, target.driver)
+        assert 0 < report.new < report.rows
+        assert await rows_of(target) == await rows_of(source)
 
 
 async def test_a_change_during_the_copy_is_a_failure_that_a_repeat_mends(stores: Callable[[str], Harbor]):
@@ -286,3 +330,8 @@ def test_the_command_copies_and_says_how_much(tmp_path: Path, monkeypatch: pytes
     assert (document["new"], document["kinds"]["jobs"]["rows"]) == (0, 1)
     assert runner.invoke(cli, ["copy", "--from", "sqlite:///no.db", "--to", "sqlite:///b.db"]).exit_code == 1
     assert runner.invoke(cli, ["copy", "--from", "sqlite:///a.db", "--to", "sqlite:///a.db"]).exit_code == 2
+    (tmp_path / "link.db").symlink_to("a.db")
+    (tmp_path / "hard.db").hardlink_to(tmp_path / "a.db")
+    for same in ("sqlite:///./a.db", f"sqlite:///{tmp_path}/a.db", "sqlite:///link.db", "sqlite:///hard.db"):
+        refused = runner.invoke(cli, ["copy", "--from", "sqlite:///a.db", "--to", same])
+        assert (refused.exit_code, "name the same store" in refused.output) == (2, True), same

@@ -95,6 +95,16 @@ async def test_a_sample_is_bounded_and_says_so(url: str):
         assert (await check_deployment(harbor, grace=7)).problems == 1
 
 
+async def test_a_queue_that_nothing_knows_is_a_problem(url: str):
+    """A gate that looks at nothing because of a slip in a name would let everything pass."""
+    async with Harbor(url) as harbor:
+        harbor.task(name="t", queue="mail")(lambda: None)
+        await harbor.aenqueue("t", queue="other")
+        report = await check_deployment(harbor, grace=7, queues=["mail", "other", "nosuch"])
+        assert seen(report, "queues") == {"nosuch": ("problem", 0)}
+        assert report.problems == 1
+
+
 async def test_schedules_that_change_are_noticed(url: str):
     async with Harbor(url) as old:
         for name, when in (("moved", "0 9 * * *"), ("left", "0 8 * * *"), ("same", "0 7 * * *")):

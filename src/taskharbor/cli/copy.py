@@ -31,7 +31,8 @@ def copy(source: str, target: str, as_json: bool) -> None:
 
     Jobs keep their ids, keys, attempt numbers, history and steps; schedules, workflows, tokens, holds and the
     audit come along. Stop all workers and producers first: it refuses to begin while a worker or a lease
-    exists, and fails if the source changes meanwhile. It can be repeated, and skips what is equal.
+    exists, and fails if the source changes meanwhile. An interrupted copy can be repeated, and skips what is
+    equal. A target that has been used is refused before anything is written.
 
     \b
     Example:
@@ -42,7 +43,7 @@ def copy(source: str, target: str, as_json: bool) -> None:
     from taskharbor.sync import fastest_loop
 
     screen = Screen(as_json=as_json)
-    if source == target:
+    if source == target or _is_one_file(source, target):
         raise click.UsageError("--from and --to name the same store; name another one to copy into")
     with asyncio.Runner(loop_factory=fastest_loop) as runner:
         report = runner.run(_copy(source, target, screen))
@@ -58,6 +59,26 @@ def copy(source: str, target: str, as_json: bool) -> None:
             f"{report.new:,} of them {agreeing(report.new, 'is', 'are')} new. "
             "Now start the workers with the new store"
         )
+
+
+def _is_one_file(source: str, target: str) -> bool:
+    """Return whether both URLs name one SQLite file, by whatever path."""
+    import os
+
+    from taskharbor.drivers.registry import driver_for
+    from taskharbor.drivers.sqlite import SQLiteDriver
+
+    if not (source.startswith("sqlite:") and target.startswith("sqlite:")):
+        return False
+    origin, copied = driver_for(source), driver_for(target)
+    if not (isinstance(origin, SQLiteDriver) and isinstance(copied, SQLiteDriver)):
+        return False
+    if os.path.realpath(origin.path) == os.path.realpath(copied.path):
+        return True
+    try:
+        return os.path.samefile(origin.path, copied.path)  # a hard link
+    except OSError:  # one of them does not exist yet
+        return False
 
 
 async def _copy(source: str, target: str, screen: Screen) -> CopyReport:

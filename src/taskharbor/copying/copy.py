@@ -1,6 +1,7 @@
 """`copy_store`: reads rows of every kind in slices, stores them elsewhere, and compares both sides at the end.
 
-A copy can be repeated: rows that are equal are skipped. What a worker would claim is copied last, so that a copy that
+A copy that was interrupted can be repeated: rows that are equal are skipped, and a target that has rows of its own is
+refused before anything is written. What a worker would claim is copied last, so that a copy that
 was interrupted leaves no job to run.
 """
 
@@ -70,6 +71,7 @@ async def copy_store(
 ) -> CopyReport:
     """Copy everything that `source` keeps into `target`, and compare both; raise `ConfigurationError` if they differ.
 
+    The target is empty or has a part of the same copy; one that has been used is refused before anything is written.
     No worker may run on either, and nothing may change in the source meanwhile: that is checked at the end.
     """
     origin, copy = Copying.of(source), Copying.of(target)
@@ -77,10 +79,10 @@ async def copy_store(
     await target.migrate()
     await _refuse_in_use(source, "copied from")
     await _refuse_in_use(target, "copied to")
-    await _refuse_fuller(source, target)
     upkeep = Upkeep.offered_by(source)
     while upkeep is not None and await upkeep.catch_up(LATE_DEPENDENCIES_MAX):
         pass
+    await _refuse_used(origin, copy)
     first: dict[str, Sum] = {}
     new: dict[str, int] = {}
     for kind in KINDS:
@@ -149,11 +151,18 @@ async def _refuse_in_use(driver: Driver, role: str) -> None:
     )
 
 
-async def _refuse_fuller(source: Driver, target: Driver) -> None:
-    """Refuse early what the comparison at the end would find: the target has jobs of its own."""
-    there, here = sum((await target.counts()).values()), sum((await source.counts()).values())
-    if there > here:
-        raise ConfigurationError(
-            f"the store that is copied to has {counted(there, 'job')} already, more than the {here:,} to copy; "
-            "copy into an empty store"
-        )
+async def _refuse_used(origin: Copying, copy: Copying) -> None:
+    """Refuse a target that has anything of its own, before a row is written.
+
+    If it worked on a copy, the jobs that it finished would come back as jobs to run.
+    """
+    for kind in KINDS:
+        async for rows in _slices(copy, kind):
+            own = await origin.missing_rows(kind, rows)
+            if not own:
+                continue
+            named = ", ".join(str(value) for value in KINDS[kind].key_of(own[0]))[:200]
+            raise ConfigurationError(
+                f"the store that is copied to has been used: {kind} has a row that the source does not have, or has "
+                f"with other values ({named}). Nothing was copied; copy into an empty store"
+            )

@@ -422,6 +422,10 @@ class Copying(Capability):
         """
 
     @abstractmethod
+    async def missing_rows(self, kind: str, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return those of these rows that the store does not have, or has with other values."""
+
+    @abstractmethod
     async def import_rows(self, kind: str, rows: Sequence[Row]) -> int:
         """Store those of these rows that do not exist yet, all or none; return how many were new.
 

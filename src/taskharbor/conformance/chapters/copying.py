@@ -59,6 +59,21 @@ class Copying(Chapter):
                 assert self.take_in(store, kind, rows) == 0
         assert store.everything() == before
 
+    def test_rows_that_are_missing_or_differ_are_named(self, store: Store) -> None:
+        """That is how a copy knows that its target has rows of its own."""
+        store.enqueue(options=TAGGED)
+        store.succeed(store.claim_one())
+        driver = capabilities.Copying.of(store.driver)
+        for kind in KINDS:
+            for rows in self.export(store, kind):
+                assert list(store.run(driver.missing_rows(kind, rows))) == []
+        [[row]] = self.export(store, "jobs")
+        queue = list(KINDS["jobs"].columns).index("queue")
+        other = (store.new_id(), *row[1:])
+        changed = (*row[:queue], "another", *row[queue + 1 :])
+        assert list(store.run(driver.missing_rows("jobs", [row, other, changed]))) == [other, changed]
+        assert list(store.run(driver.missing_rows("jobs", []))) == []
+
     def test_row_that_differs_is_refused_with_its_whole_slice(self, store: Store) -> None:
         """The target is in use for something else; nothing of the slice is stored."""
         store.enqueue()

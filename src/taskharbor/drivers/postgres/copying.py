@@ -33,11 +33,20 @@ async def export(
     return rows
 
 
-async def insert(session: Session, schema: str, kind: Kind, rows: list[Row]) -> int:
+async def missing(session: Session, schema: str, kind: Kind, rows: list[Row]) -> list[Row]:
+    existing = set(await _existing(session, schema, kind, rows))
+    return [row for row in rows if row not in existing]
+
+
+async def _existing(session: Session, schema: str, kind: Kind, rows: list[Row]) -> list[Row]:
+    """Return the rows that are stored under the keys of these."""
     session.expect(len(rows))
     keys = [list(column) for column in zip(*map(kind.key_of, rows), strict=True)]
-    existing = [tuple(row) for row in await session.connection.fetch(_find(kind, schema), *keys)]
-    new = missing_rows(kind, rows, existing)
+    return [tuple(row) for row in await session.connection.fetch(_find(kind, schema), *keys)]
+
+
+async def insert(session: Session, schema: str, kind: Kind, rows: list[Row]) -> int:
+    new = missing_rows(kind, rows, await _existing(session, schema, kind, rows))
     if not new:
         return 0
     columns = [list(column) for column in zip(*new, strict=True)]

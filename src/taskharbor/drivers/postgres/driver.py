@@ -579,6 +579,12 @@ class PostgresDriver(
             Lane.REST, lambda s: copying.export(s, self.schema, wanted, after, limit, bytes_limit)
         )
 
+    async def missing_rows(self, kind: str, rows: Sequence[Row]) -> builtins.list[Row]:
+        wanted, given = kind_of(kind), builtins.list(rows)
+        if not given:
+            return []
+        return await self._transact(Lane.REST, lambda s: copying.missing(s, self.schema, wanted, given))
+
     async def import_rows(self, kind: str, rows: Sequence[Row]) -> int:
         wanted, given = kind_of(kind), builtins.list(rows)
         if not given:

@@ -31,13 +31,23 @@ def export(session: Session, kind: Kind, after: Row | None, limit: int, bytes_li
     return rows
 
 
-def insert(session: Session, kind: Kind, rows: list[Row]) -> int:
+def missing(session: Session, kind: Kind, rows: list[Row]) -> list[Row]:
+    existing = set(_existing(session, kind, rows))
+    return [row for row in rows if row not in existing]
+
+
+def _existing(session: Session, kind: Kind, rows: list[Row]) -> list[Row]:
+    """Return the rows that are stored under the keys of these."""
     existing: list[Row] = []
     for start in range(0, len(rows), _FOUND_AT_ONCE):
         piece = rows[start : start + _FOUND_AT_ONCE]
         keys = [value for row in piece for value in kind.key_of(row)]
         existing += [_read(kind, found) for found in session.execute(_find(kind, len(piece)), keys)]
-    new = missing_rows(kind, rows, existing)
+    return existing
+
+
+def insert(session: Session, kind: Kind, rows: list[Row]) -> int:
+    new = missing_rows(kind, rows, _existing(session, kind, rows))
     stored = [
         tuple(value for name, value in zip(kind.columns, row, strict=True) if name != "twin") for row in new
     ]

@@ -314,6 +314,10 @@ class SQLiteDriver(
         wanted = kind_of(kind)
         return await self._engine.read(lambda s: copying.export(s, wanted, after, limit, bytes_limit))
 
+    async def missing_rows(self, kind: str, rows: Sequence[Row]) -> builtins.list[Row]:
+        wanted, given = kind_of(kind), builtins.list(rows)
+        return await self._engine.read(lambda s: copying.missing(s, wanted, given))
+
     async def import_rows(self, kind: str, rows: Sequence[Row]) -> int:
         wanted, given = kind_of(kind), builtins.list(rows)
         return await self._engine.write(lambda s: copying.insert(s, wanted, given)) if given else 0
