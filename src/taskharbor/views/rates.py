@@ -37,7 +37,10 @@ def rates_of(total: PointDocument) -> Rates:
 
 
 def backlog_of(queues: Sequence[QueueDocument], minutes: Sequence[PointDocument]) -> Backlog:
-    """Return the backlog of these queues, without those that are paused, from the newest points of a series."""
+    """Return the backlog of these queues, without those that are paused, from the newest points of a series.
+
+    Give it only queues that a worker serves: the others do not drain.
+    """
     running = [queue for queue in queues if not queue.paused]
     ready = sum(queue.ready for queue in running)
     recent = minutes[-RECENT_POINTS:]

@@ -30,6 +30,7 @@ pages = Pages()
 ATTEMPTS_SHOWN = 50
 ACTIONS_SHOWN = 50
 STEPS_SHOWN = 200
+STEPS_SECONDS = 1.0  # how old they may be
 
 # What can be done in each state.
 OFFERED = {
@@ -117,7 +118,10 @@ async def _actions(view: View, job_id: str) -> list[Any]:
 async def _steps(view: View, job_id: str) -> list[Step]:
     if Steps.offered_by(view.harbor.driver) is None:
         return []
-    return await view.harbor.jobs.asteps(job_id)
+    found: list[Step] = await view.share(
+        f"steps {job_id}", STEPS_SECONDS, lambda: view.harbor.jobs.asteps(job_id)
+    )
+    return found
 
 
 # -- actions -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.routes import dlq, stats
 from taskharbor.views.documents import PointDocument, Series, Stats
-from taskharbor.views.rates import backlog_of, rates_of
+from taskharbor.views.rates import backlog_of, rates_of, serving
 from taskharbor.views.workers import stats_of
 
 pages = Pages()
@@ -58,6 +58,7 @@ async def show_overview(view: View) -> Response:
     series = await read_series(view, window)
     recent = series if window.step == "minute" else await read_series(view, WINDOWS["1h"])
     groups = await view.ask(dlq.list_error_groups, query={"limit": 100}, seconds=GROUPS_SECONDS)
+    served = [queue for queue in found.queues if serving(found.workers, queue.name)]
     newest = sorted(groups.items, key=lambda group: group.last_seen, reverse=True)
     return view.render(
         "overview.html",
@@ -67,7 +68,10 @@ async def show_overview(view: View) -> Response:
         live_workers=[worker for worker in found.workers if not worker.expired],
         series=series,
         rates=None if series is None else rates_of(series.total),
-        backlog=backlog_of(found.queues, [] if recent is None else recent.items),
+        backlog=backlog_of(served, [] if recent is None else recent.items),
+        unserved=[
+            queue for queue in found.queues if queue.ready and queue not in served and not queue.paused
+        ],
         groups=newest[:GROUPS_SHOWN],
         charts=None if series is None else charts_of(series.items),
         depths_seconds=DEPTHS_SECONDS,

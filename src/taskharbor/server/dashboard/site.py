@@ -33,6 +33,7 @@ from taskharbor.server.dashboard.assets import serve_asset
 from taskharbor.server.dashboard.forms import parsed_form, read_form
 from taskharbor.server.dashboard.origin import refuse_other_origins
 from taskharbor.server.dashboard.pages import Action, Page
+from taskharbor.server.dashboard.routes_sign_in import NEXT_MAX
 from taskharbor.server.dashboard.sessions import COOKIE, Sessions
 from taskharbor.server.dashboard.shared import SharedDocuments
 from taskharbor.server.dashboard.view import PAGE_HEADERS, View, path_of
@@ -148,7 +149,8 @@ class Dashboard:
             after = path_of(request) if request.method == "GET" else "/"
             query = request.url.query if request.method == "GET" else ""
             wanted = after + (f"?{query}" if query else "")
-            return view.go(view.url("sign-in", next=None if wanted == "/" else wanted))
+            is_kept = wanted != "/" and len(wanted) <= NEXT_MAX
+            return view.go(view.url("sign-in", next=wanted if is_kept else None))
         if view.is_from_script:
             return view.failed(error)
         view = await self.visit(request)

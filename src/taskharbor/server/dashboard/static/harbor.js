@@ -185,7 +185,7 @@
   const themeButton = $("[data-theme-toggle]");
   function theme(next) {
     const name = next ? harborTheme.next() : harborTheme.current();
-    if (themeButton) themeButton.textContent = { system: "Auto", light: "Light", dark: "Dark" }[name];
+    if (themeButton) themeButton.textContent = { system: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[name];
     if (next) notice("Theme: " + { system: "as the system", light: "light", dark: "dark" }[name]);
   }
   const keys = $("#keys");
