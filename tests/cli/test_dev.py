@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,20 @@ def dev(tmp_path: Path) -> Iterator[Dev]:
     dev.process.wait()
     assert dev.process.stderr is not None
     dev.process.stderr.close()
+
+
+@pytest.mark.timeout(240)
+def test_dev_ends_when_its_port_is_in_use(tmp_path: Path):
+    (tmp_path / "app.py").write_text(APP.format(answer="one"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "taskharbor.cli", "dev", "-A", "app:harbor", "--port", str(port)],
+            cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert f"Error: 127.0.0.1:{port} cannot be listened on; choose another port with --port" in ended.stderr
+    assert "starts again" not in ended.stderr
 
 
 @pytest.mark.timeout(240)

@@ -121,6 +121,7 @@ def test_hold_of_a_misspelt_task_says_which_one_is_meant(run, harbor):
     answer = run("task", "hold", "mail:sned")
     assert answer.out == "mail:sned: held\n"
     assert "no live worker knows the task mail:sned; did you mean mail:send?" in answer.err
+    assert "taskharbor task release 'x; ls'" in run("task", "hold", "x; ls").err
     assert run("task", "hold", "mail:send").err == ""
     assert run("task", "hold", "mail:sned", "--tag").err == ""
 
@@ -150,6 +151,18 @@ def test_queues_are_listed_paused_and_resumed(run, harbor):
     assert run("queue", "list").out.splitlines()[1].split()[:3] == ["mail", "yes", "1"]
     assert run("queue", "resume", "mail", "--json").document == {"name": "mail", "paused": False}
     assert not harbor.queues.list()[0].paused
+
+
+def test_an_unknown_queue_is_noted(run, harbor):
+    harbor.enqueue("echo", queue="mail")
+    assert run("queue", "pause", "mail").err == ""
+    answer = run("queue", "pause", "mial; ls")
+    assert answer.out == "mial; ls: paused\n"
+    assert "no queue mial; ls has unfinished jobs, and no live worker names it" in answer.err
+    assert "To take it back: taskharbor queue resume 'mial; ls'" in answer.err
+    assert "did you mean mail?" in run("queue", "pause", "mial").err
+    assert run("queue", "resume", "mial; ls").err == ""
+    assert "no queue nosuch was paused or has unfinished jobs" in run("queue", "resume", "nosuch").err
 
 
 # -- task ----------------------------------------------------------------------------------------

@@ -325,6 +325,21 @@ async def test_queue_is_paused(harbor: Harbor, clock: ManualClock) -> None:
     assert (why.facts.by, why.facts.since) == ("ada", START)
 
 
+async def test_commands_in_sentences_quote_names_for_the_shell(harbor: Harbor) -> None:
+    name = "x; touch pwned"
+    unserved = await harbor.aenqueue("send", queue=name)
+    await sign_on(harbor, queues=("other",))
+    assert (await unserved.awhy()).sentence.endswith(f"--queues '{name}'")
+    await harbor.queues.apause(name)
+    assert (await unserved.awhy()).sentence.endswith(f"taskharbor queue resume '{name}'")
+    held = await harbor.aenqueue(name, queue="other")
+    await harbor.holds.ahold(task=name)
+    assert (await held.awhy()).sentence.endswith(f"taskharbor task release '{name}'")
+    schedule = await harbor.schedules.aadd(name, "echo", {"message": "x"}, schedule="0 3 * * *")
+    await harbor.schedules.apause(name)
+    assert (await harbor.jobs.awhy(schedule.id)).sentence.endswith(f"taskharbor schedule resume '{name}'")
+
+
 @pytest.mark.parametrize(("kind", "name", "option"), [("task", "send", ""), ("tag", "bulk", " --tag")])
 async def test_task_or_tag_is_held(
     harbor: Harbor, clock: ManualClock, kind: str, name: str, option: str

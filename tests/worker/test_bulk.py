@@ -6,6 +6,7 @@ import pytest
 
 from taskharbor import Harbor, RetryPolicy
 from taskharbor.errors import ConfigurationError
+from taskharbor.records import JobFilter
 from tests.worker.apart import done
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -28,7 +29,7 @@ async def test_bulk_job_cancels_what_was_there_and_neither_itself_nor_later_jobs
     await shop.aenqueue_many(shop.tasks["charge"].using(delay=3_600).s(n) for n in range(3))
     shop.driver.clock.advance(1)
     with shop.acting_as("ada"):
-        bulk = await shop.jobs.astart_bulk("cancel")
+        bulk = await shop.jobs.astart_bulk("cancel", everything=True)
     shop.driver.clock.advance(1)
     await shop.tasks["charge"].using(delay=3_600).aenqueue(order=9)
     await done(shop)
@@ -61,6 +62,18 @@ async def test_bulk_discards_and_deletes(shop, verb, left):
     await done(shop)
     assert await bulk.aresult() == {"changed": 1}
     assert await _states(shop) == left
+
+
+async def test_bulk_without_a_filter_must_say_that_it_means_everything(shop):
+    await shop.tasks["charge"].using(delay=3_600).aenqueue(order=1)
+    for verb in ("cancel", "requeue"):
+        with pytest.raises(ConfigurationError, match=f"would {verb} all jobs .* or everything=True"):
+            await shop.jobs.astart_bulk(verb)
+        with pytest.raises(ConfigurationError, match=f"would {verb} all jobs"):
+            await shop.jobs.astart_bulk(verb, JobFilter(), on_queue="operations")
+    with pytest.raises(ConfigurationError, match="both given"):
+        await shop.jobs.astart_bulk("cancel", task="charge", everything=True)
+    assert await shop.jobs.acount() == 1
 
 
 async def test_bulk_with_nothing_to_do_or_an_unknown_verb_is_refused(shop):

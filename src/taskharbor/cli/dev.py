@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from taskharbor.cli.entry import EXIT_FAILED, CommandFailed
 from taskharbor.cli.session import Session, with_session
 from taskharbor.telemetry.metrics.catalogue import PREFIX
 
@@ -25,6 +26,7 @@ STOP_SECONDS = (
 )
 GRACE_SECONDS = 2.0
 FILES_MAX = 20_000
+EXIT_CANNOT_LISTEN = 3  # tells the watching process that no change of the code helps
 _ASKED_TO_END = (0, -signal.SIGINT, -signal.SIGTERM)
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 
@@ -65,7 +67,7 @@ def run_here(session: Session, host: str, port: int, concurrency: int) -> None:
     """Run a worker and the server on one loop, until a signal comes."""
     import asyncio
 
-    from taskharbor.cli.serve import serve_harbor
+    from taskharbor.cli.serve import CannotListen, serve_harbor
     from taskharbor.cli.worker import offer_builtin
     from taskharbor.telemetry import logs
     from taskharbor.worker.worker import Worker
@@ -89,7 +91,10 @@ def run_here(session: Session, host: str, port: int, concurrency: int) -> None:
             await asyncio.gather(working, serving, return_exceptions=True)
         for each in (serving, working):
             if not each.cancelled():
-                each.result()
+                try:
+                    each.result()
+                except CannotListen as error:
+                    raise CommandFailed(error.message, EXIT_CANNOT_LISTEN) from None
 
     session.run(work, create=True)
 
@@ -146,6 +151,8 @@ def _watch(command: list[str], folder: Path) -> None:
     try:
         while child.exit_code not in _ASKED_TO_END:
             time.sleep(LOOK_SECONDS)
+            if child.exit_code == EXIT_CANNOT_LISTEN:
+                sys.exit(EXIT_FAILED)  # it has said why
             if child.exit_code is not None and not has_told:
                 click.echo("it ended; it starts again when the code changes (Ctrl-C to leave)", err=True)
                 has_told = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +13,7 @@ from taskharbor.cli.screen import Cell, Screen
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
     from taskharbor.views.documents import QueueDocument
 
 
@@ -74,8 +77,13 @@ def pause(session: Session, name: str) -> None:
     Example:
       taskharbor queue pause mail
     """
-    session.run(lambda harbor: harbor.queues.apause(name), create=True)
+    known = session.run(lambda harbor: _change(harbor.queues.apause, harbor, name), create=True)
     _tell_flag(session.screen, name, paused=True)
+    if known and name not in known:
+        session.screen.note(
+            f"no queue {name} has unfinished jobs, and no live worker names it{_meant(name, known)} "
+            f"To take it back: taskharbor queue resume {quote(name)}"
+        )
 
 
 @queue.command("resume")
@@ -88,8 +96,29 @@ def resume(session: Session, name: str) -> None:
     Example:
       taskharbor queue resume mail
     """
-    session.run(lambda harbor: harbor.queues.aresume(name), create=True)
+    known = session.run(lambda harbor: _change(harbor.queues.aresume, harbor, name), create=True)
     _tell_flag(session.screen, name, paused=False)
+    if name not in known:
+        session.screen.note(
+            f"no queue {name} was paused or has unfinished jobs{_meant(name, known)} See `taskharbor queue list`"
+        )
+
+
+async def _change(change: Callable[[str], Awaitable[object]], harbor: Harbor, name: str) -> set[str]:
+    """Pause or resume a queue; return the queues that were known before."""
+    from taskharbor.views.workers import workers_of
+
+    known = {each.name for each in await harbor.queues.alist()}
+    known |= {queue for worker in await workers_of(harbor) for queue in worker.queues or ()}
+    await change(name)
+    return known
+
+
+def _meant(name: str, known: set[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 def _tell_flag(screen: Screen, name: str, *, paused: bool) -> None:

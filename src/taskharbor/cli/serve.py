@@ -14,6 +14,14 @@ from taskharbor.telemetry.metrics.catalogue import PREFIX
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
+
+class CannotListen(click.ClickException):
+    """The address is in use, or is not of this machine."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"{host}:{port} cannot be listened on; choose another port with --port")
+
+
 LEVELS = ["debug", "info", "warning", "error"]
 
 
@@ -201,6 +209,6 @@ async def serve_harbor(
     try:
         await server.serve()
     except SystemExit as error:
-        raise click.ClickException(f"{host}:{port} cannot be listened on") from error
+        raise CannotListen(host, port) from error
     if not server.started:
-        raise click.ClickException(f"{host}:{port} cannot be listened on")
+        raise CannotListen(host, port)

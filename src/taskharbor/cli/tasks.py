@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -68,8 +69,8 @@ def hold(session: Session, name: str, is_tag: bool) -> None:
 
         close = get_close_matches(name, known, n=1)
         session.screen.note(
-            f"no live worker knows the task {name}{f'; did you mean {close[0]}?' if close else ''} "
-            f"To take it back: taskharbor task release {name}"
+            f"no live worker knows the task {name}{f'; did you mean {close[0]}?' if close else '.'} "
+            f"To take it back: taskharbor task release {quote(name)}"
         )
 
 

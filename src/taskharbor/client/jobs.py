@@ -274,19 +274,28 @@ class Jobs(Operator):
         /,
         filter: JobFilter | None = None,
         *,
+        everything: bool = False,
         on_queue: str | None = None,
         **where: Unpack[JobWhere],
     ) -> Job[Any]:
         """Enqueue a job that does this to every matching job that is there now; its progress says how far it is.
 
         Cancel it to stop it: what it has done stays done. It runs on the queue of the newest matching job, unless
-        `on_queue` names another.
+        `on_queue` names another. Without a filter it is refused, unless `everything` is True.
         """
         from taskharbor.bulk import OF_DEAD, VERBS
 
         if verb not in VERBS:
             raise ConfigurationError(f"a bulk job does one of {', '.join(VERBS)}, not {shorten(verb)}")
-        asked = dead_filter(filter, where) if verb in OF_DEAD else asked_filter(filter, where)
+        asked = asked_filter(filter, where)
+        if (asked == job_filter()) != everything:
+            raise ConfigurationError(
+                "everything=True and a filter were both given; give one of them"
+                if everything
+                else f"without a filter, it would {verb} all jobs of the store: give a filter, or everything=True"
+            )
+        if verb in OF_DEAD:
+            asked = dead_filter(asked, {})
         if on_queue is None:
             newest = await anext(self._matching(asked), None)
             if newest is None:

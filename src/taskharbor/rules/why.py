@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
@@ -173,9 +174,11 @@ def _schedule_paused(facts: Facts) -> Found:
     if facts.job.state is not State.SCHEDULED or recurrence is None or facts.job.run_at < PARKED_AT:
         return None
     name = recurrence.name
-    application = "" if recurrence.application == "default" else f" --application {recurrence.application}"
+    application = (
+        "" if recurrence.application == "default" else f" --application {quote(recurrence.application)}"
+    )
     return (
-        f"Its schedule {name} is paused: resume it with taskharbor schedule resume {name}{application}",
+        f"Its schedule {name} is paused: resume it with taskharbor schedule resume {quote(name)}{application}",
         {"schedule": name},
     )
 
@@ -303,7 +306,7 @@ def _queue_paused(facts: Facts) -> Found:
     return (
         (
             f"Its queue {pause.name} is paused{_by_whom(facts, pause)}: resume it with taskharbor queue resume "
-            f"{pause.name}"
+            f"{quote(pause.name)}"
         ),
         {"by": pause.by, "since": _instant(pause.since)},
     )
@@ -317,7 +320,7 @@ def _held(facts: Facts) -> Found:
     return (
         (
             f"Its {what} {hold.name} is held{_by_whom(facts, hold)}: release it with taskharbor task release "
-            f"{hold.name}{option}"
+            f"{quote(hold.name)}{option}"
         ),
         {f"held_{what}": hold.name, "by": hold.by, "since": _instant(hold.since)},
     )
@@ -338,7 +341,7 @@ def _no_worker(facts: Facts) -> Found:
     return (
         (
             f"No worker serves the queue {queue}{but}{_by_records(facts, facts.workers)}: start one with "
-            f"taskharbor worker -A … --queues {queue}"
+            f"taskharbor worker -A … --queues {quote(queue)}"
         ),
         {"workers": 0, **_age(facts, facts.workers)},
     )

@@ -95,7 +95,8 @@ def api_error(error: Exception) -> ApiError:
         case MissingCapability():
             return ApiError(501, "unsupported", str(error), {"capability": error.capability})
         case ConfigurationError():
-            return ApiError(422, "unprocessable", _as_sent(str(error)))
+            message = str(error).replace("everything=True", '"everything": true')
+            return ApiError(422, "unprocessable", _as_sent(message))
         case PayloadError():
             return ApiError(422, "unprocessable", str(error))
         case StoreError():

@@ -144,7 +144,7 @@ def converted(value: Any, kind: type[Any]) -> Any:
     try:
         return msgspec.convert(_whole_numbers(value), kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise malformed(f"the body is not as described: {reason_of(error)}{_choices(error, kind)}") from None
+        raise malformed(f"the body is not as described: {reason_of(error)}{choices(error, kind)}") from None
 
 
 _INTEGERS = ("priority", "maxAttempts", "maxRetries", "maxRetryCount")
@@ -184,10 +184,10 @@ def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise malformed(f"the query is not as described: {reason_of(error)}{_choices(error, kind)}") from None
+        raise malformed(f"the query is not as described: {reason_of(error)}{choices(error, kind)}") from None
 
 
-def _choices(error: Exception, kind: type[Any]) -> str:
+def choices(error: Exception, kind: type[Any]) -> str:
     """List the valid words if the field takes only some."""
     problem, _, path = str(error).rpartition(" - at `$.")
     if not problem.startswith("Invalid enum value"):

@@ -171,6 +171,9 @@ class BulkRequest(BulkFilter, kw_only=True):
     """Which jobs to act on in the background, and what to do to them."""
 
     verb: Literal["requeue", "discard", "cancel", "delete"]
+    everything: Annotated[
+        bool, Meta(description="Act on all jobs of the store; refused beside a filter.")
+    ] = False
     on_queue: Annotated[Name, Meta(description="The queue of the job that does it.")] | None = None
 
 

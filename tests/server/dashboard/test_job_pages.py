@@ -55,7 +55,8 @@ async def test_a_search_finds_jobs_by_what_is_typed_and_shows_it_again(shop, cli
     ("typed", "problem"),
     [
         ("colour:red", "colour: is not searched for"),
-        ("state:sleeping", "sleeping"),
+        ("state:ded", "'ded'"),
+        ("state:ded", "it is one of waiting, scheduled, ready, running, succeeded, dead, cancelled"),
         ("id:ffffffff task:charge", "ffffffff"),
     ],
 )
@@ -150,6 +151,20 @@ async def test_all_that_match_are_counted_first_and_then_acted_on_by_a_job(shop,
     assert (await shop.jobs.acounts())["dead"] == 0
     bulk = await shop.jobs.aget(started.headers["location"].rpartition("/")[2])
     assert (bulk.task, await bulk.aresult()) == ("taskharbor.bulk", {"changed": 3})
+
+
+async def test_an_empty_search_acts_on_everything_and_rest_has_to_say_so(shop, client, clock):
+    await shop.tasks["charge"].using(delay=60).aenqueue(order=1)
+    clock.advance(1)
+    refused = await client.post("/api/v1/jobs/bulk", json={"verb": "cancel"})
+    assert refused.status_code == 422
+    assert 'give a filter, or "everything": true' in refused.json()["error"]["message"]
+    assert "1 jobs match now" in text_of(await client.get("/jobs/bulk", params={"verb": "cancel", "q": ""}))
+    assert (await client.post("/jobs/bulk", data={"verb": "cancel", "q": ""})).status_code == 303
+    await Worker(shop).drain()
+    assert (await shop.jobs.acounts())["cancelled"] == 1
+    asked = {"verb": "delete", "everything": True}
+    assert (await client.post("/api/v1/jobs/bulk", json=asked)).status_code == 201
 
 
 async def test_a_bulk_action_with_a_search_that_is_not_understood_is_refused(shop, client):

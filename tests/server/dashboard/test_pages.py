@@ -200,6 +200,19 @@ async def test_server_below_a_path_works_whether_its_proxy_removes_the_path_or_n
             checked_path_prefix(wrong)
 
 
+async def test_lines_to_copy_quote_names_for_the_shell(harbor: Harbor, client: httpx.AsyncClient):
+    name = "x; touch pwned"
+    await harbor.aenqueue("echo", {"message": "x"}, queue=name)
+    added = await harbor.schedules.aadd(name, "echo", {"message": "x"}, schedule="0 3 * * *")
+    for path in (f"/queues/{quote(name)}", f"/schedules/{quote(added.name)}"):
+        page = unescape((await client.get(path)).raise_for_status().text)
+        lines = [
+            line for line in re.findall(r"taskharbor (?:queue|schedule|worker) [^<\n]*", page) if name in line
+        ]
+        assert lines
+        assert all(f"'{name}'" in line for line in lines)
+
+
 async def test_people_get_a_page_where_nothing_is_and_programs_get_json(client: httpx.AsyncClient):
     page = await client.get("/nowhere", headers={"Accept": "text/html,*/*"})
     assert page.status_code == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -38,6 +39,7 @@ def engine() -> Environment:
         "exact": exact,
         "ago": ago,
         "json": as_json,
+        "sh": sh,
     }
     return env
 
@@ -114,6 +116,11 @@ def ago(value: datetime, now: datetime | None = None) -> str:
     if abs(length) < 60:
         words = f"{int(abs(length))} s"
     return f"{words} ago" if length > 0 else f"in {words}"
+
+
+def sh(value: object) -> str:
+    """Write a word of a line to copy, so that a shell takes it as one word whatever it contains."""
+    return shlex.quote(str(value))
 
 
 def as_json(value: Any) -> str:

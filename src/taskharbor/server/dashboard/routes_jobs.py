@@ -145,7 +145,9 @@ async def start_bulk(view: View) -> Response:
     """Enqueue the job that acts on all that match, and show it."""
     searched = await _searched(view, view.form.q)
     where = _bulk_where(searched, view.form.verb)
-    job = await view.ask(jobs.start_bulk, body={"verb": view.form.verb, **_as_body(where)})
+    # An empty search means all jobs here: the page before it has said how many.
+    body = {"verb": view.form.verb, "everything": not where, **_as_body(where)}
+    job = await view.ask(jobs.start_bulk, body=body)
     return view.go(view.url("jobs", job.id), "This job does it. Cancel it to stop.")
 
 

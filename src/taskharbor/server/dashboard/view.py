@@ -11,11 +11,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from taskharbor.codec.problems import reason_of
 from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.clients import NO_ADDRESS
 from taskharbor.server.dashboard import rendering
 from taskharbor.server.dashboard.origin import is_secure
 from taskharbor.server.errors import ApiError, malformed
+from taskharbor.server.limits import choices
 from taskharbor.server.operation import Call, Handle, Operation
 from taskharbor.server.routes import OPERATIONS, ROOT_OPERATIONS
 from taskharbor.server.tokens import Role
@@ -240,7 +242,7 @@ def _converted(given: Any, kind: type[Any] | None) -> Any:
     try:
         return msgspec.convert({} if given is None else given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise malformed(f"the page cannot ask for this: {error}") from None
+        raise malformed(f"the page cannot ask for this: {reason_of(error)}{choices(error, kind)}") from None
 
 
 def _readable(notice: str | None) -> str | None:
