@@ -31,7 +31,9 @@ from taskharbor.testing import (
     enqueued,
     make_context,
     outage,
+    staged,
 )
+from taskharbor.testing.stage import named_harbor
 from tests.postgres import store
 
 THREE_TRIES = RetryPolicy(max_attempts=3, initial=60, maximum=3600, multiplier=2, jitter=None)
@@ -245,6 +247,56 @@ def test_assertions_say_what_is_there_instead(harbor: Harbor):
         assert_not_enqueued(send, size=2)
     with pytest.raises(AssertionError, match="can have these arguments.*colour"):
         assert_enqueued(send, colour="red")
+
+
+def test_a_slip_in_a_test_is_an_error(harbor: Harbor, run_inline: RunInline):
+    """A test that cannot fail is worse than none."""
+
+    @harbor.task(name="send")
+    def send() -> None: ...
+
+    def plain() -> None: ...
+
+    anything: Any = plain
+    text: Any = "x"
+    for check in (enqueued, assert_enqueued, assert_not_enqueued, run_inline):
+        with pytest.raises(ConfigurationError, match=r"takes a task, .* not the plain function .*plain"):
+            check(anything)
+    with pytest.raises(ConfigurationError, match="no task called 'sent' .it has send."):
+        assert_not_enqueued("sent")
+    assert_not_enqueued("send")
+    assert enqueued("sent") == []
+    with pytest.raises(ConfigurationError, match=r"run_inline.* not 'x'"):
+        run_inline(text)
+    for wrong in ("x", 0, True):
+        with pytest.raises(ConfigurationError, match=r"attempt=…. takes a whole number of at least 1, not"):
+            make_context(attempt=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="retry_count"):
+        make_context(retry_count=-1)
+    with pytest.raises(ConfigurationError, match=r"make_context.* takes a Harbor"):
+        make_context(text)
+    with pytest.raises(ConfigurationError, match=r"outage.* takes a Harbor, .* not 'x'"), outage(text):
+        pass
+    with pytest.raises(ConfigurationError, match="calls=…. takes a whole number"), outage(harbor, calls=-1):
+        pass
+    with pytest.raises(ConfigurationError, match=r"staged.* takes a Harbor, .* not 'x'"), staged(text):
+        pass
+    with pytest.raises(ConfigurationError, match="takes a TestingClock"), staged(None, text):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module:harbor", "module no_such_module cannot be imported: ModuleNotFoundError"),
+        ("taskharbor:nothing", "taskharbor has no nothing"),
+        ("taskharbor:Harbor", "is a type; name a Harbor"),
+        ("taskharbor", "takes module:object"),
+    ],
+)
+def test_a_setting_that_names_no_harbor_is_named(name: str, said: str):
+    with pytest.raises(ConfigurationError, match=rf"taskharbor_app in pytest's settings .*{said}"):
+        named_harbor(name)
 
 
 # -- outages and transactions --

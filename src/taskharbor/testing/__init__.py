@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from taskharbor.errors import ConfigurationError
 from taskharbor.testing.assertions import assert_enqueued, assert_not_enqueued, enqueued
+from taskharbor.testing.checks import check_harbor
 from taskharbor.testing.clock import TestingClock
 from taskharbor.testing.context import HandlerContext, make_context
 from taskharbor.testing.drain import Drain, HandlersWait, Ran, RunInline
@@ -44,6 +45,7 @@ def outage(harbor: Harbor, *verbs: str, calls: int | None = None) -> Iterator[No
 
     `verbs` names those that fail, such as `"settle"`; without them all do. With `calls` only that many calls fail.
     """
+    check_harbor(harbor, "outage()")
     if not isinstance(harbor.driver, FailingStore):
         raise ConfigurationError(
             f"only the store of tests can be made to fail, and this harbor's is a {type(harbor.driver).__name__}; "

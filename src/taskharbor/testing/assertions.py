@@ -12,6 +12,7 @@ from taskharbor.codec import decode_payload, encode_payload, shorten
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.records import JobFilter
 from taskharbor.sync import run_inline, run_on_loop_thread
+from taskharbor.testing.checks import check_task
 from taskharbor.testing.stage import current_stage
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ def enqueued(task: AnyTask | str | None = None, /, **payload: Any) -> list[Job[A
     Given arguments must be those of the job; others may be anything. A task may be given by its name, and None means
     every task.
     """
-    harbor, name = _named(task)
+    return _enqueued(task, payload, "enqueued()")
+
+
+def _enqueued(task: AnyTask | str | None, payload: dict[str, Any], caller: str) -> list[Job[Any]]:
+    harbor, name = _named(task, caller)
     wanted = _wanted(harbor, name, payload)
     return [job for job in _all(harbor) if _fits(job, name) and _misses(job, wanted) == 0]
 
@@ -40,30 +45,53 @@ def assert_enqueued(task: AnyTask | str, /, **payload: Any) -> Job[Any]:
     The failure shows what is there instead, the nearest first.
     """
     __tracebackhide__ = True
-    found = enqueued(task, **payload)
+    found = _enqueued(task, payload, "assert_enqueued()")
     if found:
         return found[-1]
-    harbor, name = _named(task)
+    harbor, name = _named(task, "assert_enqueued()")
     raise AssertionError(_missing(harbor, name or "", payload))
 
 
 def assert_not_enqueued(task: AnyTask | str | None = None, /, **payload: Any) -> None:
-    """Fail if a job of this task with these arguments is in the store; without a task, if any job is."""
+    """Fail if a job of this task with these arguments is in the store; without a task, if any job is.
+
+    A name that is no task of the harbor is refused, since a slip in it would always pass.
+    """
     __tracebackhide__ = True
-    found = enqueued(task, **payload)
+    found = _enqueued(task, payload, "assert_not_enqueued()")
+    if not found and isinstance(task, str):
+        _refuse_unknown(task)
     if found:
         shown = [f"  {_shown(job)}" for job in found[:SHOWN_MAX]]
         more = [f"  and {len(found) - SHOWN_MAX} more"] if len(found) > SHOWN_MAX else []
-        wanted = "nothing" if task is None else f"no {_call(_named(task)[1] or '', payload)}"
+        wanted = (
+            "nothing"
+            if task is None
+            else f"no {_call(_named(task, 'assert_not_enqueued()')[1] or '', payload)}"
+        )
         raise AssertionError(
             "\n".join([f"{wanted} should have been enqueued, but the store has:", *shown, *more])
         )
 
 
-def _named(task: AnyTask | str | None) -> tuple[Harbor, str | None]:
+def _refuse_unknown(name: str) -> None:
+    harbor, _ = _named(name, "assert_not_enqueued()")
+    if harbor._known(name) is None:
+        names = sorted(harbor.tasks)
+        known = ", ".join(names[:SHOWN_MAX] + ["…"] * (len(names) > SHOWN_MAX)) or "none"
+        raise ConfigurationError(
+            f"the harbor has no task called {shorten(name)} (it has {known}), "
+            "so this would pass whatever the code does; for a task of another application, "
+            f"write: assert enqueued({shorten(name)}) == []"
+        )
+
+
+def _named(task: AnyTask | str | None, caller: str) -> tuple[Harbor, str | None]:
     """Return the harbor whose store is looked at, and the name of the task."""
     if isinstance(task, Enqueueable):
         return task._task.harbor, task._task.name
+    if task is not None and not isinstance(task, str):
+        check_task(task, caller)
     stage = current_stage()
     if stage is None:
         raise ConfigurationError(

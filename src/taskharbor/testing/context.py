@@ -14,6 +14,7 @@ from taskharbor.codec import decode_result, encode_payload
 from taskharbor.context import Context
 from taskharbor.drivers.base import Claimed
 from taskharbor.records import Options, Progress, StepRecord, StopReason
+from taskharbor.testing.checks import check_harbor, check_number
 from taskharbor.testing.clock import TestingClock
 from taskharbor.worker.handlers.steps import Steps
 from taskharbor.worker.pipeline.execution import Execution
@@ -77,6 +78,11 @@ def make_context(
     from taskharbor.client.harbor import Harbor
     from taskharbor.testing.stage import current_stage
 
+    check_number(attempt, "make_context(attempt=…)", 1)
+    if retry_count is not None:
+        check_number(retry_count, "make_context(retry_count=…)", 0)
+    if harbor is not None:
+        check_harbor(harbor, "make_context()")
     stage = current_stage()
     if harbor is None:
         harbor = stage.harbor if stage is not None else Harbor("memory://", clock=TestingClock())

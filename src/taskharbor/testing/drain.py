@@ -20,6 +20,7 @@ from taskharbor.errors import ConfigurationError, JobNotFound
 from taskharbor.records import AttemptStatus, State
 from taskharbor.sync import run_inline as run_without_loop
 from taskharbor.sync import run_on_loop_thread
+from taskharbor.testing.checks import check_task
 from taskharbor.testing.clock import Duration, TestingClock, seconds_of
 from taskharbor.testing.loop import SkippingLoop, TestThread
 from taskharbor.worker.worker import Worker
@@ -174,6 +175,7 @@ class RunInline:
     def __call__(self, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a job of this task with these arguments; return what it results in."""
         _refuse_on_a_loop()
+        check_task(task, "run_inline()")
         job = _in_own_queue(task.s(*args, **kwargs))
         [stored] = self._harbor.enqueue_many([job])
         ran = Drain(self._harbor)(raising=True, queues=[INLINE_QUEUE])
@@ -181,6 +183,8 @@ class RunInline:
 
     async def async_(self, task: Enqueueable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do the same in an asynchronous test."""
+        _refuse_without_asyncio()
+        check_task(task, "run_inline.async_()")
         job = _in_own_queue(task.s(*args, **kwargs))
         [stored] = await self._harbor.aenqueue_many([job])
         ran = await Drain(self._harbor).async_(raising=True, queues=[INLINE_QUEUE])

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError
+from taskharbor.testing.checks import check_harbor
 from taskharbor.testing.clock import TestingClock
 from taskharbor.testing.drain import Drain, RunInline
 from taskharbor.testing.store import FailingStore
@@ -44,6 +46,10 @@ def staged(harbor: Harbor | None = None, clock: TestingClock | None = None) -> I
     """
     from taskharbor.client.harbor import Harbor
 
+    if harbor is not None:
+        check_harbor(harbor, "staged()")
+    if clock is not None and not isinstance(clock, TestingClock):
+        raise ConfigurationError(f"staged() takes a TestingClock as its clock, not {shorten(clock)}")
     clock = clock or TestingClock()
     store = FailingStore(clock)
     bare = harbor is None
@@ -71,9 +77,19 @@ def named_harbor(name: str) -> Harbor:
         raise ConfigurationError(
             f'taskharbor_app in pytest\'s settings takes module:object, such as "shop:harbor", not {name!r}'
         )
-    found: object = import_module(module_name)
+    try:
+        found: object = import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"taskharbor_app in pytest's settings names {name!r}, and the module {module_name} cannot be imported: "
+            f"{type(error).__name__}: {error}. Check the name, and pytest's setting pythonpath"
+        ) from error
     for part in path.split("."):
-        found = getattr(found, part, None)
+        if not hasattr(found, part):
+            raise ConfigurationError(
+                f"taskharbor_app in pytest's settings names {name!r}, and {module_name} has no {path}; name a Harbor"
+            )
+        found = getattr(found, part)
     if not isinstance(found, Harbor):
         raise ConfigurationError(
             f"taskharbor_app in pytest's settings names {name!r}, which is a {type(found).__name__}; name a Harbor"

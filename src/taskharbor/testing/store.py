@@ -16,6 +16,7 @@ from taskharbor.drivers.capabilities import Transactions
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.records import NewJob, NewWorkflow
+from taskharbor.testing.checks import check_number
 
 # These touch no database in other stores either.
 _NEVER_FAIL = frozenset({"close", "wait_for_change"})
@@ -47,6 +48,8 @@ class FailingStore(MemoryDriver, Transactions):
             raise ConfigurationError(
                 f"no verb of a store is called {shorten(unknown[0])}; they are {', '.join(sorted(VERBS))}"
             )
+        if calls is not None:
+            check_number(calls, "outage(calls=…)", 0)
         outage = _Outage(frozenset(verbs or VERBS), calls)
         self._outages.append(outage)
         try:
