@@ -167,9 +167,12 @@ class UpdateAllRequest(BulkFilter, kw_only=True):
     changes: BulkChanges
 
 
-class BulkRequest(BulkFilter, kw_only=True):
+class BulkRequest(Selection, kw_only=True):
     """Which jobs to act on in the background, and what to do to them."""
 
+    state: State | UnsetType = UNSET
+    payload: PayloadValues | None = None
+    ids: Annotated[list[Uuid], Meta(max_length=IDS_MAX)] | None = None
     verb: Literal["requeue", "discard", "cancel", "delete"]
     everything: Annotated[
         bool, Meta(description="Act on all jobs of the store; refused beside a filter.")

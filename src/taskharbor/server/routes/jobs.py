@@ -128,7 +128,7 @@ async def update_all_jobs(call: Call) -> Changed:
 )
 async def start_bulk(call: Call) -> JobDocument:
     """Enqueue a job that requeues, discards, cancels or deletes every job that matches; it shows its progress."""
-    where = given(call.body, without=("verb", "dry_run"))
+    where = given(call.body, without=("verb",))
     return JobDocument.of(await call.harbor.jobs.astart_bulk(call.body.verb, **where))
 
 
