@@ -67,7 +67,7 @@ async def test_bulk_discards_and_deletes(shop, verb, left):
 async def test_bulk_without_a_filter_must_say_that_it_means_everything(shop):
     await shop.tasks["charge"].using(delay=3_600).aenqueue(order=1)
     for verb in ("cancel", "requeue"):
-        with pytest.raises(ConfigurationError, match=f"would {verb} all jobs .* or everything=True"):
+        with pytest.raises(ConfigurationError, match=f"would {verb} every job .* or everything=True"):
             await shop.jobs.astart_bulk(verb)
         with pytest.raises(ConfigurationError, match=f"would {verb} all jobs"):
             await shop.jobs.astart_bulk(verb, JobFilter(), on_queue="operations")

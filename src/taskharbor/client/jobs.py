@@ -292,7 +292,7 @@ class Jobs(Operator):
             raise ConfigurationError(
                 "everything=True and a filter were both given; give one of them"
                 if everything
-                else f"without a filter, it would {verb} all jobs of the store: give a filter, or everything=True"
+                else f"without a filter, it would {verb} every job of the store: give a filter, or everything=True"
             )
         if verb in OF_DEAD:
             asked = dead_filter(asked, {})
