@@ -69,7 +69,7 @@ async def test_bulk_without_a_filter_must_say_that_it_means_everything(shop):
     for verb in ("cancel", "requeue"):
         with pytest.raises(ConfigurationError, match=f"would {verb} every job .* or everything=True"):
             await shop.jobs.astart_bulk(verb)
-        with pytest.raises(ConfigurationError, match=f"would {verb} all jobs"):
+        with pytest.raises(ConfigurationError, match=f"would {verb} every job"):
             await shop.jobs.astart_bulk(verb, JobFilter(), on_queue="operations")
     with pytest.raises(ConfigurationError, match="both given"):
         await shop.jobs.astart_bulk("cancel", task="charge", everything=True)
