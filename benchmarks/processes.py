@@ -42,8 +42,15 @@ def family_seconds(pid: int) -> float | None:
 
 
 def children_of(pid: int) -> list[int]:
-    listed = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(child) for children in listed for child in children]
+    return [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in _numbers(path)]
+
+
+def _numbers(path: Path) -> list[int]:
+    """The numbers in a file, or none where the thread that it speaks of has ended meanwhile."""
+    try:
+        return [int(number) for number in path.read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def command_of(pid: int) -> str | None:
