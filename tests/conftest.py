@@ -8,7 +8,7 @@ import pytest
 from taskharbor.drivers.postgres import connections
 from taskharbor.worker import worker
 from taskharbor.worker.handlers.isolation import pool
-from tests import guard
+from tests import bytecode, guard
 
 # Tests of real processes and long searches. They begin first: a test process that has nothing left to do then takes
 # short ones over from another, and none runs a long test alone at the end.
@@ -24,7 +24,8 @@ LONGEST = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    bytecode.keep(config.rootpath / ".pytest_cache" / "bytecode")
     # A shell starts what runs in the background with SIGINT ignored, and processes inherit that: those that a test
     # interrupts would not notice.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
