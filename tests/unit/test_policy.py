@@ -36,9 +36,11 @@ from taskharbor.rules.policy import (
     SURVIVED_LOSSES_SUSPECT,
     Loss,
     Rules,
+    settle_known_elsewhere,
     settle_loss,
     settle_outcome,
     settle_unrunnable,
+    unrunnable_until,
     weigh_loss,
 )
 from taskharbor.rules.retry import ErrorInfo, RetryPolicy
@@ -290,6 +292,32 @@ def test_a_hand_back_in_between_does_not_begin_a_new_grace():
     old = put_back(1, NOW - 10_000 * MICROS_PER_SECOND)
     handed_back = row(2, AttemptStatus.RELEASED)
     assert settle_unrunnable(TOKEN, claimed(3), UNKNOWN, [handed_back, old], now=NOW).to is State.DEAD
+
+
+def test_a_claim_that_is_lost_before_the_job_begins_does_not_begin_a_new_grace():
+    """Whoever claimed it may not have known it either."""
+    old = put_back(1, NOW - 10_000 * MICROS_PER_SECOND)
+    lost_unbegun = row(2, AttemptStatus.LOST)
+    assert settle_unrunnable(TOKEN, claimed(3), UNKNOWN, [lost_unbegun, old], now=NOW).to is State.DEAD
+
+
+def test_the_grace_stands_still_while_a_live_worker_knows_the_task():
+    """It goes on where it stood: a worker that comes and goes does not keep the job for ever."""
+    at = NOW - 1_000 * MICROS_PER_SECOND
+    aside = settle_known_elsewhere(TOKEN, claimed(3))
+    history = [
+        put_back(4, at + 700 * MICROS_PER_SECOND),
+        row(3, aside.status, detail=aside.detail, finished_at=at + 210 * MICROS_PER_SECOND),
+        put_back(2, at + 200 * MICROS_PER_SECOND),
+        put_back(1, at),
+    ]
+    end = at + 800 * MICROS_PER_SECOND  # 200 s before the worker came, 100 s after it went
+    assert unrunnable_until(history) == end
+    assert settle_unrunnable(TOKEN, claimed(5), UNKNOWN, history, now=end - 1).to is State.READY
+    assert settle_unrunnable(TOKEN, claimed(5), UNKNOWN, history, now=end).to is State.DEAD
+    assert unrunnable_until(history[1:]) is None
+    later = NOW + 10_000 * MICROS_PER_SECOND
+    assert settle_unrunnable(TOKEN, claimed(4), UNKNOWN, history[1:], now=later).to is State.READY
 
 
 def test_put_backs_of_an_earlier_run_do_not_count():

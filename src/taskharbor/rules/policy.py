@@ -193,19 +193,18 @@ def settle_unrunnable(
 ) -> Transition:
     """Put it back for a while, uncounted: another version may know it, since deployments roll.
 
-    `history` is newest first. The put-backs before this one are the rows on top that say the same. `aside` is the label
-    of the place where it waits; the delay is for workers that do not know it.
+    `history` is newest first. `_put_backs` says which of its rows count. `aside` is the label of the place where it
+    waits; the delay is for workers that do not know it.
     """
-    before = _unrunnable_rows(history, job.first_number)
-    waited = (now - before[-1].finished_at) / MICROS_PER_SECOND if before else 0.0
+    before = _put_backs(history, job.first_number)
     detail = str(outcome.reason)
-    if waited >= grace_seconds:
+    if before.until(now) >= _micros(grace_seconds):
         return Transition(
             token, job.id, job.number, AttemptStatus.FAILED, State.DEAD,
             attempts=job.attempts, reason=outcome.reason, error=outcome.error, detail=detail,
             fingerprint=of_kind(job.task, outcome.reason),
         )  # fmt: skip
-    delay = min(2.0 ** min(len(before), 10), UNRUNNABLE_DELAY_MAX_SECONDS)
+    delay = min(2.0 ** min(before.times, 10), UNRUNNABLE_DELAY_MAX_SECONDS)
     return Transition(
         token, job.id, job.number, AttemptStatus.RELEASED, State.READY,
         attempts=job.attempts, delay=_micros(delay), error=outcome.error, detail=detail, suspect=suspect, aside=aside,
@@ -221,17 +220,42 @@ def settle_known_elsewhere(token: str, job: Claimed, *, suspect: bool = False) -
     )  # fmt: skip
 
 
-def _unrunnable_rows(history: Sequence[AttemptRecord], first_number: int) -> list[AttemptRecord]:
+class _PutBacks(Struct, frozen=True):
+    """The put-backs of a job that no worker could begin: how many there are, and for how long that has been so."""
+
+    times: int
+    waited: int  # microseconds, up to the latest put-back
+    latest: int | None  # when it was; None if a worker that knew the job, or a hold, came after it
+
+    def until(self, now: int) -> int:
+        return self.waited + (0 if self.latest is None else now - self.latest)
+
+
+def _put_backs(history: Sequence[AttemptRecord], first_number: int) -> _PutBacks:
+    """Add up the time in which no live worker could begin the job. `history` is newest first.
+
+    The clock stands still from the last put-back before the job was put aside for a worker that knows it, or for a
+    hold, to the first one after that. A claim that ended before the job began neither stops nor restarts it. An
+    execution does: the code for it was there.
+    """
     unrunnable = {str(Reason.UNKNOWN_TASK), str(Reason.INVALID_PAYLOAD)}
-    rows: list[AttemptRecord] = []
+    times = waited = 0
+    latest: int | None = None
+    was_aside = False  # after all put-backs that are counted so far
+    later: int | None = None  # the put-back after the row at hand; None if the job was put aside in between
     for row in history:
-        if row.number < first_number or row.status is not AttemptStatus.RELEASED:
+        if row.number < first_number or row.started_at is not None:
             break
         if row.detail is not None and row.detail.startswith(ASIDE):
-            break  # a live worker knew it, or it was held: the time begins anew
-        if row.detail in unrunnable:
-            rows.append(row)
-    return rows
+            later, was_aside = None, was_aside or not times
+        elif row.status is AttemptStatus.RELEASED and row.detail in unrunnable:
+            if later is not None:
+                waited += later - row.finished_at
+            elif not times and not was_aside:
+                latest = row.finished_at
+            later = row.finished_at
+            times += 1
+    return _PutBacks(times, waited, latest)
 
 
 def unrunnable_until(history: Sequence[AttemptRecord], first_number: int = 0) -> int | None:
@@ -239,8 +263,10 @@ def unrunnable_until(history: Sequence[AttemptRecord], first_number: int = 0) ->
 
     `history` is newest first.
     """
-    rows = _unrunnable_rows(history, first_number)
-    return rows[-1].finished_at + _micros(UNRUNNABLE_GRACE_SECONDS) if rows else None
+    before = _put_backs(history, first_number)
+    return (
+        None if before.latest is None else before.latest + _micros(UNRUNNABLE_GRACE_SECONDS) - before.waited
+    )
 
 
 # -- what a bug of ours keeps from being settled ---------------------------------------------------

@@ -253,7 +253,7 @@ def _put_back(facts: Facts) -> Found:
             {**about, "reason": Reason.UNSETTLEABLE},
         )
     dead_at = unrunnable_until(facts.history)
-    if dead_at is None:
+    if dead_at is None or latest.detail not in (Reason.UNKNOWN_TASK, Reason.INVALID_PAYLOAD):
         return None
     about |= {"reason": Reason(str(latest.detail)), "dead_at": _instant(dead_at)}
     if latest.detail == Reason.UNKNOWN_TASK:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from taskharbor.conformance.store import HOUR, MINUTE, SECOND, Chapter, Store, ids
+from taskharbor.conformance.store import HOUR, MINUTE, SECOND, Chapter, Held, Store, ids
 from taskharbor.drivers.base import Cancel, Delete, OperationVerdict, Requeue, RunNow, Update
 from taskharbor.drivers.capabilities import Holds
 from taskharbor.drivers.contract.holds import HoldKind, HoldRecord
 from taskharbor.records import AttemptStatus, Delivery, Options, QueueRecord, Reason, State
 from taskharbor.rules.aside import hold_label, task_label
+from taskharbor.rules.outcome import Unrunnable
+from taskharbor.rules.policy import settle_known_elsewhere, settle_unrunnable, unrunnable_until
 
 KNOWN = task_label("shop:pay")
 OTHER = task_label("blog:render")
@@ -158,6 +162,37 @@ class Aside(Chapter):
         job = store.job(held.id)
         assert (job.state, job.run_at, job.aside) == (State.READY, store.now, KNOWN)
         assert store.do(Cancel(), held.id) is OperationVerdict.DONE
+
+    def test_time_without_a_worker_that_knows_the_task_adds_up_over_claims(self, store: Store) -> None:
+        """The rows of a job's claims tell it. A worker that came and went stops the clock, and restarts nothing."""
+        job_id = store.enqueue(task="blog:render")
+        outcome = Unrunnable(Reason.UNKNOWN_TASK, "no task is called so here")
+
+        def look() -> State:
+            held = store.claim_one(aside=(OTHER,), recall=(OTHER,))
+            history = store.history(job_id)
+            store.settle_all(
+                settle_unrunnable(held.token, held.job, outcome, history, now=store.now, aside=OTHER)
+            )
+            return store.state(job_id)
+
+        def pass_by(claim: Callable[[Held], object]) -> None:
+            claim(store.claim_one(aside=(OTHER,), recall=(OTHER,)))
+
+        look()
+        store.pass_time(200 * SECOND)
+        look()
+        pass_by(lambda held: store.settle_all(settle_known_elsewhere(held.token, held.job)))
+        store.pass_time(HOUR)
+        assert look() is State.SCHEDULED
+        store.pass_time(50 * SECOND)
+        pass_by(store.lose)
+        store.pass_time(50 * SECOND - 1)
+        assert look() is State.SCHEDULED
+        assert unrunnable_until(store.history(job_id)) == store.now + 1
+        store.pass_time(1)
+        assert look() is State.DEAD
+        assert store.job(job_id).reason is Reason.UNKNOWN_TASK
 
     # -- holds --
 
