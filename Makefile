@@ -62,7 +62,7 @@ faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
 	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation \
 		tests/drivers/test_state_machine.py tests/postgres/test_state_machine.py tests/postgres/test_settles.py \
 		tests/stores/test_sqlite_settles.py tests/streams/test_kills.py tests/streams/test_ingest_kills.py \
-		tests/streams/test_topics_kills.py $(ARGS)
+		tests/streams/test_topics_kills.py tests/browser/test_stories.py $(ARGS)
 
 check: $(VENV)/.ready-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .
@@ -76,6 +76,7 @@ format: $(VENV)/.ready-dev  ## format and fix what can be fixed
 bench: $(VENV)/.ready-bench  ## measure TaskHarbor on this machine
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.streams
+	$(BIN)/python -m benchmarks.pages
 
 bench-peers: $(VENV)/.ready-bench  ## measure against other libraries, interleaved in one run
 	$(BIN)/python -m benchmarks --peers $(ARGS)

@@ -132,7 +132,7 @@ async def measure(name: str, url: str, jobs: int, dead: int, repeats: int) -> No
         await driver.migrate()
         began = time.perf_counter()
         await fill(driver, jobs, dead)
-        workflow = await _workflow(harbor)
+        workflow = await sample_workflow(harbor)
         print(f"\n{name}: {jobs:,} jobs, filled in {time.perf_counter() - began:.0f} s")
         print(
             f"{'filter':<30} {'p50 ms':>8} {'p95 ms':>8} {'found':>6} {'examined':>9} bounded   {'count p95':>9}"
@@ -153,7 +153,8 @@ async def measure(name: str, url: str, jobs: int, dead: int, repeats: int) -> No
         print(f"the slowest p95 is {worst:.1f} ms")
 
 
-async def _workflow(harbor: Harbor) -> str:
+async def sample_workflow(harbor: Harbor) -> str:
+    """Enqueue a workflow of a hundred jobs; return its id."""
     from taskharbor.client.options import new_id
     from taskharbor.drivers.base import member_id
     from taskharbor.drivers.capabilities import Workflows

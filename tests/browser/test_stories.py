@@ -15,19 +15,20 @@ from taskharbor.server.dashboard.site import PAGES
 from taskharbor.server.tokens import Role, create_token
 from tests.browser.conftest import PATIENCE_MS, OpenPage, Shop
 
-DEAD = int(os.environ.get("TASKHARBOR_FAULT_DEAD", "60"))
+DEAD = int(os.environ.get("TASKHARBOR_FAULT_GROUPED", "60"))
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)> '\"& 🚢 \N{RIGHT-TO-LEFT OVERRIDE}שלום"
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(300 + DEAD // 10),
     # Playwright keeps a loop of its own in this thread. Nothing of ours runs on it.
     pytest.mark.filterwarnings("ignore:.*inside a running event loop:RuntimeWarning"),
 ]
-expect.set_options(timeout=PATIENCE_MS)
+STORY_MS = PATIENCE_MS + 30 * DEAD  # thousands of jobs take longer than a few
+expect.set_options(timeout=STORY_MS)
 
 
 def _until(condition: object, what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_MS / 1000
+    give_up_at = time.monotonic() + STORY_MS / 1000
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < give_up_at, what
         time.sleep(0.05)
