@@ -12,7 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from taskharbor import Context, Harbor, StoreUnavailable
 from taskharbor.records import AttemptStatus, Reason, State
+from taskharbor.streams.brokers import Brokers
 from taskharbor.streams.consumer import PolledConsumer
+from taskharbor.streams.producer import Sender
 from taskharbor.worker.upkeep.colleagues import Colleagues
 from tests.streams.log import Log, until
 from tests.streams.test_worker import working
@@ -305,3 +307,15 @@ def test_committed_offsets_are_asked_for_until_the_brokers_answer(monkeypatch: p
     consumer._on_assign(Asked(), [TopicPartition("t", 0)])
     assert [(each.partition, each.committed) for each in told.partitions] == [(0, 7)]
     assert told.topic_id == "id"
+
+
+async def test_answer_that_nobody_waits_for_any_more_holds_up_no_other(log: Log):
+    """A worker that stops gives up waiting for the copy of a dead message; the client's thread goes on."""
+    sender = Sender(Brokers(log.bootstrap))
+    waiting = asyncio.wrap_future(sender.send(log.topic, b"first"))
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    later = asyncio.wrap_future(sender.send(log.topic, b"second"))
+    assert (await asyncio.wait_for(later, 20)).topic == log.topic
+    await asyncio.to_thread(sender.close)
+    assert sum(log.ends()) == 2
