@@ -114,6 +114,37 @@ async def test_a_dead_job_is_edited_compared_and_requeued_once(shop, client):
     assert (await new.arefresh()).state == "succeeded"
 
 
+async def test_secrets_are_masked_and_an_edit_keeps_them(harbor, client):
+    @harbor.task(name="call", retry=ONCE)
+    async def call(url: str, auth: dict[str, object], keys: list[dict[str, str]]) -> None:
+        raise RuntimeError("refused")
+
+    secret = {"auth": {"user": "ann", "password": "hunter-2", "max_tokens": 5}, "keys": [{"apiKey": "k-3"}]}
+    job = await harbor.tasks["call"].using(meta={"access_token": "t-4"}).aenqueue(url="a", **secret)
+    await done(harbor)
+    address = f"/jobs/{job.id}/edit"
+    for page in (await client.get(f"/jobs/{job.id}"), await client.get(address)):
+        assert not re.search("hunter-2|k-3|t-4", page.text)
+        assert "masked" in text_of(page)
+        assert '"max_tokens"' in text_of(page)
+    shown = re.search(r"<textarea[^>]*>(.*?)</textarea>", (await client.get(address)).text, re.DOTALL)
+    assert shown is not None
+    edited = {**json.loads(unescape(shown[1])), "url": "b"}
+    compared = await client.post(address, data={"payload": json.dumps(edited)})
+    assert '+ "url": "b"' in text_of(compared)
+    assert not re.search("hunter-2|k-3", compared.text)
+    made = await client.post(address, data={"payload": json.dumps(edited), "sure": "true"})
+    new = await harbor.jobs.aget(made.headers["location"].rpartition("/")[2])
+    assert new.payload == {"url": "b", **secret}
+    assert new.meta["access_token"] == "t-4"
+    edited["keys"].append(edited["keys"][0])
+    refused = text_of(await client.post(address, data={"payload": json.dumps(edited)}), 422)
+    assert "payload.keys[1].apiKey is '*** masked ***', and the job has no such secret" in refused
+    other = {**edited, "auth": {**edited["auth"], "password": "new"}, "url": "a", "keys": edited["keys"][:1]}
+    changed = await client.post(address, data={"payload": json.dumps(other)})
+    assert "Only masked values change." in text_of(changed)
+
+
 async def test_actions_on_one_job(shop, client):
     late = await shop.tasks["charge"].using(delay=60).aenqueue(order=1)
     assert (await client.post(f"/jobs/{late.id}/run")).status_code == 303

@@ -24,6 +24,7 @@ GROUPS_SHOWN = 100
 JOBS_SHOWN = 20
 TREND_JOBS = 1_000  # the newest jobs of a group, whose deaths the trend counts
 TREND_HOURS = 24
+TREND_SECONDS = 5.0  # how old the trend may be
 
 
 class ReplayForm(Struct, forbid_unknown_fields=True):
@@ -46,21 +47,25 @@ async def show_error(view: View) -> Response:
     if not re.fullmatch(r"[0-9a-f]{16}", fingerprint):
         raise ApiError(404, "not_found", "a cause has 16 hexadecimal digits, as in the list of errors")
     found = await view.ask(dlq.list_error_groups, query={"fingerprint": fingerprint, "limit": 1})
-    newest = await view.ask(dlq.list_dead_jobs, query={"fingerprint": fingerprint, "limit": TREND_JOBS})
+    newest = await view.ask(dlq.list_dead_jobs, query={"fingerprint": fingerprint, "limit": JOBS_SHOWN})
     if not found.items:
         raise ApiError(
             404, "not_found", "no dead job has this cause now: its jobs were requeued, discarded or deleted"
         )
     sample = await view.ask(jobs.get_history, params={"id": found.items[0].sample_id}, query={"limit": 1})
-    counts = await _trend(view, newest.items)
+    # A thousand jobs take a tenth of a second to read, and a trend of hours changes slowly.
+    sampled = await view.ask(
+        dlq.list_dead_jobs, query={"fingerprint": fingerprint, "limit": TREND_JOBS}, seconds=TREND_SECONDS
+    )
+    counts = await _trend(view, sampled.items)
     return view.render(
         "error_group.html",
         group=found.items[0],
-        jobs=newest.items[:JOBS_SHOWN],
+        jobs=newest.items,
         traceback=next((attempt.traceback for attempt in sample.items if attempt.traceback), None),
         trend=sparkline(counts, f"Deaths in each of the last {TREND_HOURS} hours"),
         deaths=sum(counts),
-        is_sampled=newest.next_cursor is not None,
+        is_sampled=sampled.next_cursor is not None,
         sampled=TREND_JOBS,
     )
 

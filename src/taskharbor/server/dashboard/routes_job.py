@@ -15,6 +15,7 @@ from taskharbor.drivers.capabilities import Audit, Steps
 from taskharbor.errors import PayloadError
 from taskharbor.server.dashboard.job_timeline import job_rows
 from taskharbor.server.dashboard.json_tree import compared, json_tree, written
+from taskharbor.server.dashboard.masking import masked, unmasked
 from taskharbor.server.dashboard.pages import Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import timeline
@@ -80,12 +81,14 @@ async def show_job(view: View) -> Response:
         timeline=timeline(
             rows, why.facts.at, f"What happened to the job, from {job.enqueued_at:%Y-%m-%d %H:%M}"
         ),
-        payload=json_tree(job.payload),
-        result=None if job.result is None else json_tree(job.result),
+        payload=json_tree(masked(job.payload)),
+        result=None if job.result is None else json_tree(masked(job.result)),
         progress_value=None
         if job.progress is None or job.progress.value is None
-        else json_tree(job.progress.value),
-        tree=json_tree,
+        else json_tree(masked(job.progress.value)),
+        tree=lambda value: json_tree(masked(value)),
+        meta=masked(job.meta),
+        is_masked=any(masked(each) != each for each in (job.payload, job.result, job.meta)),
         commands=[_command(view, job, verb, needs_force) for verb in offered],
         offered=offered,
         can_edit=_why_uneditable(job) is None,
@@ -174,7 +177,7 @@ async def edit_job(view: View) -> Response:
     """Show the payload to edit."""
     job = await view.ask(jobs.get_job, params=view.params)
     _refuse_uneditable(job)
-    return _edit_page(view, job, written(job.payload))
+    return _edit_page(view, job, written(masked(job.payload)))
 
 
 @pages.action("/jobs/{id}/edit", Role.WRITE, form=EditForm)
@@ -204,7 +207,9 @@ def _edit_page(
         problem=problem,
         is_checked=view.harbor._known(job.task) is not None,
         is_edited=edited is not None,
-        changes=[] if edited is None else compared(job.payload, edited),
+        changes=[] if edited is None else compared(masked(job.payload), masked(edited)),
+        hidden=edited is not None and edited != job.payload and masked(edited) == masked(job.payload),
+        is_masked=masked(job.payload) != job.payload,
     )
 
 
@@ -233,6 +238,10 @@ def _read(view: View, job: JobDocument, text: str) -> tuple[Any, str | None]:
         return None, error.message.replace("the body", "the payload")
     if not isinstance(edited, dict):
         return None, "a payload is a JSON object: the arguments by their names"
+    try:
+        edited = unmasked(edited, job.payload)
+    except ValueError as error:
+        return None, str(error)
     task = view.harbor._known(job.task)
     try:
         encoded = encode_payload(edited)

@@ -13,6 +13,7 @@ from taskharbor.codec import counted
 from taskharbor.errors import TaskHarborError
 from taskharbor.schedule import parse
 from taskharbor.server.dashboard.json_tree import json_tree
+from taskharbor.server.dashboard.masking import masked
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import Run, Svg, strip
@@ -80,7 +81,7 @@ async def _page(
         "schedule.html",
         status=200 if problem is None else 422,
         schedule=schedule,
-        payload=json_tree(schedule.payload),
+        payload=json_tree(masked(schedule.payload)),
         runs=_drawn(view, schedule, history.items),
         history=history.items[:10],
         expression=expression,
