@@ -290,9 +290,10 @@ def _seconds(wall: datetime) -> int:
 
 @lru_cache(4096)
 def _parsed(expression: str, timezone: str) -> Schedule:
+    zone = checked_zone(timezone)
     if expression.startswith("@every"):
         return _parsed_interval(expression)
-    return Cron(expression, checked_zone(timezone))
+    return Cron(expression, zone)
 
 
 def parse(expression: str | Schedule, timezone: str = "UTC") -> Schedule:

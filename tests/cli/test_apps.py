@@ -202,6 +202,8 @@ def test_a_module_that_is_not_there(run, tmp_path):
     assert run("list", "-A", "no_such.app:harbor", code=1).error == (
         f"no module is called 'no_such' (--app no_such.app:harbor) in {tmp_path} or on Python's path"
     )
+    told = run("list", "-A", "no_such.py:harbor", code=1).error
+    assert told.endswith("; write it without .py: no_such:harbor")
 
 
 def test_an_object_that_is_not_there(run, module):

@@ -103,6 +103,7 @@ def test_what_is_no_longer_declared_is_shown(run, tmp_path, url, monkeypatch):
     [
         (("add", "x", "echo", "--schedule", "nonsense"), "no cron expression"),
         (("add", "x", "echo", "--schedule", "@daily", "--timezone", "Mars"), "no time zone is called"),
+        (("add", "x", "echo", "--schedule", "@every 5s", "--timezone", "Mars"), "no time zone is called"),
         (("pause", "x"), "no schedule of this application is called 'x'"),
         (("run", "x"), "no schedule of this application is called 'x'"),
     ],

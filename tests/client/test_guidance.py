@@ -22,6 +22,36 @@ def said(way: Callable[[], object]) -> str:
     return str(caught.value)
 
 
+# -- methods --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("delay", "enqueue(…)"),
+        ("send", "enqueue(…)"),
+        ("defer_async", "await aenqueue(…)"),
+        ("apply_async", "using(delay=60).enqueue(…)"),
+    ],
+)
+def test_a_method_of_another_library_names_ours(harbor: Harbor, method: str, instead: str):
+    task = harbor.task(name="send")(lambda: None)
+    for thing in (task, task.using(queue="mail")):
+        assert not hasattr(thing, method)
+        with pytest.raises(AttributeError, match=f"no attribute '{method}'; to make a job") as caught:
+            getattr(thing, method)
+        assert str(caught.value).endswith(f"write {instead}")
+    with pytest.raises(AttributeError, match=r"write enqueue\(\)$"):
+        getattr(chain(task.s()), method)
+
+
+def test_an_attribute_that_no_library_has_is_plainly_missing(harbor: Harbor):
+    task = harbor.task(name="send")(lambda: None)
+    for thing in (task, task.using(queue="mail"), chain(task.s())):
+        with pytest.raises(AttributeError, match="object has no attribute 'nonsense'$"):
+            getattr(thing, "nonsense")  # noqa: B009 - type checkers would refuse it
+
+
 # -- options --------------------------------------------------------------------------------------
 
 

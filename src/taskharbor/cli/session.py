@@ -117,8 +117,9 @@ def _import(module_name: str, app: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            hint = f"; write it without .py: {app.replace('.py:', ':', 1)}" if ".py:" in app else ""
             raise click.ClickException(
-                f"no module is called {error.name!r} (--app {app}) in {os.getcwd()} or on Python's path"
+                f"no module is called {error.name!r} (--app {app}) in {os.getcwd()} or on Python's path{hint}"
             ) from None
         raise click.ClickException(f"{module_name} cannot be imported: {error}{_place(error)}") from error
     except SystemExit as error:

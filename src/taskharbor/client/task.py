@@ -77,11 +77,34 @@ class Signature(Generic[R]):
         return f"{self.task.name}.{'s' if self.takes_result else 'si'}({arguments})"
 
 
+# Methods of other libraries that people reach for first, and what to write here.
+HABITS = {
+    **dict.fromkeys(("delay", "defer", "send", "call", "kiq", "queue"), "enqueue(…)"),
+    **dict.fromkeys(("adelay", "defer_async", "asend"), "await aenqueue(…)"),
+    **dict.fromkeys(
+        ("apply_async", "configure", "schedule", "send_with_options"), "using(delay=60).enqueue(…)"
+    ),
+}
+
+
+def missing_attribute(thing: object, name: str, instead: str | None) -> AttributeError:
+    """Return the error for an attribute that does not exist; of another library's, it says what to write here."""
+    hint = f"; to make a job here, write {instead}" if instead else ""
+    return AttributeError(
+        f"{type(thing).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=thing
+    )
+
+
 class Enqueueable(Generic[P, R]):
     """Something to enqueue: a task, or a task with the options of one enqueue."""
 
     _task: Task[Any, Any, P, R]
     _options: dict[str, Any]
+
+    if not TYPE_CHECKING:  # so that type checkers still find the slip
+
+        def __getattr__(self, name):
+            raise missing_attribute(self, name, HABITS.get(name))
 
     @property
     def _driver(self) -> Driver:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from taskharbor.client.options import checked_id
 from taskharbor.client.sync_methods import sync_method
-from taskharbor.client.task import Signature
+from taskharbor.client.task import HABITS, Signature, missing_attribute
 from taskharbor.codec import KEY_LIMIT, checked_name, shorten
 from taskharbor.drivers.base import Driver
 from taskharbor.errors import ConfigurationError
@@ -42,6 +42,11 @@ class Composition:
     """A composition that can be enqueued as a workflow, or be a part of another one."""
 
     _options: WorkflowOptions = NO_OPTIONS
+
+    if not TYPE_CHECKING:  # so that type checkers still find the slip
+
+        def __getattr__(self, name):
+            raise missing_attribute(self, name, "enqueue()" if name in HABITS else None)
 
     def _part(self) -> Part:
         """Return this as a part of the graph."""
