@@ -66,7 +66,20 @@ _SHARED = (
         help="Only jobs whose payload has this value, such as user.id:=42; may be repeated.",
     ),
 )
-_STATE = click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
+
+
+def _one_state(_: object, __: object, given: tuple[str, ...]) -> str | None:
+    """Refuse a second state: click would take the last of them, and the list would silently be another one."""
+    if len(given) > 1:
+        raise click.BadParameter(
+            f"it takes one state, and {', '.join(given)} were given; run the command once for each"
+        )
+    return given[0] if given else None
+
+
+_STATE = click.option(
+    "--state", type=click.Choice(STATES), multiple=True, callback=_one_state, help="Only jobs in this state."
+)
 
 count_option = click.option(
     "--count", is_flag=True, help="Only say how many match; more than 10,000 are 10,000+."

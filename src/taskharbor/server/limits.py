@@ -188,7 +188,9 @@ def parsed_query(text: bytes, kind: type[Any] | None) -> Any:
 
 
 def choices(error: Exception, kind: type[Any]) -> str:
-    """List the valid words if the field takes only some."""
+    """List the valid words if the field takes only some; for an unknown field, name the one that was likely meant."""
+    if (unknown := _UNKNOWN_FIELD.match(str(error))) is not None:
+        return _likely_field(unknown[1], unknown[2], kind)
     problem, _, path = str(error).rpartition(" - at `$.")
     if not problem.startswith("Invalid enum value"):
         return ""
@@ -199,6 +201,28 @@ def choices(error: Exception, kind: type[Any]) -> str:
         for word in _words(field.type)
     ]
     return f"; it is one of {', '.join(words)}" if words else ""
+
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]{1,100})`(?: - at `\$\.([^`]+)`)?$")
+
+
+def _likely_field(name: str, path: str | None, kind: type[Any]) -> str:
+    for step in path.split(".") if path else ():
+        inner = [field.type for field in msgspec.structs.fields(kind) if field.encode_name == step]
+        structs = [each for each in _flat(inner[0]) if isinstance(each, type) and issubclass(each, Struct)] if inner else []
+        if len(structs) != 1:
+            return ""
+        kind = structs[0]
+    fields = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
+    close = difflib.get_close_matches(name.replace("_", "").lower(), fields, n=1)
+    return f"; did you mean {fields[close[0]]}?" if close else ""
+
+
+def _flat(kind: Any) -> Iterator[Any]:
+    """The types that an annotation is made of."""
+    yield kind
+    for inner in get_args(kind):
+        yield from _flat(inner)
 
 
 def _words(kind: Any) -> Iterator[str]:
