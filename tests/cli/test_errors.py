@@ -39,6 +39,7 @@ def test_a_job_that_is_not_there(run, empty, words):
         (["lisst"], "No such command 'lisst'"),
         (["list", "--colour"], "No such option"),
         (["list", "--state", "gone"], "'gone' is not one of"),
+        (["list", "--state", "dead", "--state", "ready"], "it takes one state, and dead, ready were given"),
         (["list", "--limit", "0"], "0 is not in the range"),
         (["inspect"], "Missing argument 'ID'"),
         (["enqueue", "echo", "--delay", "soon"], "not a duration"),

@@ -30,6 +30,12 @@ JSON = {"Content-Type": "application/json"}
             "runAt is an instant such as 2026-01-31T12:00:00Z",
         ),
         (b'{"task": "t", "expiresAt": "2026-01-01T00:00:00"}', "add Z if it is in UTC"),
+        (b'{"task": "t", "max_attempts": 3}', "unknown field `max_attempts`; did you mean maxAttempts?"),
+        (b'{"task": "t", "prioritty": 1}', "did you mean priority?"),
+        (
+            b'{"task": "t", "retry": {"max_attempt": 1}}',
+            "at retry: object contains unknown field `max_attempt`; did you mean maxAttempts?",
+        ),
     ],
 )
 async def test_what_is_wrong_is_said_in_the_words_of_the_interface(
@@ -85,6 +91,19 @@ async def test_a_bad_body_is_refused_and_nothing_stored(
     error_of(response)
     assert len(response.content) < 3_000
     assert sum((await harbor.jobs.acounts()).values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("correlation_id=a", "did you mean correlationId?"),
+        ("stat=dead", "did you mean state?"),
+        ("zzzzzz=1", "unknown field `zzzzzz`"),
+    ],
+)
+async def test_a_misspelt_parameter_names_the_likely_one(client: httpx.AsyncClient, query: str, told: str):
+    message = error_of(await client.get(f"{API}/jobs?{query}"))["message"]
+    assert message.endswith(told)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -208,14 +210,18 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]{1,100})`(?: -
 
 def _likely_field(name: str, path: str | None, kind: type[Any]) -> str:
     for step in path.split(".") if path else ():
-        inner = [field.type for field in msgspec.structs.fields(kind) if field.encode_name == step]
-        structs = [each for each in _flat(inner[0]) if isinstance(each, type) and issubclass(each, Struct)] if inner else []
+        types = [field.type for field in msgspec.structs.fields(kind) if field.encode_name == step]
+        structs = [each for kind in types for each in _flat(kind) if _is_struct(each)]
         if len(structs) != 1:
             return ""
         kind = structs[0]
     fields = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
     close = difflib.get_close_matches(name.replace("_", "").lower(), fields, n=1)
     return f"; did you mean {fields[close[0]]}?" if close else ""
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _flat(kind: Any) -> Iterator[Any]:
