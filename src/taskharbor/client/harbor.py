@@ -59,10 +59,12 @@ if TYPE_CHECKING:
     from taskharbor.client.schedules import Schedules
     from taskharbor.client.stats import Stats
     from taskharbor.http.addresses import AllowList
+    from taskharbor.integrations.lifespan import Inner, Lifespan
     from taskharbor.schedule import Schedule as Recurring
     from taskharbor.server.auth import Authorize
     from taskharbor.streams.producer import Stream
     from taskharbor.telemetry.tracing import Tracing
+    from taskharbor.worker import Worker
 
 logger = logging.getLogger("taskharbor")
 
@@ -421,6 +423,19 @@ class Harbor:
                 f"the REST interface needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
             ) from error
         return application(self, authorize=authorize, trusted_proxies=trusted_proxies)
+
+    def lifespan(self, *, worker: bool | Worker = False, inner: Inner | None = None) -> Lifespan:
+        """Return a lifespan for an ASGI application, such as one of FastAPI or Starlette.
+
+            app = FastAPI(lifespan=harbor.lifespan(worker=True))
+
+        With `worker=True`, or a `Worker` of your own, the application executes jobs: the worker starts with it, and
+        shuts down gracefully before it ends. `inner` is the application's own lifespan, inside which the worker runs.
+        The harbor is closed at the end. `async with harbor.lifespan(…):` does the same inside a lifespan.
+        """
+        from taskharbor.integrations.lifespan import Lifespan
+
+        return Lifespan(self, worker, inner)
 
     # -- upkeep --
 
