@@ -130,16 +130,22 @@ async def test_application_starts_while_the_store_is_away(
 async def test_worker_that_ends_before_the_application_is_reported(
     harbor: Harbor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = Worker(harbor, max_jobs=1)
-    ended = asyncio.Event()
-    harbor.on_worker_stop(ended.set)
-    with caplog.at_level(logging.ERROR, "taskharbor"):
+    worker = Worker(harbor)
+    reported = asyncio.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has ended" in record.getMessage():
+                reported.set()
+
+    listener = Listener()
+    logging.getLogger("taskharbor").addHandler(listener)
+    try:
         async with harbor.lifespan(worker=worker):
-            await harbor.aenqueue("no:such:task")
             worker.stop()
-            await ended.wait()
-            while worker._run is not None or "has ended" not in caplog.text:
-                await asyncio.sleep(0)
+            await asyncio.wait_for(reported.wait(), 30)
+    finally:
+        logging.getLogger("taskharbor").removeHandler(listener)
     assert "executes no more jobs" in caplog.text
 
 

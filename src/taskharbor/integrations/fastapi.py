@@ -22,8 +22,10 @@ def transaction(
     only if that session commits. `scope` is that of the session's dependency, if it has one.
     """
 
+    given_by = Depends(session, scope=scope)
+
     # Asynchronous, so that the endpoint runs in its context; FastAPI gives a synchronous one a context of its own.
-    async def in_transaction(given: Any = Depends(session, scope=scope)) -> AsyncIterator[Any]:
+    async def in_transaction(given: Any = given_by) -> AsyncIterator[Any]:
         with harbor.transaction(given):
             yield given
 

@@ -27,7 +27,7 @@ Inner = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 class Lifespan:
-    """The lifespan of an application: called with the application, as ASGI frameworks do, or entered by `async with`."""
+    """The lifespan of an application: called with it, as ASGI frameworks do, or entered by `async with`."""
 
     def __init__(self, harbor: Harbor, worker: bool | Worker, inner: Inner | None) -> None:
         self._harbor = harbor
@@ -83,7 +83,7 @@ class Lifespan:
 
 @asynccontextmanager
 async def _working(worker: Worker) -> AsyncIterator[None]:
-    """Run a worker in this loop. The process is the application's: its signals and garbage collection stay as they are."""
+    """Run a worker in this loop. The process is the application's: its signals and garbage collection stay."""
     started = asyncio.Event()
     running = asyncio.get_running_loop().create_task(worker._work(started=started))
     waiting = asyncio.ensure_future(started.wait())
