@@ -40,7 +40,7 @@ class Lifespan:
         self._inner = inner
         self._entered: AbstractAsyncContextManager[State] | None = None
 
-    def __call__(self, app: Any) -> AbstractAsyncContextManager[State]:
+    def __call__(self, app: Any) -> AbstractAsyncContextManager[Any]:
         return self._around(app)
 
     async def __aenter__(self) -> State:
