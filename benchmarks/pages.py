@@ -1,6 +1,7 @@
 """Pages: how long each page and each filter of the dashboard takes, on a store of a million jobs, 100,000 of them dead.
 
-python -m benchmarks.pages [--rows 1000000] [--dead 100000] [--store sqlite] [--store postgresql] [--repeats 20]
+python -m benchmarks.pages [--rows 1000000] [--dead 100000] [--store sqlite] [--store postgresql]
+                          [--repeats 40] [--only TEXT]
 
 Each page is asked for as a browser asks: through the ASGI application, as a whole page and not as a live update. The
 exit code is 1 if the 95th percentile of a page is above the bar.
@@ -108,7 +109,7 @@ async def timed(client: httpx.AsyncClient, label: str, address: str, repeats: in
     return Timing(label, spent[0], statistics.median(spent[1:]), statistics.quantiles(spent[1:], n=20)[-1])
 
 
-async def measure(store: str, url: str, rows: int, dead: int, repeats: int) -> list[Timing]:
+async def measure(store: str, url: str, rows: int, dead: int, repeats: int, only: str) -> list[Timing]:
     """Fill a store, ask for every page, print a line for each, and return them."""
     async with Harbor(url) as harbor:
         await harbor.driver.migrate()
@@ -124,6 +125,8 @@ async def measure(store: str, url: str, rows: int, dead: int, repeats: int) -> l
         timings = []
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             for label, address in addresses(ready, died, workflow).items():
+                if only not in label:
+                    continue
                 timings.append(await timed(client, label, address, repeats))
                 print(timings[-1].line(), flush=True)
     slow = [timing.label for timing in timings if timing.is_slow]
@@ -138,7 +141,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dead", type=int, default=100_000)
     parser.add_argument("--store", action="append", choices=("sqlite", "postgresql"))
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--only", default="", help="just the pages whose names contain this")
     asked = parser.parse_args()
     timings: list[Timing] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -146,7 +150,7 @@ def main() -> int:
             url = f"sqlite:///{folder}/pages.db"
             if store == "postgresql":
                 url = stack.enter_context(running()).dsn()
-            timings += asyncio.run(measure(store, url, asked.rows, asked.dead, asked.repeats))
+            timings += asyncio.run(measure(store, url, asked.rows, asked.dead, asked.repeats, asked.only))
     return int(any(timing.is_slow for timing in timings))
 
 

@@ -144,6 +144,9 @@ async def test_slow_answer_is_renewed_beside_its_readers_and_less_often(moved: T
     assert (await documents.read("k", 5.0, ask), asked) == (2, 2)
     moved.now += shared.STALE_SECONDS + 1
     assert await documents.read("k", 5.0, ask) == 3  # too old to be shown
+    moved.now += shared.STALE_SECONDS + 1
+    assert await documents.read("k", 5.0, ask, stale=3_600) == 3  # names may be older, and are renewed
+    assert documents._kept["k"].task is not None
 
 
 async def test_open_page_is_told_of_a_change_and_the_store_is_not_counted_for_it(

@@ -25,6 +25,9 @@ pages = Pages()
 
 PAGE_SIZE = 50
 NAMES_SECONDS = 5.0  # how old the known tasks and queues may be
+NAMES_STALE_SECONDS = (
+    3_600.0  # and while they are read anew: their depths, which are not shown here, may take long
+)
 SELECTED_MAX = 200
 
 # What can be done to jobs: the words for it, and whether it asks for dead ones.
@@ -210,8 +213,8 @@ async def _searched(view: View, typed: str) -> Searched:
 
 async def _known(view: View) -> tuple[list[str], list[str]]:
     """Return the names of tasks and queues, for words without a name before them and for completion."""
-    found = await view.ask(tasks.list_tasks, seconds=NAMES_SECONDS)
-    listed = await view.ask(queues.list_queues, seconds=NAMES_SECONDS)
+    found = await view.ask(tasks.list_tasks, seconds=NAMES_SECONDS, stale=NAMES_STALE_SECONDS)
+    listed = await view.ask(queues.list_queues, seconds=NAMES_SECONDS, stale=NAMES_STALE_SECONDS)
     names = {task.name for task in found.items if task.kind == "task"} | set(view.harbor.tasks)
     return sorted(names), sorted(queue.name for queue in listed.items)
 

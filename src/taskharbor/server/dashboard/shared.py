@@ -40,11 +40,18 @@ class SharedDocuments:
         self._counted_at = time.monotonic()
 
     async def read(
-        self, key: Hashable, seconds: float, ask: Callable[[], Awaitable[Any]], *, patient: bool = False
+        self,
+        key: Hashable,
+        seconds: float,
+        ask: Callable[[], Awaitable[Any]],
+        *,
+        patient: bool = False,
+        stale: float = STALE_SECONDS,
     ) -> Any:
         """Return the answer to `ask`, which may be up to `seconds` old. It is shared: do not change it.
 
-        A `patient` reader takes an older one if the store was asked enough.
+        A `patient` reader takes an older one if the store was asked enough. One that was slow to read may be up to
+        `stale` seconds old while it is renewed.
         """
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
@@ -53,7 +60,7 @@ class SharedDocuments:
         age = None if kept.asked_at is None else time.monotonic() - kept.asked_at
         if age is not None and age < max(seconds, kept.took / SHARE_OF_TIME):
             return kept.answer
-        is_usable = age is not None and age < STALE_SECONDS
+        is_usable = age is not None and age < stale
         if kept.task is None and (self._may_ask() or not (patient and is_usable)):
             kept.task = asyncio.ensure_future(self._ask(kept, ask))
             kept.task.add_done_callback(_looked_at)

@@ -16,6 +16,7 @@ from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.clients import NO_ADDRESS
 from taskharbor.server.dashboard import rendering
 from taskharbor.server.dashboard.origin import is_secure
+from taskharbor.server.dashboard.shared import STALE_SECONDS
 from taskharbor.server.errors import ApiError, malformed
 from taskharbor.server.limits import choices
 from taskharbor.server.operation import Call, Handle, Operation
@@ -111,10 +112,12 @@ class View:
         query: Mapping[str, Any] | msgspec.Struct | None = None,
         body: Mapping[str, Any] | msgspec.Struct | None = None,
         seconds: float | None = None,
+        stale: float = STALE_SECONDS,
     ) -> Any:
         """Do what an operation of REST does, with its checks and its role; return its document.
 
         A document of the store may be up to `seconds` old: by default a second for a live update, and else not at all.
+        One that is slow to read may be up to `stale` seconds old while it is renewed.
         """
         operation = _OPERATION_OF[handle]
         if operation.role is not None:
@@ -139,6 +142,7 @@ class View:
             seconds,
             lambda: self._call(operation, dict(params or {}), asked, None),
             patient=self.is_live,
+            stale=stale,
         )
 
     async def _call(self, operation: Operation, params: dict[str, str], query: Any, body: Any) -> Any:
