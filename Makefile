@@ -23,7 +23,7 @@ TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage faults check format bench bench-peers screenshots clean venv
+.PHONY: help demo test coverage faults check format bench bench-peers docs screenshots clean venv
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,10 @@ bench: $(VENV)/.ready-bench  ## measure TaskHarbor on this machine
 bench-peers: $(VENV)/.ready-bench  ## measure against other libraries, interleaved in one run
 	$(BIN)/python -m benchmarks --peers $(ARGS)
 
+docs: $(VENV)/.ready-docs  ## the documentation as a site, in build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-cache docs build/docs $(ARGS)
+	$(BIN)/python -m tools.site build/docs
+
 screenshots: $(VENV)/.ready-dev  ## the pictures of the dashboard in docs/images
 	$(BIN)/python -m tools.screenshots
 
@@ -110,6 +114,10 @@ $(VENV)/.ready-run: pyproject.toml | venv
 
 $(VENV)/.ready-dev: pyproject.toml | venv
 	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.ready-docs: pyproject.toml | venv
+	$(PIP) install --quiet --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.ready-bench: pyproject.toml | venv
