@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from pathlib import Path
 
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis import Case
+from schemathesis.checks import load_all_checks
 from schemathesis.config import SchemathesisConfig
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
+from schemathesis.python._constants.orchestrator import make_constants_value_source
+from schemathesis.schemas import BaseSchema
 
 from taskharbor import Harbor
 from taskharbor.server.openapi import openapi
@@ -26,21 +32,46 @@ config = SchemathesisConfig.from_dict(
         "checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "422"]}},
     }
 )
-schema = schemathesis.openapi.from_asgi("/openapi.json", harbor.asgi(), config=config)
 
 
-# A stream does not end; it has tests of its own.
-@schema.exclude(path_regex="/events$").parametrize()
-@settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
+@cache
+def schema() -> BaseSchema:
+    return schemathesis.openapi.from_asgi("/openapi.json", harbor.asgi(), config=config)
+
+
+# `schema.parametrize()` thinks up all requests while tests are collected: seconds, in each process of a run. Here the
+# test of an operation thinks up its own.
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        pytest.param(each.method, prefix + each.shown_path, id=f"{each.method} {prefix}{each.shown_path}")
+        for prefix, each in DESCRIBED
+        if not each.shown_path.endswith("/events")  # a stream does not end; it has tests of its own
+    ],
 )
-def test_the_server_is_as_its_document_says(case: Case):
-    case.call_and_validate()
+def test_the_server_is_as_its_document_says(method: str, path: str):
+    @settings(
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def holds(case: Case) -> None:
+        cases.append(case)
+        case.call_and_validate()
+
+    cases: list[Case] = []
+    load_all_checks()
+    build_operation_test(
+        config=schema().config,
+        operation=schema()[path][method],
+        test_func=holds,
+        given_kwargs={},
+        feedback=FeedbackSources(constants_value_source=make_constants_value_source(schema())),
+    )()
+    assert cases
 
 
 def test_every_operation_is_described():

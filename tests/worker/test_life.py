@@ -137,13 +137,20 @@ def test_an_interrupt_that_a_handler_raises_is_its_failure_where_ctrl_c_is_not_r
 
 
 def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, caplog):
+    def reports() -> list[str]:
+        return [line for line in caplog.messages if "the event loop was stopped" in line]
+
     with Harbor(f"sqlite:///{tmp_path}/h.db") as harbor:
 
         @harbor.task(max_attempts=1)
         async def stops(times: int) -> str:
             for _ in range(times):
+                before = len(reports())
                 asyncio.get_running_loop().stop()
-                await asyncio.sleep(0)
+                for _round in range(1000):  # a loop may make another round before it stops
+                    await asyncio.sleep(0)
+                    if len(reports()) > before:
+                        break
             return "goes on"
 
         @harbor.task
@@ -155,9 +162,8 @@ def test_a_handler_that_stops_the_event_loop_does_not_end_the_worker(tmp_path, c
         Worker(harbor).drain_sync()
         assert [job.result(timeout=60) for job in jobs] == ["goes on", "undisturbed", "goes on"]
         assert [len(job.history()) for job in jobs] == [1, 1, 1]
-    lines = [line for line in caplog.messages if "the event loop was stopped" in line]
-    assert lines
-    assert all(jobs[0].id in line or jobs[2].id in line for line in lines)
+    assert sum(jobs[0].id in line for line in reports()) >= 3
+    assert any(jobs[2].id in line for line in reports())
 
 
 def test_a_stop_of_a_worker_whose_loop_was_closed_does_nothing():
