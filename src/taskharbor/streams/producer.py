@@ -55,7 +55,7 @@ class Sender:
     ) -> Future[Published]:
         """Hand a message to the client; the answer comes when the brokers have it, or have refused it."""
         answer: Future[Published] = Future()
-        # Nobody can cancel it, since the message is on its way: its delivery would raise in the thread that polls.
+        # No caller can cancel it, since the message is on its way: its delivery would raise in the thread that polls.
         answer.set_running_or_notify_cancel()
 
         def delivered(error: Any, message: Any) -> None:

@@ -38,8 +38,8 @@ def masked(value: Any) -> Any:
 
 
 def _masked_at(key: str, value: Any) -> Any:
-    is_told = value is None or isinstance(value, bool) or value in ("", [], {})
-    return masked(value) if is_told or not is_secret(key) else MASK
+    is_known = value is None or isinstance(value, bool) or value in ("", [], {})
+    return masked(value) if is_known or not is_secret(key) else MASK
 
 
 def unmasked(edited: Any, stored: Any, path: str = "payload") -> Any:
