@@ -69,12 +69,14 @@ def run_here(session: Session, host: str, port: int, concurrency: int) -> None:
 
     from taskharbor.cli.serve import CannotListen, serve_harbor
     from taskharbor.cli.worker import offer_builtin
+    from taskharbor.client.naming import words_for_others
     from taskharbor.telemetry import logs
     from taskharbor.worker.worker import Worker
 
     logs.configure("text", "info")
 
     async def work(harbor: Harbor) -> None:
+        harbor.command_words = words_for_others(harbor, session.app)
         await harbor.amigrate()
         if session.app is None:
             offer_builtin(harbor)

@@ -87,4 +87,7 @@ def start_replay(session: Session, brake: float, where: dict[str, Any]) -> None:
         session.screen.document(JobDocument.of(job))
         return
     session.screen.line(f"job {job.id} on queue {job.queue} replays them, and stops above {brake:.0%}")
-    session.screen.note(f"follow it: taskharbor inspect {job.id}; stop it: taskharbor cancel {job.id}")
+    words = session.words
+    session.screen.note(
+        f"follow it: taskharbor inspect {job.id}{words}; stop it: taskharbor cancel {job.id}{words}"
+    )

@@ -82,7 +82,7 @@ def pause(session: Session, name: str) -> None:
     if known and name not in known:
         session.screen.note(
             f"no queue {name} has unfinished jobs, and no live worker names it{_meant(name, known)} "
-            f"To take it back: taskharbor queue resume {quote(name)}"
+            f"To take it back: taskharbor queue resume {quote(name)}{session.words}"
         )
 
 

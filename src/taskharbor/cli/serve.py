@@ -121,6 +121,9 @@ def serve(
         prefix = checked_prefix(metrics_prefix)
 
     async def work(harbor: Harbor) -> None:
+        from taskharbor.client.naming import words_for_others
+
+        harbor.command_words = words_for_others(harbor, session.app)
         await serve_harbor(
             harbor, host, port, grace_seconds, trusted_proxy, max_connections, prefix, path_prefix
         )

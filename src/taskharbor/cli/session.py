@@ -38,9 +38,27 @@ class Session:
             from taskharbor.client.harbor import Harbor
 
             harbor = Harbor(self.url)
+        harbor.command_words = self.words
         if not create:
             self._refuse_missing_file(harbor)
         return harbor
+
+    @property
+    def words(self) -> str:
+        """What a line to copy ends with, so that it acts on the same store: the options that this one was given.
+
+        What the environment says, it says to the pasted line as well.
+        """
+        from shlex import quote
+
+        from taskharbor.telemetry.logs import masked_url
+
+        context = click.get_current_context(silent=True)
+        source = None if context is None else context.get_parameter_source("app")
+        app = None if source is click.core.ParameterSource.ENVIRONMENT else self.app
+        words = [] if app is None else ["-A", app]
+        words += [] if self.url is None else ["--url", masked_url(self.url)]
+        return "".join(f" {quote(word)}" for word in words)
 
     def _refuse_missing_file(self, harbor: Harbor) -> None:
         """Refuse to create a store by reading: a mistyped name would look like an empty store."""

@@ -70,7 +70,7 @@ def hold(session: Session, name: str, is_tag: bool) -> None:
         close = get_close_matches(name, known, n=1)
         session.screen.note(
             f"no live worker knows the task {name}{f'; did you mean {close[0]}?' if close else '.'} "
-            f"To take it back: taskharbor task release {quote(name)}"
+            f"To take it back: taskharbor task release {quote(name)}{session.words}"
         )
 
 

@@ -120,6 +120,8 @@ class Harbor:
             )
         self.url = url if url is not None else os.environ.get("TASKHARBOR_URL") or DEFAULT_URL
         self.has_url = driver is None  # otherwise only the driver knows where its store is
+        self.declares_url = url is not None or driver is not None  # or the environment has it
+        self.command_words: str | None = None  # by which a command line named this store; see `client.naming`
         self.driver = driver if driver is not None else _driver_for(self.url, clock)
         self.retention = Retention.of(retention)
         self.application = checked_name("application", application)  # whose schedules the code declares

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from taskharbor.client.naming import store_words
 from taskharbor.client.operating import not_found
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.base import Driver, WorkerRecord
@@ -39,7 +42,7 @@ async def why(harbor: Harbor, job_id: str) -> Why:
         if facts.job.state is not State.READY or facts.before is not None:
             break  # otherwise it was claimed meanwhile
         facts = await _gather(harbor, job_id)
-    return explain(facts)
+    return explain(replace(facts, store=store_words(harbor)))
 
 
 async def _gather(harbor: Harbor, job_id: str) -> Facts:

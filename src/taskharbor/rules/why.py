@@ -44,6 +44,11 @@ def explain(facts: Facts) -> Why:
     raise AssertionError(f"no reason holds for a job that is {facts.job.state}")
 
 
+def _to_copy(facts: Facts, command: str, *words: str) -> str:
+    """Return a command line to copy, which names the store of this job."""
+    return " ".join(["taskharbor", command, *map(quote, words)]) + facts.store
+
+
 # -- finished --------------------------------------------------------------------------------------
 
 
@@ -62,12 +67,13 @@ def _finished(facts: Facts) -> Found:
         return f"It succeeded at {when}, in attempt {job.number}", about
     ending = ENDINGS.get(str(job.reason), f"its reason is {job.reason}")
     if job.state is State.CANCELLED:
-        return f"It was cancelled at {when}: {ending}; run it again with taskharbor job retry {job.id}", about
+        todo = f"run it again with {_to_copy(facts, 'job retry', job.id)}"
+        return f"It was cancelled at {when}: {ending}; {todo}", about
     if job.reason is Reason.EXHAUSTED:
         ending = f"it failed {counted(job.attempts, 'time')}, as often as it may"
     error = "" if job.error is None else f", the last error is {first_line(job.error)}"
     return (
-        f"It has been dead since {when}: {ending}{error}; run it again with taskharbor dlq requeue {job.id}",
+        f"It has been dead since {when}: {ending}{error}; run it again with {_to_copy(facts, 'dlq requeue', job.id)}",
         about,
     )
 
@@ -174,11 +180,9 @@ def _schedule_paused(facts: Facts) -> Found:
     if facts.job.state is not State.SCHEDULED or recurrence is None or facts.job.run_at < PARKED_AT:
         return None
     name = recurrence.name
-    application = (
-        "" if recurrence.application == "default" else f" --application {quote(recurrence.application)}"
-    )
+    application = [] if recurrence.application == "default" else ["--application", recurrence.application]
     return (
-        f"Its schedule {name} is paused: resume it with taskharbor schedule resume {quote(name)}{application}",
+        f"Its schedule {name} is paused: resume it with {_to_copy(facts, 'schedule resume', name, *application)}",
         {"schedule": name},
     )
 
@@ -199,7 +203,9 @@ def _waits_for_jobs(facts: Facts) -> Found:
         return f"It waits for the message before it of its key, in the order of the log: job {names}", about
     stuck = next((each for each in named if each.state in (State.DEAD, State.CANCELLED)), None)
     todo = (
-        "" if stuck is None else f"; one is {stuck.state}: run it again with taskharbor job retry {stuck.id}"
+        ""
+        if stuck is None
+        else f"; one is {stuck.state}: run it again with {_to_copy(facts, 'job retry', stuck.id)}"
     )
     return f"It waits for {how_many}: {names}{more}{todo}", about
 
@@ -213,7 +219,7 @@ def _retry(facts: Facts) -> Found:
     return (
         (
             f"Retry {which} backs off until {at(facts, job.run_at)}, after this error: {first_line(latest.error)}; "
-            f"try it now with taskharbor job run-now {job.id}"
+            f"try it now with {_to_copy(facts, 'job run-now', job.id)}"
         ),
         {
             "attempts": job.attempts,
@@ -305,8 +311,8 @@ def _queue_paused(facts: Facts) -> Found:
         return None
     return (
         (
-            f"Its queue {pause.name} is paused{_by_whom(facts, pause)}: resume it with taskharbor queue resume "
-            f"{quote(pause.name)}"
+            f"Its queue {pause.name} is paused{_by_whom(facts, pause)}: resume it with "
+            f"{_to_copy(facts, 'queue resume', pause.name)}"
         ),
         {"by": pause.by, "since": _instant(pause.since)},
     )
@@ -316,11 +322,11 @@ def _held(facts: Facts) -> Found:
     hold = facts.hold
     if hold is None:
         return None
-    what, option = ("tag", " --tag") if hold.is_tag else ("task", "")
+    what, option = ("tag", ["--tag"]) if hold.is_tag else ("task", [])
     return (
         (
-            f"Its {what} {hold.name} is held{_by_whom(facts, hold)}: release it with taskharbor task release "
-            f"{quote(hold.name)}{option}"
+            f"Its {what} {hold.name} is held{_by_whom(facts, hold)}: release it with "
+            f"{_to_copy(facts, 'task release', hold.name, *option)}"
         ),
         {f"held_{what}": hold.name, "by": hold.by, "since": _instant(hold.since)},
     )
@@ -337,11 +343,13 @@ def _no_worker(facts: Facts) -> Found:
         return None
     queue = facts.job.queue
     others = len(facts.workers)
+    # Without the application a worker would know only the built-in tasks.
+    application = facts.store if facts.store.startswith(" -A ") else " -A …"
     but = f", and {counted(others, 'worker')} {agreeing(others, 'serves', 'serve')} others" if others else ""
     return (
         (
             f"No worker serves the queue {queue}{but}{_by_records(facts, facts.workers)}: start one with "
-            f"taskharbor worker -A … --queues {quote(queue)}"
+            f"taskharbor worker{application} --queues {quote(queue)}"
         ),
         {"workers": 0, **_age(facts, facts.workers)},
     )

@@ -109,6 +109,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     job: JobRecord
     now: int
+    store: str = ""  # what a line to copy ends with, so that it acts on this store
     history: Sequence[AttemptRecord] = ()  # newest first
     max_attempts: int | None = None
     waits_for: Sequence[AwaitedJob] = ()  # the first ones

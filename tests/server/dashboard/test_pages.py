@@ -29,6 +29,7 @@ from taskharbor.server.dashboard.view import LIVE_HEADER
 from taskharbor.server.routes import OPERATIONS, ROOT_OPERATIONS
 from taskharbor.server.routing import Prefixed, checked_path_prefix
 from tests.server.conftest import client_of
+from tests.server.dashboard.conftest import ORIGIN
 
 HOSTILE = "<script>alert(1)</script>'\"&{{7*7}}\N{RIGHT-TO-LEFT OVERRIDE}/é?#%2F🚢"
 NOT_PAGES = ("/live", "/jobs/suggest")  # a stream, and JSON
@@ -211,6 +212,48 @@ async def test_lines_to_copy_quote_names_for_the_shell(harbor: Harbor, client: h
         ]
         assert lines
         assert all(f"'{name}'" in line for line in lines)
+
+
+async def test_lines_to_copy_name_the_store_of_the_server(harbor: Harbor, client: httpx.AsyncClient):
+    """Each of them: pasted as it is, it would otherwise act on the store of the reader's folder."""
+    job = await harbor.aenqueue("echo", {"message": "x"}, queue="mail")
+    await harbor.schedules.aadd("nightly", "echo", {"message": "x"}, schedule="0 3 * * *")
+    paths = (
+        "/",
+        "/queues",
+        "/queues/mail",
+        "/schedules/nightly",
+        f"/jobs/{job.id}",
+        "/jobs",
+        "/errors",
+        "/workers",
+    )
+    for words in (" -A shop:harbor", " --url 'postgresql://ada:***@db/shop'"):
+        harbor.command_words = words
+        copied = []
+        for path in (*paths, "/system"):
+            page = (await client.get(path)).raise_for_status().text
+            copied += [
+                unescape(line)
+                for line in re.findall(r'data-copy="([^"]*)"', page)
+                if line.startswith("taskharbor ")
+            ]
+        assert len(copied) > 8
+        without = [line for line in copied if not line.endswith(words)]
+        if words.startswith(" --url"):  # which names no application
+            assert all("worker -A app:harbor" in line for line in without)
+            assert len(without) < len(copied) / 2
+        else:
+            assert without == []
+            assert not any("app:harbor" in line.replace("shop:harbor", "") for line in copied)
+
+
+async def test_page_without_a_session_does_not_say_where_the_store_is(harbor: Harbor):
+    harbor.command_words = " --url postgresql://db/shop"
+    async with client_of(application(harbor), headers=ORIGIN) as client:
+        page = (await client.get("/sign-in")).raise_for_status().text
+    assert "taskharbor token create NAME" in page
+    assert "db/shop" not in page
 
 
 async def test_people_get_a_page_where_nothing_is_and_programs_get_json(client: httpx.AsyncClient):

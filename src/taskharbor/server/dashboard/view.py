@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from taskharbor.client.naming import store_words
 from taskharbor.codec.problems import reason_of
 from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.clients import NO_ADDRESS
@@ -100,6 +101,20 @@ class View:
     def absolute(self, *parts: object) -> str:
         """Write a whole address, for a line to copy."""
         return f"{self.request.url.scheme}://{self.request.url.netloc}{self.url(*parts)}"
+
+    def on_store(self, line: str) -> str:
+        """Return a line of the command line to copy, so that it acts on this store; any other text as it is.
+
+        Who has not signed in learns nothing of where the store is.
+        """
+        if not line.startswith("taskharbor ") or self.caller is None:
+            return line
+        words = store_words(self.harbor)
+        if words.startswith(" -A "):
+            line = line.replace(" -A app:harbor", "")
+        elif " -A " in line:  # of an application that this server does not know
+            return line
+        return line + words
 
     def asset(self, name: str) -> str:
         return self.mount + rendering.asset_address(name)
