@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from taskharbor.codec import shorten, to_json
+from taskharbor.codec import checked_name, encode_payload, shorten, to_json
 from taskharbor.drivers.base import Claimed, Transition
 from taskharbor.errors import ConfigurationError, PayloadError
 from taskharbor.records import DeadCopy, FailureTask, NewJob, Options, State, WorkflowRecord
 from taskharbor.rules.meta import with_inherited
+from taskharbor.rules.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from taskharbor.client.harbor import Harbor
 
 REMEMBERED_MAX = 256
 DEAD_LETTER_TASK = "taskharbor.stream:dead-letter"  # sends a dead message's copy
@@ -27,6 +31,8 @@ def dead_letter_queue(source: str) -> str:
 
 def failure_task_of(signature: Any, correlation_id: str | None = None) -> FailureTask:
     """Return a signature as the failure task that is stored with a job or a workflow."""
+    if isinstance(signature, FailureTask):  # given by name, and checked
+        return signature
     if not hasattr(signature, "takes_result") or not hasattr(signature, "arguments"):
         raise ConfigurationError(
             f"failure_task takes a signature such as alert.s(), not {shorten(signature)}"
@@ -41,8 +47,79 @@ def failure_task_of(signature: Any, correlation_id: str | None = None) -> Failur
             f"the failure task {signature!r} needs {', '.join(map(repr, missing))}; "
             "only the first parameter that is not given is filled, with what died"
         )
+    for option in _NEVER_KEPT:
+        if signature.options.get(option) is not None:
+            raise _refused(option)
     payload = signature.task.harbor.sealing.seal(signature.payload)
-    job = signature.task.new_job_of(payload, signature.options)
+    return _stored(signature.task.new_job_of(payload, signature.options), parameter, correlation_id)
+
+
+# Options of a single job that a failure task does not keep: its job is made anew with each death.
+_NEVER_KEPT = ("run_at", "expires_at", "expires_in", "idempotency_key", "id")
+NAMED_FIELDS = ("task", "payload", "parameter")  # of a failure task by name, beside the options of its job
+NAMED_OPTIONS = frozenset(
+    {
+        "queue", "delay", "priority", "max_attempts", "max_retries", "timeout", "retry", "delivery",
+        "correlation_id", "tags", "meta",
+    }
+)  # fmt: skip
+
+
+def named_failure_task(harbor: Harbor, sent: str | Mapping[str, Any]) -> FailureTask:
+    """Return the failure task that a caller names without having its code, as REST and the command line do.
+
+    `sent` is the name of a task, or `{"task": …, "payload": {…}, "parameter": …}` with options of its job.
+    `parameter` takes the description of what died; None means that the task takes nothing of it. If it is left out, it
+    is the first one that the payload lacks: that needs the code of the task.
+    """
+    from taskharbor.client.options import checked_options, merged, new_job, refuse_unknown
+
+    fields: Mapping[str, Any] = {"task": sent} if isinstance(sent, str) else sent
+    if not isinstance(fields, Mapping) or "task" not in fields:
+        raise ConfigurationError(
+            f'failure_task needs the name of a task, or an object such as {{"task": "alert"}}, not {shorten(sent)}'
+        )
+    options = {name: value for name, value in fields.items() if name not in NAMED_FIELDS}
+    for option in _NEVER_KEPT:
+        if option in options:
+            raise _refused(option)
+    refuse_unknown(options, NAMED_OPTIONS, "field of failure_task")
+    if isinstance(options.get("retry"), Mapping):
+        options["retry"] = RetryPolicy.from_dict(options["retry"])
+    name = checked_name("task", fields["task"])
+    payload = fields.get("payload")
+    text = encode_payload({} if payload is None else payload)
+    task = harbor._known(name)
+    parameter = fields.get("parameter")
+    if parameter is not None:
+        checked_name("parameter", parameter)
+    elif "parameter" not in fields:
+        if task is None:
+            raise ConfigurationError(
+                f"the code of the failure task {name!r} is not known here: say by parameter which of its parameters "
+                f'takes what died, such as {{"task": {name!r}, "parameter": "died"}}, or null for none'
+            )
+        parameter = next((each for each in task.plan.parameters if each not in (payload or {})), None)
+    if parameter in (payload or {}):
+        raise PayloadError(
+            f"the parameter {parameter!r} of the failure task {name!r} takes what died, and its payload has a value "
+            "for it; leave that out, or name another parameter"
+        )
+    checked = checked_options(options)
+    if task is not None:
+        task.validate(text if parameter is None else with_argument(text, parameter, _SAMPLE))
+        name, checked = task.name, merged(task._options, checked)
+    return _stored(new_job(name, harbor.sealing.seal(text), checked), parameter)
+
+
+def _refused(option: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"a failure task takes no {option}: each death enqueues a new job of it; leave it out"
+        + (", or give delay" if option == "run_at" else "")
+    )
+
+
+def _stored(job: NewJob, parameter: str | None, correlation_id: str | None = None) -> FailureTask:
     # Its own death enqueues nothing, whatever it declares: that could go on without end.
     own = replace(
         job.options, correlation_id=job.options.correlation_id or correlation_id, failure_task=False
@@ -50,6 +127,10 @@ def failure_task_of(signature: Any, correlation_id: str | None = None) -> Failur
     return FailureTask(
         job.task, job.payload, job.queue, parameter, job.priority, job.delay, job.delivery, own, job.meta
     )
+
+
+# What a failure task is called with: to check a payload against its code.
+_SAMPLE = '{"workflow":null,"job":"0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10","task":"t","reason":"exhausted","error":"E"}'
 
 
 class WorkflowReader(Protocol):

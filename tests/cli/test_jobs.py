@@ -40,6 +40,20 @@ def test_enqueue_prints_only_the_id_in_a_pipe(run, harbor):
     assert harbor.jobs.get(job_id).payload == {"message": "hi"}
 
 
+def test_enqueue_takes_a_failure_task_by_name_or_as_json(run, harbor):
+    alert = '{"task": "echo", "payload": {"message": "dead"}, "parameter": null, "queue": "alerts"}'
+    job_id = run("enqueue", "fail", "--max-attempts", "1", "--failure-task", alert).out.strip()
+    assert harbor.jobs.get(job_id).failure_task == "echo"
+    call = '{"task": "http", "payload": {"url": "https://example.com"}, "parameter": "body"}'
+    run("enqueue", "fail", "--failure-task", call)
+    refused = run("enqueue", "fail", "--failure-task", "nowhere", code=1).error
+    assert "the code of the failure task 'nowhere' is not known here: say by parameter" in refused
+    for wrong in ("{", '{"task": 5, "parameter": null}', '{"task": "t", "parameter": null, "prio": 1}'):
+        run("enqueue", "fail", "--failure-task", wrong, code=2 if wrong == "{" else 1)
+    added = ("schedule", "add", "hello", "fail", "--schedule", "@every 1h", "--failure-task", alert, "--json")
+    assert run(*added).document["failureTask"] == "echo"
+
+
 def test_enqueue_takes_every_option(run):
     own = str(uuid.uuid4())
     document = run(

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from taskharbor import ConfigurationError, Harbor, Worker
 from taskharbor.client.options import OPTION_NAMES, checked_options
@@ -17,10 +18,17 @@ from taskharbor.codec import checked_name, decode_payload, encode_payload
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.changes import channel_of
 from taskharbor.errors import PayloadError
+from taskharbor.failure_tasks import named_failure_task
+from taskharbor.records import FailureTask, Options
 from tests.postgres import store
 from tests.unit import metas
 
 ID = "0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10"
+FAILURE_TASK: dict[str, Any] = {
+    "task": "alert", "payload": {"level": 3, "none": None}, "parameter": "died", "queue": "alerts", "delay": 1.5,
+    "priority": 9, "max_retries": 2, "timeout": 30, "delivery": "at_most_once", "correlation_id": "f",
+    "tags": ["z", "y"], "meta": {"of": "alert"},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +112,12 @@ async def test_every_option_is_kept_as_python_keeps_it(dsn: str) -> None:
         "correlation_id": "c",
         "tags": ["b", "a", "b"],
         "meta": {"tenant": "acme", "note": 'é "x"'},
+        "failure_task": FAILURE_TASK,
         "id": ID,
     }
     payload = {"x": 1, "nested": {"ü": [1.5, None, True, "\\u0000"]}}
-    theirs = await harbor.aenqueue("t", payload, **options)
+    by_name = named_failure_task(harbor, FAILURE_TASK)
+    theirs = await harbor.aenqueue("t", payload, **{**options, "failure_task": by_name})
     await harbor.jobs.adelete(ID)
     connection = await asyncpg.connect(dsn)
     texts = {name: each.isoformat() if isinstance(each, datetime) else each for name, each in options.items()}
@@ -119,9 +129,49 @@ async def test_every_option_is_kept_as_python_keeps_it(dsn: str) -> None:
     for name in ("task", "payload", "queue", "run_at", "priority", "expires_at", "idempotency_key", "delivery",
                  "correlation_id", "tags", "meta", "state", "attempts"):  # fmt: skip
         assert getattr(mine, name) == getattr(theirs, name), name
-    assert mine.record.options == theirs.record.options
+    assert _decoded(mine.record.options) == _decoded(theirs.record.options)
     assert [job.id for job in await harbor.jobs.alist(tag="a")] == [ID]
     await connection.close()
+    await harbor.aclose()
+
+
+def _decoded(options: Options) -> Options:
+    """With the payload of the failure task and its meta as values: each language writes its own spaces."""
+    kept = options.failure_task
+    assert isinstance(kept, FailureTask)
+    texts = {
+        name: json.dumps(json.loads(getattr(kept, name)), sort_keys=True) for name in ("payload", "meta")
+    }
+    return replace(options, failure_task=replace(kept, **texts))
+
+
+async def test_failure_task_from_plain_sql_runs_with_the_death(dsn: str) -> None:
+    """And takes nothing of it where it has no parameter; null takes the one away that the task declares."""
+    harbor = Harbor(driver=PostgresDriver(dsn))
+    await harbor.amigrate()
+    ran: list[Any] = []
+
+    @harbor.task(name="alert")
+    def alert(died: dict[str, Any] | None = None, level: int = 1) -> None:
+        ran.append((died and died["job"], level))
+
+    @harbor.task(name="fail", max_attempts=1, failure_task=alert.si(level=9))
+    def fail() -> None:
+        raise ValueError("broken")
+
+    connection = await asyncpg.connect(dsn)
+
+    async def enqueue(failure_task: object) -> str:
+        options = json.dumps({"failure_task": failure_task})
+        return str(await connection.fetchval("SELECT taskharbor.enqueue('fail', '{}', $1)", options))
+
+    first = await enqueue({"task": "alert", "parameter": "died", "payload": {"level": 3}})
+    await enqueue({"task": "alert", "parameter": None, "priority": -1})
+    await enqueue(None)
+    await connection.execute("SELECT taskharbor.enqueue('fail')")
+    await connection.close()
+    await Worker(harbor, concurrency=1).drain()
+    assert sorted(ran, key=str) == [(first, 3), (None, 1), (None, 9)]
     await harbor.aclose()
 
 
@@ -222,6 +272,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tags that begin with taskharbor: are TaskHarbor's own, not taskharbor:b", {"tags": ["a", "taskharbor:b"]}),
     ("at most 32 tags", {"tags": [f"t{n}" for n in range(33)]}),
     *((complaint, {"meta": value}) for complaint, value in metas.REFUSED),
+    ("failure_task must be an object with a task", {"failure_task": "alert"}),
+    ("failure_task must be an object with a task", {"failure_task": {"task": "alert"}}),
+    ("failure_task: a queue is empty", {"failure_task": {"task": "a", "parameter": None, "queue": ""}}),
 ]  # fmt: skip
 
 
@@ -236,7 +289,7 @@ async def test_bad_option_is_refused_as_by_python(
     ) as raised:
         await psql.enqueue(**options)
     assert raised.value.hint  # what to do
-    if "retry" not in options:  # which only Python can write
+    if not {"retry", "failure_task"} & options.keys():  # of which Python has other forms
         with pytest.raises(ConfigurationError):
             checked_options(dict(options))
 
@@ -316,6 +369,24 @@ JUDGED: dict[str, list[Any]] = {
     "meta": [
         {}, *metas.TAKEN, *(value for _, value in metas.REFUSED), {"x": "\0"}, {"x": "\ud800"}, {"x\0": ""},
     ],
+    "failure_task": [
+        *({"task": "a", "parameter": each} for each in [*_NAMES, None]),
+        *({"task": each, "parameter": "died"} for each in _NAMES),
+        *({"task": "a", "parameter": each, "payload": {"x": None}} for each in ("died", "x")),
+        {"task": "a", "parameter": "died", "payload": None}, {"task": "a", "parameter": "died", "payload": [1]},
+        {"task": "a", "parameter": "died", "payload": {"x": "y" * 1_048_576}},
+        *({"task": "a", "parameter": "died", name: value} for name, value in {
+            "queue": "q", "delay": 5, "priority": -100, "max_attempts": 0, "max_retries": 0, "timeout": 0.5,
+            "delivery": "at_most_once", "correlation_id": "c", "tags": ["a"], "meta": {"a": "b"},
+        }.items()),
+        *({"task": "a", "parameter": "died", name: value} for name, value in {
+            "queue": "", "delay": -1, "priority": 101, "max_attempts": -1, "max_retries": -1, "timeout": 0,
+            "delivery": "once", "correlation_id": " c", "tags": "a", "meta": {"a": 1}, "prio": 1, "id": None,
+            "run_at": "2030-01-31T08:00:00Z", "expires_at": "2030-01-31T08:00:00Z", "expires_in": 5,
+            "idempotency_key": "k", "failure_task": None,
+        }.items()),
+        {}, {"parameter": "died"}, {"task": "a"}, [], 1, 1.5, True, "", "a",
+    ],
     "payload": [
         {}, {"x": None}, {"": [1.5, True, "ü", {"y": []}]}, {"x": "\\u0000"}, {"x": 2**63}, {"x": -(2**63)},
         {"x": "y" * 1_048_000}, {"x": "y" * 1_048_576}, {"x": "\0"}, {"\0": 1}, {"x": "\ud800"},
@@ -331,6 +402,9 @@ def python_accepts(name: str, value: Any) -> bool:
             encode_payload(value)
         elif name == "task":
             checked_name(name, value)
+        elif name == "failure_task":
+            # By name alone it is taken where the task's code is known, which SQL never does.
+            checked_options({name: named_failure_task(Harbor("memory://"), value)})
         else:
             checked_options({name: instant_of(value) if name.endswith("_at") else value})
     except (ConfigurationError, PayloadError):
@@ -373,8 +447,8 @@ async def test_sql_refuses_what_python_refuses_and_nothing_else(psql: Psql, name
 
 
 def test_table_of_judged_values_has_every_option() -> None:
-    """Of a retry policy and of signatures SQL knows nothing; the forms of an id are a matter of either language."""
-    assert {*JUDGED, "id", "retry", "failure_task"} == {*OPTION_NAMES, "task", "payload"}
+    """Of a retry policy SQL knows nothing; the forms of an id are a matter of either language."""
+    assert {*JUDGED, "id", "retry"} == {*OPTION_NAMES, "task", "payload"}
 
 
 async def test_names_are_judged_as_python_judges_them(psql: Psql) -> None:

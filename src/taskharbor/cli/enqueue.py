@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, instant, parse_payload, with_meta
+from taskharbor.cli.parameters import duration, instant, parse_payload, with_failure_task, with_meta
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--delivery", type=click.Choice(["at_least_once", "at_most_once"]))
 @click.option("--tag", "tags", multiple=True, help="A label to find it by; may be given several times.")
 @with_meta
+@with_failure_task
 @click.option("--correlation-id", metavar="ID", help="Written on every log line of the job.")
 @click.option("--id", "job_id", metavar="UUID", help="The job's own id; enqueueing it again changes nothing.")
 @click.option("--wait", type=duration, help="Wait up to this long for the result, and print it.")
@@ -53,6 +54,7 @@ def enqueue(
     delivery: str | None,
     tags: tuple[str, ...],
     meta: dict[str, str] | None,
+    failure_task: str | dict[str, Any] | None,
     correlation_id: str | None,
     job_id: str | None,
     wait: float | None,
@@ -88,13 +90,17 @@ def enqueue(
         "correlation_id": correlation_id,
         "id": job_id,
     }
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     written = parse_payload(payload)
 
     async def work(harbor: Harbor) -> None:
         _warn(session, harbor, task)
         arguments = written.for_task(harbor, task)
-        job = await harbor.aenqueue(task, arguments, **options)  # type: ignore[arg-type]
+        if failure_task is not None:
+            from taskharbor.failure_tasks import named_failure_task
+
+            options["failure_task"] = named_failure_task(harbor, failure_task)
+        job = await harbor.aenqueue(task, arguments, **options)
         if wait is None:
             _tell(session, job)
         else:

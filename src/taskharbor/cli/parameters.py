@@ -70,6 +70,20 @@ with_meta = click.option(
 )
 
 
+def _failure_task(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
+    """The name of a task, or a JSON object that describes the failure task."""
+    return _object(text, "a failure task", '{"task": "alert"}') if text and text.lstrip()[:1] == "{" else text
+
+
+with_failure_task = click.option(
+    "--failure-task",
+    metavar="TASK|JSON",
+    callback=_failure_task,
+    help="The task of a job that is enqueued if this one dies: its name, or "
+    '{"task": …, "payload": {…}, "parameter": …, "queue": …}.',
+)
+
+
 class Payload(NamedTuple):
     """A payload as a person wrote it: its values, and the names of those that are text which the task may read."""
 
@@ -117,11 +131,11 @@ def named_value(word: str) -> tuple[str, Any, bool]:
     return name, _decoded(right, f"the value of {name}") if is_json else right, is_json
 
 
-def _object(text: str) -> dict[str, Any]:
-    payload = _decoded(text, "the payload")
+def _object(text: str, what: str = "the payload", example: str = '{"to": "a@b.c"}') -> dict[str, Any]:
+    payload = _decoded(text, what)
     if not isinstance(payload, dict):
         raise click.UsageError(
-            f'the payload must be a JSON object such as {{"to": "a@b.c"}}, not a {type(payload).__name__}'
+            f"{what} must be a JSON object such as {example}, not a {type(payload).__name__}"
         )
     return payload
 

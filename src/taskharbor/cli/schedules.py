@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.parameters import duration, parse_payload, with_meta
+from taskharbor.cli.parameters import duration, parse_payload, with_failure_task, with_meta
 from taskharbor.cli.screen import Screen
 from taskharbor.cli.session import Session, with_session
 
@@ -105,6 +105,7 @@ def _note(schedule: Schedule) -> str:
 @click.option("--delivery", type=click.Choice(["at_least_once", "at_most_once"]))
 @click.option("--tag", "tags", multiple=True, help="A label to find it by; may be given several times.")
 @with_meta
+@with_failure_task
 @of_application
 @with_session
 def add(
@@ -137,6 +138,10 @@ def add(
     written = parse_payload(payload)
 
     async def work(harbor: Harbor) -> Schedule:
+        if "failure_task" in options:
+            from taskharbor.failure_tasks import named_failure_task
+
+            options["failure_task"] = named_failure_task(harbor, options["failure_task"])
         return await harbor.schedules.aadd(
             name,
             task,

@@ -174,7 +174,9 @@ def _elsewhere(name: str, allowed: frozenset[str]) -> str | None:
 def refuse_stranger(harbor: Harbor, options: Mapping[str, Any]) -> None:
     """Refuse the failure task of another harbor: its job would be stored here, where no worker need know it."""
     task = getattr(options.get("failure_task"), "task", None)
-    if task is not None and task.harbor is not harbor:
+    if (
+        not isinstance(task, str | None) and task.harbor is not harbor
+    ):  # text: one that was named on this harbor
         raise ConfigurationError(
             f"the failure task {task.name!r} belongs to another harbor; give one that is declared on this one"
         )

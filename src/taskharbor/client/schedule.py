@@ -20,6 +20,7 @@ from taskharbor.records import (
     AttemptStatus,
     Delivery,
     DeliveryName,
+    FailureTask,
     JobRecord,
     Misfire,
     MisfireName,
@@ -112,6 +113,7 @@ class Schedule(Struct, frozen=True):
     delivery: Delivery | None = None  # None: as its task declares
     correlation_id: str | None = None
     meta: dict[str, str] = {}
+    failure_task: str | None = None  # the name of the task that is enqueued when a run of it fails for good
 
     @classmethod
     def of(cls, record: JobRecord, *, orphaned: bool | None) -> Schedule:
@@ -150,6 +152,7 @@ class Schedule(Struct, frozen=True):
             delivery=record.delivery,
             correlation_id=record.options.correlation_id,
             meta=read_meta(record.meta),
+            failure_task=own.task if isinstance(own := record.options.failure_task, FailureTask) else None,
         )
 
 

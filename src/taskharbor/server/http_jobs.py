@@ -18,7 +18,7 @@ from taskharbor.http.addresses import refusal
 from taskharbor.http.urls import parse as parse_url
 from taskharbor.schedule import parse
 from taskharbor.server.large_bodies import Place
-from taskharbor.server.requests import Expression, Input, Key, Name
+from taskharbor.server.requests import Expression, FailureTaskInput, Input, Key, Name
 from taskharbor.server.trace_context import store_traced
 
 if TYPE_CHECKING:
@@ -50,14 +50,17 @@ class NewHttpJob(Input, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=200, description="Of the schedule.")] | None = None
     queue: Name | UnsetType = UNSET
     idempotency_key: Key | None = None
+    failure_task: FailureTaskInput | None | UnsetType = UNSET
 
 
-async def enqueue_http_job(harbor: Harbor, given: NewHttpJob, place: Place, headers: Headers) -> Job[Any]:
-    """Enqueue the job, or find the one that has the same key or name."""
+async def enqueue_http_job(
+    harbor: Harbor, given: NewHttpJob, place: Place, headers: Headers, more: Mapping[str, Any]
+) -> Job[Any]:
+    """Enqueue the job, or find the one that has the same key or name; `more` are further options of it."""
     refuse_closed(harbor, TASK_NAME, {"url": given.api})
     request = {name: getattr(given, name) for name in ("method", "headers", "body", "timeout")}
     payload = await place.beside(partial(http_payload, given.api, **request))
-    options: dict[str, Any] = {"delivery": given.type.lower(), "max_retries": given.max_retry_count}
+    options: dict[str, Any] = {"delivery": given.type.lower(), "max_retries": given.max_retry_count, **more}
     if given.queue is not UNSET:
         options["queue"] = given.queue
     if given.is_recurring:

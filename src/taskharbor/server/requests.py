@@ -54,6 +54,41 @@ class Input(Struct, rename="camel", forbid_unknown_fields=True):
 # -- bodies ----------------------------------------------------------------------------------------
 
 
+class NewFailureTask(Input, kw_only=True):
+    """The task of the job that is enqueued when a job dies. A field that is left out is as the task declares it."""
+
+    task: Name
+    payload: Payload | UnsetType = UNSET
+    parameter: (
+        Annotated[
+            Name,
+            Meta(
+                description="Takes what died: an object with workflow, job, task, reason and error; null for none. "
+                "Left out, it is the first one that the payload lacks, if the server knows the task's code."
+            ),
+        ]
+        | None
+        | UnsetType
+    ) = UNSET
+    queue: Name | UnsetType = UNSET
+    delay: Annotated[float, Meta(ge=0, le=3_153_600_000)] | UnsetType = UNSET
+    priority: Priority | UnsetType = UNSET
+    max_attempts: Attempts | UnsetType = UNSET
+    max_retries: Attempts | UnsetType = UNSET
+    timeout: Seconds | UnsetType = UNSET
+    retry: Retry | UnsetType = UNSET
+    delivery: Delivery | UnsetType = UNSET
+    correlation_id: Name | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+    meta: MetaEntries | UnsetType = UNSET
+
+
+FailureTaskInput = Annotated[
+    NewFailureTask,
+    Meta(description="Enqueued with the job's death; null for none although the task declares one."),
+]
+
+
 class NewTaskJob(Input):
     """A job for a task. A field that is left out is as the task declares it."""
 
@@ -74,6 +109,7 @@ class NewTaskJob(Input):
     correlation_id: Name | None | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
     meta: MetaEntries | UnsetType = UNSET
+    failure_task: FailureTaskInput | None | UnsetType = UNSET
     id: Uuid | None | UnsetType = UNSET
 
 
@@ -216,6 +252,7 @@ class ScheduleFields(Input):
     correlation_id: Name | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
     meta: MetaEntries | UnsetType = UNSET
+    failure_task: FailureTaskInput | None | UnsetType = UNSET
 
 
 Expression = Annotated[

@@ -434,6 +434,9 @@ class ScheduleDocument(Document):
     correlation_id: str | None
     tags: list[str]
     meta: dict[str, str]
+    failure_task: (
+        Annotated[str, Meta(description="The task that is enqueued when a run of it fails for good.")] | None
+    )
 
     @classmethod
     def of(cls, source: Schedule, **others: Any) -> Self:

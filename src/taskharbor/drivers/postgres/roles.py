@@ -114,6 +114,8 @@ FUNCTIONS: dict[str, frozenset[Role]] = {
             "checked_instant",
             "checked_tags",
             "checked_meta",
+            "checked_failure_task",
+            "checked_job",
             "checked_payload",
         ),
         frozenset({Role.PRODUCER, Role.WORKER}),

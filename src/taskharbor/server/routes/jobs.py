@@ -7,6 +7,7 @@ from typing import Any
 from taskharbor.client.handle import Job
 from taskharbor.server import requests
 from taskharbor.server.errors import malformed
+from taskharbor.server.failure_tasks import with_failure_task
 from taskharbor.server.http_jobs import NewHttpJob, enqueue_http_job, refuse_closed
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew, instant
@@ -58,12 +59,14 @@ def _which(sent: Any) -> type[Any]:
 async def create_job(call: Call) -> JobDocument:
     """Enqueue a job. 201: it was created; 200: a job with this id or idempotency key existed."""
     if isinstance(call.body, NewHttpJob):
-        job = await enqueue_http_job(call.harbor, call.body, call.place, call.request.headers)
+        more = await _failure_task(call, given(call.body))
+        job = await enqueue_http_job(call.harbor, call.body, call.place, call.request.headers, more)
     else:
         refuse_own_task(call.harbor, call.body.task)
         options = given_anew(call.body, without=("task", "payload"))
         payload = call.body.payload if isinstance(call.body.payload, dict) else {}
         refuse_closed(call.harbor, call.body.task, payload)
+        options |= await _failure_task(call, options)
         new_job = await call.place.beside(call.harbor._by_name, call.body.task, payload, options)
         job = await store_traced(call.harbor, new_job, call.request.headers)
     if job.existed:
@@ -204,6 +207,14 @@ async def retry_job(call: Call) -> JobDocument:
 async def run_job(call: Call) -> JobDocument:
     """Make a scheduled job ready now. For a recurring job, this is an extra run."""
     return JobDocument.of(await call.harbor.jobs.arun_now(await call.job_id()))
+
+
+async def _failure_task(call: Call, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure task that was sent, as an option of the harbor; nothing if none was."""
+    if "failure_task" not in options:
+        return {}
+    checked = await call.place.beside(with_failure_task, call.harbor, options)
+    return {"failure_task": checked["failure_task"]}
 
 
 async def _document(call: Call, job: Job[Any]) -> JobDocument:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from taskharbor.server import requests
+from taskharbor.server.failure_tasks import with_failure_task
 from taskharbor.server.http_jobs import refuse_closed
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew
@@ -42,12 +43,13 @@ async def create_schedule(call: Call) -> ScheduleDocument:
     refuse_own_task(call.harbor, call.body.task)
     if isinstance(call.body.payload, dict):
         refuse_closed(call.harbor, call.body.task, call.body.payload)
+    options = given_anew(call.body, without=("name", "task"))
     schedule = await call.harbor.schedules.aadd(
         call.body.name,
         call.body.task,
         application=call.query.application,
         replace=False,
-        **given_anew(call.body, without=("name", "task")),
+        **with_failure_task(call.harbor, options),
     )
     return ScheduleDocument.of(schedule)
 
@@ -80,7 +82,7 @@ async def get_schedule(call: Call) -> ScheduleDocument:
 async def update_schedule(call: Call) -> ScheduleDocument:
     """Change a schedule, even while it runs."""
     await _refuse_closed(call)
-    changes = given(call.body)
+    changes = with_failure_task(call.harbor, given(call.body))
     changed = await call.harbor.schedules.aupdate(**_named(call), **changes)
     return ScheduleDocument.of(changed)
 

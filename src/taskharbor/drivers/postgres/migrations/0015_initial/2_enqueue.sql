@@ -369,18 +369,14 @@ BEGIN
 END
 $$;
 
--- -- the documented function ----------------------------------------------------------------------
-
--- Store a job. Returns the id of the job that stands for it: the existing one when its id, or its key in its queue,
--- exists already. It is part of the transaction that calls it, and runs with the caller's rights. It checks the options
--- as `client.options.checked_options` does.
-CREATE FUNCTION {schema}.enqueue(task text, payload jsonb DEFAULT '{}', options jsonb DEFAULT '{}') RETURNS uuid
+-- Returns a job as `store_jobs` takes it. It checks the options as `client.options.checked_options` does.
+CREATE FUNCTION {schema}.checked_job(task text, payload jsonb, options jsonb) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
 AS $$
 DECLARE
     v_known constant text[] := ARRAY['queue', 'run_at', 'delay', 'priority', 'max_attempts', 'max_retries', 'timeout',
                                      'expires_at', 'expires_in', 'idempotency_key', 'delivery', 'correlation_id',
-                                     'tags', 'meta', 'id'];
+                                     'tags', 'meta', 'failure_task', 'id'];
     v_given jsonb := coalesce(options, '{}');
     v_unknown text;
     v_id uuid;
@@ -395,9 +391,8 @@ DECLARE
     v_limit integer;
     v_tags text[];
     v_meta text;
+    v_failure_task jsonb;
     v_kept jsonb;
-    v_job json;
-    v_existing uuid[];
 BEGIN
     IF jsonb_typeof(v_given) <> 'object' THEN
         PERFORM {schema}.refuse(concat('options is a JSON object, not ', left(v_given::text, 60)),
@@ -410,6 +405,9 @@ BEGIN
                                 concat('The options are ', array_to_string(v_known, ', '), '.'));
     END IF;
     v_meta := {schema}.checked_meta(v_given -> 'meta');
+    IF v_given ? 'failure_task' THEN
+        v_failure_task := {schema}.checked_failure_task(v_given -> 'failure_task');
+    END IF;
     v_given := jsonb_strip_nulls(v_given);  -- an option that is null was not given
     IF v_given ?& ARRAY['run_at', 'delay'] THEN
         PERFORM {schema}.refuse('run_at and delay say the same thing', 'Give one of them.');
@@ -462,8 +460,8 @@ BEGIN
 
     v_kept := jsonb_strip_nulls(jsonb_build_object(
         'max_attempts', v_limit, 'timeout', v_timeout, 'correlation_id', v_correlation,
-        'tags', CASE WHEN v_tags <> '{}' THEN to_jsonb(v_tags) END));
-    v_job := json_build_array(json_build_object(
+        'tags', CASE WHEN v_tags <> '{}' THEN to_jsonb(v_tags) END, 'failure_task', v_failure_task));
+    RETURN jsonb_build_object(
         'id', v_id, 'queue', v_queue, 'task', v_task, 'payload', v_payload,
         'priority', coalesce({schema}.checked_integer('priority', v_given -> 'priority', -100, 100), 0),
         'run_at', {schema}.checked_instant('run_at', v_given -> 'run_at'),
@@ -473,11 +471,79 @@ BEGIN
         'idempotency_key', v_key, 'delivery', v_delivery,
         'options', CASE WHEN v_kept <> '{}' THEN v_kept::text END,
         'meta', v_meta,
-        'tags', CASE WHEN v_tags <> '{}' THEN to_json(v_tags) END));
-    SELECT s.existing INTO v_existing FROM {schema}.store_jobs(v_job, NULL, true, true) AS s;
-    RETURN coalesce(v_existing[1], v_id);
+        'tags', CASE WHEN v_tags <> '{}' THEN to_jsonb(v_tags) END);
 END
 $$;
+
+-- Returns a failure task as it is stored with a job: a `records.FailureTask`, or false for none. The original of the
+-- rules is `failure_tasks.named_failure_task`. No SQL knows the code of a task, so `parameter` has to be given.
+CREATE FUNCTION {schema}.checked_failure_task(p_value jsonb) RETURNS jsonb
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_own constant text[] := ARRAY['run_at', 'expires_at', 'expires_in', 'idempotency_key', 'id', 'failure_task'];
+    v_refused text;
+    v_parameter text;
+    v_job jsonb;
+    v_hint text;
+BEGIN
+    IF p_value = 'null' THEN
+        RETURN 'false'::jsonb;
+    END IF;
+    IF jsonb_typeof(p_value) <> 'object' OR NOT p_value ?& ARRAY['task', 'parameter'] THEN
+        PERFORM {schema}.refuse(
+            concat('failure_task must be an object with a task and the name of the parameter that takes what died, ',
+                   'or null, not ', left(p_value::text, 60)),
+            'For example {"failure_task": {"task": "alert", "parameter": "died"}}; a parameter of null takes nothing.');
+    END IF;
+    SELECT o.name INTO v_refused FROM jsonb_object_keys(p_value) AS o (name) WHERE o.name = ANY (v_own) LIMIT 1;
+    IF v_refused IS NOT NULL THEN
+        PERFORM {schema}.refuse(concat('a failure task takes no ', v_refused),
+                                'Leave it out: each death enqueues a new job of it.');
+    END IF;
+    BEGIN
+        IF jsonb_typeof(p_value -> 'task') <> 'string' THEN
+            PERFORM {schema}.checked_name('a task', p_value -> 'task', 255);
+        END IF;
+        IF p_value -> 'parameter' <> 'null' THEN
+            v_parameter := {schema}.checked_name('a parameter', p_value -> 'parameter', 255);
+        END IF;
+        v_job := {schema}.checked_job(p_value ->> 'task', nullif(p_value -> 'payload', 'null'),
+                                      p_value - ARRAY['task', 'payload', 'parameter']);
+    EXCEPTION WHEN invalid_parameter_value THEN
+        GET STACKED DIAGNOSTICS v_hint = PG_EXCEPTION_HINT;
+        PERFORM {schema}.refuse(concat('failure_task: ', replace(SQLERRM, 'enqueue: ', '')), v_hint);
+    END;
+    IF p_value -> 'payload' ? v_parameter THEN
+        PERFORM {schema}.refuse(
+            concat('failure_task: the parameter ', v_parameter, ' takes what died, and the payload has a value for it'),
+            'Leave it out of the payload, or name another parameter.');
+    END IF;
+    -- Its own death enqueues nothing.
+    RETURN jsonb_strip_nulls(jsonb_build_object(
+        'task', v_job -> 'task', 'payload', v_job -> 'payload', 'queue', v_job -> 'queue', 'parameter', v_parameter,
+        'priority', v_job -> 'priority', 'delay', v_job -> 'delay', 'delivery', v_job -> 'delivery',
+        'options', coalesce((v_job ->> 'options')::jsonb, '{}') || '{"failure_task": false}', 'meta', v_job -> 'meta'));
+END
+$$;
+
+-- -- the documented function ----------------------------------------------------------------------
+
+-- Store a job. Returns the id of the job that stands for it: the existing one when its id, or its key in its queue,
+-- exists already. It is part of the transaction that calls it, and runs with the caller's rights.
+CREATE FUNCTION {schema}.enqueue(task text, payload jsonb DEFAULT '{}', options jsonb DEFAULT '{}') RETURNS uuid
+LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
+AS $$
+DECLARE
+    v_job jsonb := {schema}.checked_job(task, payload, options);
+    v_existing uuid[];
+BEGIN
+    SELECT s.existing INTO v_existing
+    FROM {schema}.store_jobs(json_build_array(v_job), NULL, true, true) AS s;
+    RETURN coalesce(v_existing[1], (v_job ->> 'id')::uuid);
+END
+$$;
+
 
 COMMENT ON FUNCTION {schema}.enqueue(text, jsonb, jsonb) IS
     'Enqueue a job inside this transaction: task, payload (an object), options (an object). Returns the id of the job.';
