@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from taskharbor.rules.fingerprint import (
     FINGERPRINT_LENGTH,
     MESSAGE_MAX,
+    _pattern_of,
     application_frames,
     message_pattern,
     of_error,
@@ -198,6 +199,7 @@ def test_a_hostile_megabyte_costs_next_to_nothing(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     began = time.process_time()
     for _ in range(10):
+        _pattern_of.cache_clear()
         assert len(message_pattern(text)) <= MESSAGE_MAX
     assert time.process_time() - began < 0.5
 
@@ -207,6 +209,12 @@ def test_any_text_has_a_pattern(text: str) -> None:
     pattern = message_pattern(text)
     assert len(pattern) <= MESSAGE_MAX
     assert "\n" not in pattern
+
+
+@given(st.text(alphabet="ab1٣_-='\"`“”«»()[]<>|, ;:.!?/\\@…é²X\t ", max_size=60))
+def test_numbers_may_all_be_alike_before_a_line_is_read(text: str) -> None:
+    """Patterns are remembered by lines in which every number is 0: it is the pattern of the line itself."""
+    assert message_pattern(text) == _pattern_of.__wrapped__(text.lstrip())
 
 
 def test_error_whose_own_code_fails_has_a_fingerprint() -> None:

@@ -27,6 +27,7 @@ MESSAGE_READ_MAX = (
     2_000  # characters of a message that are looked at: ids and paths are longer than what replaces them
 )
 MESSAGE_MAX = 200  # characters that are left of it and count
+PATTERNS_MAX = 512  # lines of messages whose patterns are remembered
 KNOWN_MAX = 4_096  # functions, words and fingerprints that are remembered
 CAUSES_MAX = 100  # links of a chain of causes that are followed
 CAUSE = "taskharbor_cause"  # an attribute of TaskHarbor's own errors that know their cause better than their text does
@@ -82,6 +83,7 @@ _QUOTED = re.compile(
 )
 _BRACKET = re.compile(r"[()\[\]{}<>|]")
 ID_LENGTH = 8  # shorter ones are words
+_NUMBER = re.compile(r"\d\w*")
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F-]{8,}")
 _VARYING = re.compile(r"[\d/\\@…]")
 _PUNCTUATION = ",;:.!?"
@@ -97,6 +99,15 @@ def message_pattern(text: str) -> str:
     Several in a row are replaced as one: a list of three ids is like a list of two.
     """
     line = text[:MESSAGE_READ_MAX].lstrip().partition("\n")[0]
+    return _pattern_of(_NUMBER.sub("0", line))
+
+
+@lru_cache(maxsize=PATTERNS_MAX)
+def _pattern_of(line: str) -> str:
+    """Return the pattern of a line in which every number is 0: most failures of one cause have the same line then.
+
+    A word with a digit in it is replaced, whatever the digit is and whatever follows, so no pattern changes by that.
+    """
     line = _BRACKET.sub(" ", _QUOTED.sub(_VARIES, line))
     words: list[str] = []
     for word in line.split():
