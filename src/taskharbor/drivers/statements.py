@@ -22,7 +22,7 @@ def named_statements(text: str) -> dict[str, str]:
 def migrations_in(folder: Path) -> list[tuple[int, str, str]]:
     """Every migration as (version, name, script), oldest first.
 
-    It is a file such as `0015_initial.sql`, or a folder `0015_initial` whose files together are one script.
+    It is a file such as `0016_initial.sql`, or a folder `0016_initial` whose files together are one script.
     """
     found: list[tuple[int, str, str]] = []
     for entry in sorted(folder.glob("[0-9]*_*")):

@@ -21,9 +21,8 @@ def is_stored_with_dead(where: JobFilter) -> bool:
 
 
 def is_kept(where: JobFilter) -> bool:
-    """Say whether the counts that a store keeps of its groups answer this: it asks for whole groups."""
-    names = (where.queue, where.task, where.reason, where.finished_after, where.finished_before)
-    return all(asked is None for asked in names)
+    """Say whether the counts that a store keeps of its groups answer this: by queue, task and fingerprint."""
+    return where.reason is None and where.finished_after is None and where.finished_before is None
 
 
 class _Gathered(Struct):

@@ -87,6 +87,31 @@ class Groups(Chapter):
         assert [group.count for group in _groups(store, fingerprint=A)] == [2]
         assert _groups(store, fingerprint=B) == []
 
+    def test_group_of_a_queue_or_a_task_is_as_whole_as_that_of_all(self, store: Store) -> None:
+        """Each with its own count, times, tasks, versions and newest job, also after some of its jobs have left it."""
+        begin = store.now
+        jobs: list[str] = []
+        for n, (queue, task) in enumerate((("a", "t"), ("b", "t"), ("a", "u"), ("a", "t"), ("b", "u"))):
+            jobs.append(_dead(store, A, queue=queue, task=task, code_version=f"1.{n}"))
+            store.pass_time(MINUTE)
+
+        def group(last: int, first: int, tasks: str, *versions: int) -> GroupRecord:
+            seen = begin + first * MINUTE, begin + last * MINUTE
+            named = tuple(f"1.{n}" for n in versions)
+            return GroupRecord(A, len(versions), *seen, tuple(tasks), named, jobs[last], "boom")
+
+        assert _groups(store, queue="a") == [group(3, 0, "tu", 0, 2, 3)]
+        assert _groups(store, queue="b") == [group(4, 1, "tu", 1, 4)]
+        assert _groups(store, task="t") == [group(3, 0, "t", 0, 1, 3)]
+        assert _groups(store, queue="a", task="t") == [group(3, 0, "t", 0, 3)]
+        assert _groups(store, queue="a", fingerprint=B) == _groups(store, queue="c") == []
+        store.do(Delete(), jobs[0])
+        store.do(Requeue(), jobs[4])
+        assert _groups(store, queue="a") == [group(3, 2, "tu", 2, 3)]
+        assert _groups(store, queue="b") == [group(1, 1, "t", 1)]
+        assert _groups(store, task="u") == [group(2, 2, "u", 2)]
+        assert _groups(store) == [group(3, 1, "tu", 1, 2, 3)]
+
     def test_job_leaves_its_group_when_it_is_dead_no_more(self, store: Store) -> None:
         """Requeued, discarded or deleted; one that dies again counts in the group of its new failure."""
         requeued, discarded, deleted, stays = (_dead(store, A) for _ in range(4))

@@ -2,7 +2,7 @@
 
 Claims delete rows. As long as an open transaction may still see them, the server cannot remove them, and a
 search for the first live row walks past every one. A claim that has walked far leaves a trail (see the function
-`claim_on_trail` in `migrations/0015_initial/4_claim.sql`); the next ones follow it, and search the whole of
+`claim_on_trail` in `migrations/0016_initial/4_claim.sql`); the next ones follow it, and search the whole of
 the queues every now and then for what lies beside it: a job that was handed back to its old place, one whose
 transaction committed late, a queue or a priority that was not there before.
 """

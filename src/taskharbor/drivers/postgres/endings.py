@@ -11,7 +11,7 @@ from taskharbor.rules.grouping import is_kept, listed
 async def groups(session: Session, where: JobFilter, limit: int) -> list[GroupRecord]:
     most = max(limit, 0)
     if is_kept(where):
-        rows = await session.rows("groups", where.fingerprint, most)
+        rows = await session.rows("groups", where.fingerprint, where.queue, where.task, most)
     else:
         rows = await session.rows(
             "groups_by_filter", where.fingerprint, where.queue, where.task, where.reason, where.finished_after,

@@ -20,7 +20,7 @@ from taskharbor.errors import SchemaError, StoreError
 
 # The oldest schema version whose code works with the latest one. A migration that older code cannot work with raises
 # it to its own number; one that only adds something leaves it, so that older workers go on while new ones roll in.
-SERVES = 15
+SERVES = 16
 
 VERSION_TABLE = """
 CREATE TABLE taskharbor_schema (

@@ -24,20 +24,31 @@ ON CONFLICT DO NOTHING
 
 -- name: groups
 -- The dead jobs by fingerprint, the largest groups first: their counts are kept, and the rest of each is a few seeks.
-SELECT g.fingerprint, g.jobs,
-       (SELECT min(e.finished_at) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_seen
-        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint),
-       (SELECT max(e.finished_at) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_seen
-        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint),
-       g.tasks, g.versions,
-       (SELECT max(e.job_id) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_group
-        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint)
-FROM (
+WITH largest AS MATERIALIZED (
     SELECT fingerprint, sum(jobs) AS jobs, json_group_array(DISTINCT task) AS tasks,
            json_group_array(DISTINCT nullif(code_version, '')) AS versions
-    FROM taskharbor_groups WHERE :fingerprint IS NULL OR fingerprint = :fingerprint
+    FROM taskharbor_groups
+    WHERE (:fingerprint IS NULL OR fingerprint = :fingerprint) AND (:queue IS NULL OR queue = :queue)
+      AND (:task IS NULL OR task = :task)
     GROUP BY fingerprint ORDER BY sum(jobs) DESC, fingerprint LIMIT :limit
-) AS g
+), parts AS MATERIALIZED (
+    SELECT DISTINCT g.fingerprint, g.queue, g.task FROM largest AS l CROSS JOIN taskharbor_groups AS g
+    WHERE g.fingerprint = l.fingerprint AND (:queue IS NULL OR g.queue = :queue) AND (:task IS NULL OR g.task = :task)
+), seen AS MATERIALIZED (
+    SELECT p.fingerprint,
+           min((SELECT min(e.finished_at) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_seen
+                WHERE e.state = 'dead' AND e.fingerprint = p.fingerprint AND e.queue = p.queue AND e.task = p.task))
+               AS first_at,
+           max((SELECT max(e.finished_at) FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_seen
+                WHERE e.state = 'dead' AND e.fingerprint = p.fingerprint AND e.queue = p.queue AND e.task = p.task))
+               AS last_at
+    FROM parts AS p GROUP BY p.fingerprint
+)
+SELECT g.fingerprint, g.jobs, v.first_at, v.last_at, g.tasks, g.versions,
+       (SELECT e.job_id FROM taskharbor_ended AS e INDEXED BY taskharbor_ended_group
+        WHERE e.state = 'dead' AND e.fingerprint = g.fingerprint AND (:queue IS NULL OR e.queue = :queue)
+          AND (:task IS NULL OR e.task = :task) ORDER BY e.job_id DESC LIMIT 1)
+FROM largest AS g JOIN seen AS v ON v.fingerprint = g.fingerprint
 ORDER BY g.jobs DESC, g.fingerprint
 
 -- name: groups_by_filter

@@ -1,9 +1,10 @@
--- Error groups: how many dead jobs each has, by task and version. To count them would be a scan, of the heap as well where
+-- Error groups: how many dead jobs each has, by queue, task and version. To count them would be a scan, of the heap as well where
 -- no vacuum has been. As in `tallies`, one row for each change, summed when read and folded now and then: one row for
 -- each sum would make every settle of a failure wait for every other. Triggers, so that nothing that changes `ended` can
 -- forget it.
 CREATE TABLE {schema}.dead_groups (
     fingerprint  text COLLATE "C" NOT NULL,
+    queue        text COLLATE "C" NOT NULL,
     task         text COLLATE "C" NOT NULL,
     code_version text COLLATE "C",
     jobs         bigint NOT NULL
@@ -12,16 +13,16 @@ ALTER TABLE {schema}.dead_groups SET (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0
 );
 
--- Says when a group was first and last seen.
-CREATE INDEX ended_seen ON {schema}.ended (fingerprint, finished_at) WHERE state = 'dead';
+-- Says when a group was first and last seen, on each queue and by each task.
+CREATE INDEX ended_seen ON {schema}.ended (fingerprint, queue, task, finished_at) WHERE state = 'dead';
 
 CREATE FUNCTION {schema}.count_added_groups() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    INSERT INTO {schema}.dead_groups (fingerprint, task, code_version, jobs)
-    SELECT a.fingerprint, a.task, a.code_version, count(*) FROM added AS a
-    WHERE a.state = 'dead' AND a.fingerprint IS NOT NULL GROUP BY 1, 2, 3;
+    INSERT INTO {schema}.dead_groups (fingerprint, queue, task, code_version, jobs)
+    SELECT a.fingerprint, a.queue, a.task, a.code_version, count(*) FROM added AS a
+    WHERE a.state = 'dead' AND a.fingerprint IS NOT NULL GROUP BY 1, 2, 3, 4;
     RETURN NULL;
 END
 $$;
@@ -30,9 +31,9 @@ CREATE FUNCTION {schema}.count_removed_groups() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    INSERT INTO {schema}.dead_groups (fingerprint, task, code_version, jobs)
-    SELECT r.fingerprint, r.task, r.code_version, -count(*) FROM removed AS r
-    WHERE r.state = 'dead' AND r.fingerprint IS NOT NULL GROUP BY 1, 2, 3;
+    INSERT INTO {schema}.dead_groups (fingerprint, queue, task, code_version, jobs)
+    SELECT r.fingerprint, r.queue, r.task, r.code_version, -count(*) FROM removed AS r
+    WHERE r.state = 'dead' AND r.fingerprint IS NOT NULL GROUP BY 1, 2, 3, 4;
     RETURN NULL;
 END
 $$;
@@ -41,13 +42,13 @@ CREATE FUNCTION {schema}.count_changed_groups() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    INSERT INTO {schema}.dead_groups (fingerprint, task, code_version, jobs)
-    SELECT c.fingerprint, c.task, c.code_version, sum(c.jobs) FROM (
-        SELECT fingerprint, task, code_version, 1 AS jobs FROM added WHERE state = 'dead'
+    INSERT INTO {schema}.dead_groups (fingerprint, queue, task, code_version, jobs)
+    SELECT c.fingerprint, c.queue, c.task, c.code_version, sum(c.jobs) FROM (
+        SELECT fingerprint, queue, task, code_version, 1 AS jobs FROM added WHERE state = 'dead'
         UNION ALL
-        SELECT fingerprint, task, code_version, -1 FROM removed WHERE state = 'dead'
+        SELECT fingerprint, queue, task, code_version, -1 FROM removed WHERE state = 'dead'
     ) AS c
-    WHERE c.fingerprint IS NOT NULL GROUP BY 1, 2, 3 HAVING sum(c.jobs) <> 0;
+    WHERE c.fingerprint IS NOT NULL GROUP BY 1, 2, 3, 4 HAVING sum(c.jobs) <> 0;
     RETURN NULL;
 END
 $$;

@@ -188,43 +188,46 @@ CREATE INDEX taskharbor_ended_task ON taskharbor_ended (state, task, job_id);
 -- Finds the jobs of a group, newest first, and has all that a list of groups by a filter needs.
 CREATE INDEX taskharbor_ended_group
     ON taskharbor_ended (state, fingerprint, job_id, task, queue, reason, code_version, finished_at);
--- Says when a group was first and last seen.
-CREATE INDEX taskharbor_ended_seen ON taskharbor_ended (fingerprint, finished_at) WHERE state = 'dead';
+-- Says when a group was first and last seen, on each queue and by each task.
+CREATE INDEX taskharbor_ended_seen ON taskharbor_ended (fingerprint, queue, task, finished_at) WHERE state = 'dead';
 
--- How many dead jobs each group has, by task and version: to count them would be a scan. Triggers, so that nothing that
+-- How many dead jobs each group has, by queue, task and version: to count them would be a scan. Triggers, so that nothing that
 -- changes `ended` can forget it.
 CREATE TABLE taskharbor_groups (
     fingerprint  TEXT NOT NULL,
+    queue        TEXT NOT NULL,
     task         TEXT NOT NULL,
     code_version TEXT NOT NULL,        -- '': not known
     jobs         INTEGER NOT NULL,
-    PRIMARY KEY (fingerprint, task, code_version)
+    PRIMARY KEY (fingerprint, queue, task, code_version)
 ) WITHOUT ROWID;
 CREATE TRIGGER taskharbor_ended_added AFTER INSERT ON taskharbor_ended
 WHEN new.state = 'dead' AND new.fingerprint IS NOT NULL BEGIN
-    INSERT INTO taskharbor_groups (fingerprint, task, code_version, jobs)
-    VALUES (new.fingerprint, new.task, coalesce(new.code_version, ''), 1)
-    ON CONFLICT (fingerprint, task, code_version) DO UPDATE SET jobs = jobs + 1;
+    INSERT INTO taskharbor_groups (fingerprint, queue, task, code_version, jobs)
+    VALUES (new.fingerprint, new.queue, new.task, coalesce(new.code_version, ''), 1)
+    ON CONFLICT (fingerprint, queue, task, code_version) DO UPDATE SET jobs = jobs + 1;
 END;
 CREATE TRIGGER taskharbor_ended_removed AFTER DELETE ON taskharbor_ended
 WHEN old.state = 'dead' AND old.fingerprint IS NOT NULL BEGIN
     UPDATE taskharbor_groups SET jobs = jobs - 1
-    WHERE fingerprint = old.fingerprint AND task = old.task AND code_version = coalesce(old.code_version, '');
+    WHERE fingerprint = old.fingerprint AND queue = old.queue AND task = old.task
+      AND code_version = coalesce(old.code_version, '');
     DELETE FROM taskharbor_groups
-    WHERE fingerprint = old.fingerprint AND task = old.task AND code_version = coalesce(old.code_version, '')
+    WHERE fingerprint = old.fingerprint AND queue = old.queue AND task = old.task
+      AND code_version = coalesce(old.code_version, '')
       AND jobs <= 0;
 END;
 CREATE TRIGGER taskharbor_ended_changed AFTER UPDATE ON taskharbor_ended BEGIN
     UPDATE taskharbor_groups SET jobs = jobs - 1
-    WHERE old.state = 'dead' AND fingerprint = old.fingerprint AND task = old.task
+    WHERE old.state = 'dead' AND fingerprint = old.fingerprint AND queue = old.queue AND task = old.task
       AND code_version = coalesce(old.code_version, '');
     DELETE FROM taskharbor_groups
-    WHERE old.state = 'dead' AND fingerprint = old.fingerprint AND task = old.task
+    WHERE old.state = 'dead' AND fingerprint = old.fingerprint AND queue = old.queue AND task = old.task
       AND code_version = coalesce(old.code_version, '') AND jobs <= 0;
-    INSERT INTO taskharbor_groups (fingerprint, task, code_version, jobs)
-    SELECT new.fingerprint, new.task, coalesce(new.code_version, ''), 1
+    INSERT INTO taskharbor_groups (fingerprint, queue, task, code_version, jobs)
+    SELECT new.fingerprint, new.queue, new.task, coalesce(new.code_version, ''), 1
     WHERE new.state = 'dead' AND new.fingerprint IS NOT NULL
-    ON CONFLICT (fingerprint, task, code_version) DO UPDATE SET jobs = jobs + 1;
+    ON CONFLICT (fingerprint, queue, task, code_version) DO UPDATE SET jobs = jobs + 1;
 END;
 
 -- Jobs that wait for other jobs.
