@@ -82,6 +82,16 @@ SANCTIONED |= {
     )
 }
 
+# Removing the tables names what the migrations create, read from their files.
+SANCTIONED |= {
+    ("drivers/sqlite/schema.py", 'f"DROP VIEW IF EXISTS {name}"'),
+    ("drivers/sqlite/schema.py", 'f"DROP TABLE IF EXISTS {name}"'),
+    ("drivers/postgres/schema.py", 'f"DROP VIEW IF EXISTS {name}"'),
+    ("drivers/postgres/schema.py", """f"DROP TABLE IF EXISTS {', '.join(tables)}\""""),
+    ("drivers/postgres/schema.py", 'f"DROP FUNCTION IF EXISTS {name}"'),
+    ("drivers/postgres/schema.py", 'f"DROP SEQUENCE IF EXISTS {name}"'),
+}
+
 
 # -- in the code -----------------------------------------------------------------------------------
 

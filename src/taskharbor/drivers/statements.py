@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from pathlib import Path
+
+Migration = tuple[int, str, str]  # version, name, script
+
+_MADE = re.compile(r"^CREATE (TABLE|VIEW|FUNCTION|SEQUENCE) ([^\s(;]+)", re.MULTILINE)
 
 
 def named_statements(text: str) -> dict[str, str]:
@@ -19,14 +25,23 @@ def named_statements(text: str) -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in found.items()}
 
 
-def migrations_in(folder: Path) -> list[tuple[int, str, str]]:
+def migrations_in(folder: Path) -> list[Migration]:
     """Every migration as (version, name, script), oldest first.
 
     It is a file such as `0016_initial.sql`, or a folder `0016_initial` whose files together are one script.
     """
-    found: list[tuple[int, str, str]] = []
+    found: list[Migration] = []
     for entry in sorted(folder.glob("[0-9]*_*")):
         files = sorted(entry.glob("*.sql")) if entry.is_dir() else [entry]
         script = "\n".join(file.read_text("utf-8") for file in files)
         found.append((int(entry.name.split("_")[0]), entry.stem, script))
     return found
+
+
+def made_by(*scripts: str) -> dict[str, list[str]]:
+    """The names of what these scripts create, by kind, without the indexes and triggers, which go with their table."""
+    made: dict[str, list[str]] = defaultdict(list)
+    for script in scripts:
+        for kind, name in _MADE.findall(script):
+            made[kind].append(name)
+    return made

@@ -44,7 +44,7 @@ class _SQLAlchemyCaller(PostgresCaller, SQLiteCaller):
     def _run_on(self, connection: Connection, operation: Callable[[SQLiteConnection], T]) -> T:
         if not connection.in_transaction():
             connection.begin()  # as its execute() does, so that its commit() commits
-        on_sqlite = _OnSQLite(connection)
+        on_sqlite = SQLAlchemyOnSQLite(connection)
         if connection.in_nested_transaction():
             self._refuse_late_beginning(connection, on_sqlite.raw)
         try:
@@ -124,7 +124,7 @@ class AsyncSQLAlchemyCaller(_SQLAlchemyCaller):
         return given if isinstance(given, AsyncConnection) else await given.connection()
 
 
-class _OnSQLite:
+class SQLAlchemyOnSQLite:
     """SQLAlchemy's connection as the SQLite driver uses one."""
 
     def __init__(self, connection: Connection) -> None:

@@ -119,6 +119,10 @@ class Session:
     async def do(self, name: str, *arguments: Any) -> None:
         await self.connection.execute(self.sql[name], *arguments)
 
+    async def run_script(self, script: str) -> None:
+        """Execute the statements of a migration."""
+        await self.connection.execute(script, timeout=3600)
+
     @asynccontextmanager
     async def carrying(self, size: int) -> AsyncIterator[None]:
         """Inside a transaction, around statements of at most `size` bytes: the server waits as long as each may take.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taskharbor.codec import shorten
 from taskharbor.drivers.contract.records import RecordKind
-from taskharbor.drivers.statements import migrations_in, named_statements
+from taskharbor.drivers.statements import Migration, migrations_in, named_statements
 from taskharbor.errors import ConfigurationError
 
 _FOLDER = Path(__file__).parent
@@ -40,10 +40,25 @@ def statements(schema: str) -> dict[str, str]:
     return {name: text.replace(_PLACEHOLDER, identifier) for name, text in found.items()}
 
 
-def migrations(schema: str) -> list[tuple[int, str, str]]:
+def migrations(schema: str) -> list[Migration]:
     """Every migration as (version, name, script), oldest first."""
     identifier = quoted(schema)
     return [
         (version, name, script.replace(_PLACEHOLDER, identifier))
         for version, name, script in migrations_in(_FOLDER / "migrations")
     ]
+
+
+def split(script: str) -> list[str]:
+    """The statements of a migration, for libraries that take one at a time. Bodies of functions are between `$$`."""
+    found: list[str] = []
+    pending: list[str] = []
+    in_body = False
+    for line in script.splitlines():
+        pending.append(line)
+        in_body ^= line.count("$$") % 2 == 1
+        if not in_body and line.endswith(";"):
+            found.append("\n".join(pending).strip().removesuffix(";"))
+            pending = []
+    assert not "".join(pending).strip(), f"a migration ends within a statement: {pending}"
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import Check
 from taskharbor.drivers.callers import SQLiteConnection
 from taskharbor.drivers.sqlite import files, sql
+from taskharbor.drivers.statements import Migration, made_by
 from taskharbor.drivers.stored import unreadable_check
 from taskharbor.errors import SchemaError, StoreError
 
@@ -30,6 +32,7 @@ CREATE TABLE taskharbor_schema (
     serves     INTEGER NOT NULL
 )
 """
+RECORD_VERSION = "INSERT INTO taskharbor_schema (version, name, serves) VALUES (?, ?, ?)"
 
 
 class Version(NamedTuple):
@@ -46,11 +49,11 @@ def latest_version() -> int:
     return sql.migrations()[-1][0]
 
 
-def version_of(connection: sqlite3.Connection) -> Version | None:
+def version_of(connection: sqlite3.Connection | SQLiteConnection) -> Version | None:
     """The schema's version; 0 for a database with nothing in it; None for one of another application."""
     tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     if "taskharbor_schema" in tables:
-        return applied_version(connection.cursor())
+        return applied_version(connection)
     if any(name.startswith("taskharbor_") for name in tables):
         raise SchemaError(
             f"{_file_of(connection)} has tables named taskharbor_… but no taskharbor_schema table: "
@@ -59,12 +62,12 @@ def version_of(connection: sqlite3.Connection) -> Version | None:
     return None if tables else Version(0, 0)
 
 
-def applied_version(cursor: sqlite3.Cursor | SQLiteConnection) -> Version:
+def applied_version(connection: sqlite3.Connection | SQLiteConnection) -> Version:
     """What the table of versions says."""
-    (number,) = cursor.execute("SELECT coalesce(max(version), 0) FROM taskharbor_schema").fetchone()
+    (number,) = connection.execute("SELECT coalesce(max(version), 0) FROM taskharbor_schema").fetchone()
     if is_unreleased(number):
         return Version(number, number)  # its table of versions may lack the column
-    row = cursor.execute("SELECT serves FROM taskharbor_schema WHERE version = ?", (number,)).fetchone()
+    row = connection.execute("SELECT serves FROM taskharbor_schema WHERE version = ?", (number,)).fetchone()
     return Version(number, row[0]) if row else Version(0, 0)
 
 
@@ -87,7 +90,7 @@ def ensure(connection: sqlite3.Connection) -> None:
             "in it, run `taskharbor migrate --url sqlite:///…` once (or Harbor(…).migrate()); otherwise name "
             "another file"
         )
-    _refuse_unreleased(connection, version)
+    refuse_unreleased(connection, version)
     _refuse_newer(connection, version)
     if version.number < latest_version():
         migrate(connection)
@@ -95,23 +98,12 @@ def ensure(connection: sqlite3.Connection) -> None:
 
 def migrate(connection: sqlite3.Connection) -> list[str]:
     """Apply what is missing, in one transaction: several processes may start at once."""
-    applied: list[str] = []
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = version_of(connection) or Version(0, 0)
-        _refuse_unreleased(connection, version)
+        refuse_unreleased(connection, version)
         _refuse_newer(connection, version)
-        missing = [migration for migration in sql.migrations() if migration[0] > version.number]
-        if missing and not version.number:
-            connection.execute(VERSION_TABLE)
-        for number, name, script in missing:
-            for statement in _split(script):
-                connection.execute(statement)
-            connection.execute(
-                "INSERT INTO taskharbor_schema (version, name, serves) VALUES (?, ?, ?)",
-                (number, name, min(number, SERVES)),
-            )
-            applied.append(name)
+        applied = apply([each for each in sql.migrations() if each[0] > version.number], connection.execute)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -120,7 +112,27 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     return applied
 
 
-def _refuse_unreleased(connection: sqlite3.Connection, version: Version) -> None:
+def apply(missing: Sequence[Migration], execute: Callable[..., object]) -> list[str]:
+    """Execute these migrations, of which the first may be the initial one; return their names."""
+    for number, name, script in missing:
+        if number == first_version():
+            execute(VERSION_TABLE)
+        for statement in _split(script):
+            execute(statement)
+        execute(RECORD_VERSION, (number, name, min(number, SERVES)))
+    return [name for _, name, _ in missing]
+
+
+def removal() -> list[str]:
+    """Return the statements that remove what the migrations have made, and every job with it."""
+    made = made_by(*(script for _, _, script in sql.migrations()))
+    return [
+        *(f"DROP VIEW IF EXISTS {name}" for name in made["VIEW"]),
+        *(f"DROP TABLE IF EXISTS {name}" for name in (*made["TABLE"], "taskharbor_schema")),
+    ]
+
+
+def refuse_unreleased(connection: sqlite3.Connection | SQLiteConnection, version: Version) -> None:
     if is_unreleased(version.number):
         raise SchemaError(
             f"{_file_of(connection)} has schema version {version.number}, of a checkout from before the first release, "
@@ -253,5 +265,5 @@ def _split(script: str) -> list[str]:
     return statements
 
 
-def _file_of(connection: sqlite3.Connection) -> str:
+def _file_of(connection: sqlite3.Connection | SQLiteConnection) -> str:
     return str(connection.execute("PRAGMA database_list").fetchone()[2]) or "the database"

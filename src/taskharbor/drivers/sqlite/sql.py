@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from taskharbor.drivers.statements import migrations_in, named_statements
+from taskharbor.drivers.statements import Migration, migrations_in, named_statements
 from taskharbor.drivers.stored import FIRST_NUMBER_MAX, INSTANT_MAX, INSTANT_MIN, NUMBER_MAX
 
 _FOLDER = Path(__file__).parent
@@ -26,6 +26,6 @@ def statements(room: str) -> dict[str, str]:
     return named_statements(text)
 
 
-def migrations() -> list[tuple[int, str, str]]:
+def migrations() -> list[Migration]:
     """Every migration as (version, name, script), oldest first."""
     return migrations_in(_FOLDER / "migrations")

@@ -7,8 +7,18 @@ SELECT to_regclass('{schema}.schema_versions') IS NOT NULL
 -- name: schema_version
 SELECT version, serves FROM {schema}.schema_versions ORDER BY version DESC LIMIT 1
 
+-- name: namespace_exists
+SELECT to_regnamespace('{schema}') IS NOT NULL
+
 -- name: create_schema
 CREATE SCHEMA IF NOT EXISTS {schema}
+
+-- name: drop_empty_schema
+-- Others may keep tables of their own in it, or own it.
+DO $$ BEGIN
+    DROP SCHEMA IF EXISTS {schema};
+EXCEPTION WHEN dependent_objects_still_exist OR insufficient_privilege THEN NULL;
+END $$
 
 -- name: create_versions
 -- `serves` is the oldest version of the schema whose code still works with this one: older workers go on
