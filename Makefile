@@ -23,7 +23,7 @@ TEST_PROCESSES ?= $$($(BIN)/python -c 'import os; \
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage faults check format bench bench-peers docs screenshots clean venv
+.PHONY: help demo test coverage faults check format bench bench-peers docs release screenshots clean venv
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ docs: $(VENV)/.ready-docs  ## the documentation as a site, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-cache docs build/docs $(ARGS)
 	$(BIN)/python -m tools.site build/docs
 
+release: $(VENV)/.ready-release  ## build, read and try a version, in dist; nothing is published
+	$(BIN)/python -m tools.release $(ARGS)
+
 screenshots: $(VENV)/.ready-dev  ## the pictures of the dashboard in docs/images
 	$(BIN)/python -m tools.screenshots
 
@@ -118,6 +121,10 @@ $(VENV)/.ready-dev: pyproject.toml | venv
 
 $(VENV)/.ready-docs: pyproject.toml | venv
 	$(PIP) install --quiet --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.ready-release: pyproject.toml | venv
+	$(PIP) install --quiet --editable '.[release]'
 	@touch $@
 
 $(VENV)/.ready-bench: pyproject.toml | venv

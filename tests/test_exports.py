@@ -6,8 +6,10 @@ import enum
 import inspect
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_origin
 
 import pytest
@@ -95,10 +97,10 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         taskharbor.Wroker  # noqa: B018
 
 
-def test_the_version_is_the_packages():
-    from importlib.metadata import version
-
-    assert taskharbor.__version__ == version("taskharbor")
+def test_the_version_is_that_of_the_project():
+    """If this fails after a change of the version: `make .venv/.ready-dev` installs the package anew."""
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]
+    assert taskharbor.__version__ == project["version"]
 
 
 # Not documented yet; whoever does so takes the name out of here.

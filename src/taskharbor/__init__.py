@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from taskharbor.worker import Worker
     from taskharbor.workflow import Workflow, WorkflowState, chain, chord, group
 
-__version__ = "0.1.0"
+__version__: str  # made below
 
 __all__ = [
     "AccessDenied",
@@ -135,4 +135,8 @@ def __getattr__(name: str) -> Any:
         from taskharbor import workflow
 
         return getattr(workflow, name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("taskharbor")
     raise AttributeError(f"module 'taskharbor' has no attribute {name!r}")

@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]  # it says nothing of its types
 
 from taskharbor.cli import cli
 from tests.docs.markdown import ROOT
+from tools.release import version
 
 DEPLOY = ROOT / "deploy"
 
@@ -101,6 +102,13 @@ def test_the_image_runs_the_command_without_a_shell_and_checks_its_health() -> N
     worker = json.loads(dockerfile("CMD")[-1])
     assert worker[worker.index("--health-file") + 1] in dockerfile("HEALTHCHECK")[0]
     assert {each["image"] for each in containers()} == {compose()["worker"]["image"]}
+
+
+def test_the_image_has_the_version_of_the_project() -> None:
+    texts = (DEPLOY / "Dockerfile", ROOT / "docs/howto/docker.md", DEPLOY / "compose.yaml")
+    tags = {tag for file in texts for tag in re.findall(r"taskharbor:(\d[\w.]*)", file.read_text())}
+    tags |= {each["image"].partition(":")[2] for each in containers()}
+    assert tags == {version()}
 
 
 def test_probes_ask_what_the_processes_answer() -> None:
