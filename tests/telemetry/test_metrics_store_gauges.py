@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from taskharbor import Harbor
+from taskharbor import Harbor, Worker
 from taskharbor.drivers.capabilities import Rollups
 from taskharbor.drivers.contract.reading import WorkerRecord
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
@@ -19,6 +19,7 @@ from taskharbor.rules.rollups import begin_of
 from taskharbor.telemetry.metrics.cells import PAIRS
 from taskharbor.telemetry.metrics.store_gauges import (
     Gauges,
+    SeenQueues,
     StoreGauges,
     StoreReading,
     gauges_of,
@@ -86,6 +87,83 @@ def test_queues_beyond_the_limit_are_shown_as_one():
     assert len(found["queue_oldest_ready_seconds"]) == PAIRS + 1
     assert found["queue_jobs"]["_other", "ready"] == 6
     assert found["queue_oldest_ready_seconds"]["_other",] == 7.0
+
+
+# -- queues that hold nothing --
+
+
+def queue(name: str, ready: int = 1) -> QueueRecord:
+    return QueueRecord(name, False, ready, 0, 0, 0)
+
+
+async def test_a_queue_without_a_job_is_shown_as_empty_once_it_was_seen():
+    """Otherwise its series end whenever its last job does, and graphs and alerts with them."""
+    now = [0.0]
+    cached = StoreGauges(monotonic=lambda: now[0])
+    async with Harbor("memory://") as harbor:
+
+        @harbor.task(name="send", queue="mail")
+        async def send() -> None: ...
+
+        await send.aenqueue()
+        first = await cached.aread(lambda: read_store(harbor.driver))
+        await Worker(harbor, rollups=False).drain()
+        now[0] += 1
+        assert await harbor.driver.queues() == []
+        later = await cached.aread(lambda: read_store(harbor.driver))
+    assert first["queue_jobs"]["mail", "ready"] == 1
+    assert later["queue_jobs"] == dict.fromkeys(
+        [("mail", state) for state in ("ready", "scheduled", "running")], 0
+    )
+    for name in (
+        "queue_oldest_ready_seconds",
+        "queue_paused",
+        "queue_workers",
+        "queue_slots",
+        "autoscale_slots",
+    ):
+        assert later[name] == {("mail",): 0}, name
+
+
+def test_a_queue_that_a_worker_names_is_shown_before_its_first_job():
+    reading = StoreReading(0, NOTHING, [], [worker("a", 4, "mail", "sms"), worker("b", 8)])
+    found = gauges_of(SeenQueues().added_to(reading))
+    assert found["queue_workers"] == {("mail",): 2, ("sms",): 2}
+    assert found["queue_jobs"]["sms", "ready"] == 0
+    assert found["autoscale_slots"] == {}  # this store has no roll-ups
+
+
+def test_a_queue_that_was_seen_keeps_the_load_that_the_roll_ups_show():
+    seen = SeenQueues()
+    seen.added_to(StoreReading(0, NOTHING, [queue("mail"), queue("sms")], [], {}))
+    load = Load(arrivals_per_second=10, mean_seconds=0.5)
+    found = gauges_of(seen.added_to(StoreReading(0, NOTHING, [], [], {"mail": load})))
+    assert found["autoscale_slots"] == {("mail",): 5.0, ("sms",): 0.0}
+
+
+def test_only_so_many_empty_queues_are_shown_and_the_latest_of_them():
+    seen = SeenQueues()
+    for number in range(PAIRS + 50):
+        seen.added_to(StoreReading(0, NOTHING, [queue(f"queue-{number:03}")], [], {}))
+    again = StoreReading(0, NOTHING, [queue("new", 3), queue("other", 4)], [], {})
+    found = gauges_of(seen.added_to(again))
+    latest = {f"queue-{number:03}" for number in range(52, PAIRS + 50)}
+    assert {name for name, _ in found["queue_jobs"]} == {"new", "other"} | latest
+    assert {name for (name,) in found["autoscale_slots"]} == {"new", "other"} | latest
+    assert found["queue_jobs"]["new", "ready"] == 3
+
+
+def test_empty_queues_take_no_room_from_those_that_hold_jobs():
+    seen = SeenQueues()
+    seen.added_to(StoreReading(0, NOTHING, [queue("aaa")], [], {}))
+    many = [queue(f"queue-{number:03}", 2) for number in range(PAIRS)]
+    loads = {each.name: Load(ready=2) for each in many}
+    found = gauges_of(seen.added_to(StoreReading(0, NOTHING, many, [], loads)))
+    assert {name for name, _ in found["queue_jobs"]} == loads.keys()
+    assert {name for (name,) in found["autoscale_slots"]} == loads.keys()
+
+
+# -- how often the store is read --
 
 
 class Counted:

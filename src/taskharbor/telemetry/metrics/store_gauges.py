@@ -6,15 +6,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.capabilities import Records, Rollups
 from taskharbor.drivers.typed_records import WORKERS
-from taskharbor.records import State
+from taskharbor.records import QueueRecord, State
 from taskharbor.rules.autoscale import Load, slots_wanted
 from taskharbor.stream_readings import readings_of
 from taskharbor.telemetry.autoscale import loads_of
@@ -24,7 +25,6 @@ from taskharbor.telemetry.metrics.cells import OTHER_NAME, PAIRS, label
 
 if TYPE_CHECKING:
     from taskharbor.drivers.base import Driver, WorkerRecord
-    from taskharbor.records import QueueRecord
 
 logger = logging.getLogger("taskharbor.metrics")
 
@@ -44,14 +44,14 @@ class StoreReading(Struct, frozen=True):
     counts: dict[State, int]
     queues: Sequence[QueueRecord]
     workers: Sequence[WorkerRecord]
-    loads: Mapping[str, Load] = {}  # by queue; none without roll-ups
+    loads: Mapping[str, Load] | None = None  # by queue; None without roll-ups
 
 
 async def read_store(driver: Driver) -> StoreReading:
     """Read everything that the gauges show."""
     workers = await WORKERS.all(driver) if Records.offered_by(driver) else []
     now, queues = await driver.now(), await driver.queues()
-    loads = await loads_of(driver, queues, now) if Rollups.offered_by(driver) else {}
+    loads = await loads_of(driver, queues, now) if Rollups.offered_by(driver) else None
     return StoreReading(now, await driver.counts(), queues, workers, loads)
 
 
@@ -76,7 +76,7 @@ def gauges_of(reading: StoreReading | None) -> Gauges:
             of_metric = gauges[metric.name]  # of several queues with one label, the largest value counts
             of_metric[(name,)] = max(of_metric.get((name,), 0.0), float(value))
     wanted = gauges[catalogue.AUTOSCALE_SLOTS.name] = {}
-    for index, (queue_name, load) in enumerate(sorted(reading.loads.items())):
+    for index, (queue_name, load) in enumerate(sorted((reading.loads or {}).items())):
         name = label(queue_name) if index < PAIRS else OTHER_NAME
         wanted[(name,)] = wanted.get((name,), 0.0) + slots_wanted(load, AGE_SECONDS)
     gauges |= _stream_gauges(reading.workers)
@@ -109,6 +109,37 @@ def _stream_gauges(workers: Sequence[WorkerRecord]) -> Gauges:
     return gauges
 
 
+class SeenQueues:
+    """Remembers queues, so that one without a job is shown as empty: a series that ends breaks graphs and alerts.
+
+    The store forgets a queue with its last unfinished job. Here at most `PAIRS` are remembered, the latest ones.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}  # the queue that was seen last is the last one
+
+    def added_to(self, reading: StoreReading) -> StoreReading:
+        """Return the reading with the queues that it lacks, as empty ones: those seen before or named by a worker."""
+        standing, loads = {queue.name for queue in reading.queues}, reading.loads or {}
+        named = {name for each in reading.workers for name in each.queues or ()}
+        for name in sorted(standing | loads.keys() | named):
+            self._names.pop(name, None)
+            self._names[name] = None
+        for name in list(self._names)[:-PAIRS]:
+            del self._names[name]
+        empty = [QueueRecord(name, False, 0, 0, 0, None) for name in self._besides(standing)]
+        idle = dict.fromkeys(self._besides(loads), Load())
+        return replace(
+            reading,
+            queues=[*reading.queues, *empty],
+            loads=None if reading.loads is None else {**loads, **idle},
+        )
+
+    def _besides(self, present: Collection[str]) -> list[str]:
+        """Return the names that are not present, as many as there is room for beside those that are."""
+        return [name for name in reversed(self._names) if name not in present][: max(0, PAIRS - len(present))]
+
+
 class StoreGauges:
     """Reads the store at most once a second, however many scrapes there are; a failed reading is cached as well."""
 
@@ -118,6 +149,7 @@ class StoreGauges:
         self._alock = asyncio.Lock()
         self._read_at = float("-inf")
         self._reading: StoreReading | None = None
+        self._seen = SeenQueues()
 
     def read(self, read: Callable[[], StoreReading]) -> Gauges:
         """Return the gauges, from a thread: `read` may block."""
@@ -142,7 +174,8 @@ class StoreGauges:
         return self._monotonic() - self._read_at < CACHE_SECONDS
 
     def _keep(self, reading: StoreReading | None) -> None:
-        self._reading, self._read_at = reading, self._monotonic()
+        self._reading = None if reading is None else self._seen.added_to(reading)
+        self._read_at = self._monotonic()
 
 
 def in_loop(
