@@ -367,6 +367,22 @@ async def test_every_way_in_counts_once_and_a_rollback_counts_nothing(tmp_path: 
     assert (enqueued, sum(enqueued)) == ([1_000, 1_000], 2_000)
 
 
+async def test_jobs_in_memory_and_their_children_count_once(memory: Harbor):
+    """1,000 jobs and 1,000 children; a store in memory has no transactions of its callers."""
+
+    @memory.task(name="send")
+    async def send(ctx: Context) -> None:
+        ctx.enqueue(child.s())
+
+    @memory.task(name="child")
+    async def child() -> None: ...
+
+    await send.aenqueue_many([{}] * 1_000)
+    found = counted(await drained(memory))
+    enqueued = [counters(found, task=task)["jobs_enqueued"] for task in ("send", "child")]
+    assert (enqueued, sum(enqueued)) == ([1_000, 1_000], 2_000)
+
+
 # -- on and off ------------------------------------------------------------------------------------------------
 
 
