@@ -46,14 +46,15 @@ def new_job(number: int) -> NewJob:
     )
 
 
-async def fill(driver: Driver, jobs: int, dead: int) -> None:
-    """Enqueue in batches, each of which is claimed and settled, except the last tenth, which stays ready."""
-    every = max(int(jobs * 0.9) // max(dead, 1), 1)  # one of this many dies
+async def fill(driver: Driver, jobs: int, dead: int, ready: int | None = None) -> None:
+    """Enqueue in batches, each of which is claimed and settled, except the last `ready` jobs (else a tenth)."""
+    settled = int(jobs * 0.9) if ready is None else max(jobs - ready, 0)
+    every = max(settled // max(dead, 1), 1)  # one of this many dies
     token = 0
     for start in range(0, jobs, BATCH):
         batch = [new_job(number) for number in range(start, min(start + BATCH, jobs))]
         await driver.enqueue(batch)
-        if start >= jobs * 0.9:
+        if start >= settled:
             continue
         while True:
             token += 1

@@ -162,6 +162,7 @@ class Options(Struct, frozen=True, omit_defaults=True, gc=False):
     # declares, None where nothing was said.
     failure_task: bool | FailureTask | None = None
     dead_copy: DeadCopy | None = None  # of a message: where its copy goes, should it die
+    parent: str | None = None  # of a child: the job whose handler enqueued it
 
 
 NO_OPTIONS = Options()

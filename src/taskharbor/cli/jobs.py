@@ -177,6 +177,7 @@ def _pairs(job: Job[Any], document: JobDocument, metrics: RetryMetrics) -> dict[
         "delivery": job.delivery,
         "key": job.idempotency_key,
         "correlation id": job.correlation_id,
+        "parent": job.parent,
         "tags": ", ".join(job.tags) or None,
         "meta": _compact(job.meta or None),
         "workflow": job.workflow,

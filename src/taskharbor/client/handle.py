@@ -139,6 +139,11 @@ class Job(Struct, Generic[R_co], eq=False, gc=False):
         return self._record.options.correlation_id
 
     @property
+    def parent(self) -> str | None:
+        """The id of the job whose handler enqueued it with `ctx.enqueue`."""
+        return self._record.options.parent
+
+    @property
     def tags(self) -> tuple[str, ...]:
         return tuple(tag for tag in self._record.options.tags if not tag.startswith(RESERVED_TAGS))
 

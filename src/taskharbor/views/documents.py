@@ -143,6 +143,7 @@ class JobDocument(Document):
     timeout: float | None
     retry: Retry
     correlation_id: str | None
+    parent: Annotated[str, Meta(description="The id of the job whose handler enqueued it.")] | None
     tags: list[str]
     meta: Annotated[dict[str, str], Meta(description="Text that it carries along, by name.")]
     workflow: Annotated[str, Meta(description="The id of the workflow that the job is a member of.")] | None
@@ -507,6 +508,12 @@ class WorkerDocument(Document):
     pid: int | None
     started_at: Time | None
     supervisor: str | None
+    version: Annotated[str, Meta(description="Of its application.")] | None
+    memory_mib: Annotated[int, Meta(description="Resident memory of its process.")] | None
+    loop_lag_seconds: (
+        Annotated[float, Meta(description="The longest that its event loop ran late in the last seconds.")]
+        | None
+    )
 
 
 class Stats(Document):

@@ -53,12 +53,15 @@ def _worker(
 ) -> WorkerDocument:
     """Join what is known of a worker: a dead one has only leases, one without jobs has only its own record."""
     facts: dict[str, Any] = (
-        dict.fromkeys(("slots", "queues", "host", "pid", "started_at", "supervisor"))
+        dict.fromkeys(("slots", "queues", "host", "pid", "started_at", "supervisor", "version"))
         if record is None
         else {"started_at": from_micros(record.started_at)}
     )
+    vitals = None if record is None else record.vitals
     return WorkerDocument.of(
         record,
+        memory_mib=None if vitals is None else vitals.memory_mib,
+        loop_lag_seconds=None if vitals is None else vitals.lag_ms / 1_000,
         worker=name,
         open=sum(lease.open for lease in leases),
         expires_at=instant(max((lease.expires_at for lease in leases), default=None)),

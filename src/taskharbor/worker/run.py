@@ -41,6 +41,7 @@ from taskharbor.worker.upkeep.retirement import Retirement
 from taskharbor.worker.upkeep.retrying import Outages
 from taskharbor.worker.upkeep.rollups import RollupWriter
 from taskharbor.worker.upkeep.unresponsive import UNWIND_SECONDS, UnresponsiveWatch
+from taskharbor.worker.upkeep.vitals import LoopLag
 
 if TYPE_CHECKING:
     from taskharbor.worker.worker import Worker
@@ -156,6 +157,7 @@ class WorkerRun:
             supervisor_link=worker._supervisor_link,
             reporter=reporter,
         )
+        self._loop_lag = LoopLag()
         self._presence = Presence(driver, clock, self._who)
         self._rollups = RollupWriter(
             driver,
@@ -258,7 +260,7 @@ class WorkerRun:
                 self._rollups.run,
                 self._retirement.run,
                 self._hand_back_stalled,
-                lambda: warn_on_loop_lag(beat_seconds),
+                lambda: warn_on_loop_lag(self._loop_lag, beat_seconds),
             ):
                 parts.start(part)
             if self._meter is not None and self._worker.metrics:
@@ -422,6 +424,8 @@ class WorkerRun:
                 tasks=known_tasks(worker.harbor),
                 lease=worker.lease,
                 stream=None if worker._stream is None else worker._stream(),
+                version=worker.harbor.version,
+                vitals=self._loop_lag.vitals(),
             )
         ]
 

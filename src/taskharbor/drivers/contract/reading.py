@@ -97,6 +97,13 @@ class StreamPresence(Struct, frozen=True, omit_defaults=True):
     partitions: tuple[StreamPartition, ...] = ()
 
 
+class WorkerVitals(Struct, frozen=True):
+    """How the process of a worker did when it last said so."""
+
+    memory_mib: int
+    lag_ms: int  # the longest that its event loop ran late since it said so before
+
+
 class WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """A worker that is there, as it told the store itself: one that is idle holds no lease to be known by."""
 
@@ -111,6 +118,8 @@ class WorkerRecord(Struct, frozen=True, omit_defaults=True):
     tasks: tuple[str, ...] | None = None  # that it knows, with their aliases; None: it may know any
     stream: StreamPresence | None = None  # if it reads a topic
     lease: int | None = None  # of its claims, in microseconds: it extends them after each third of it
+    version: str | None = None  # of its application
+    vitals: WorkerVitals | None = None
 
 
 class Check(Struct, frozen=True):

@@ -81,6 +81,7 @@ from taskharbor.drivers.sqlite import (
     workflows,
 )
 from taskharbor.drivers.sqlite.caller_session import CallerSession
+from taskharbor.drivers.sqlite.depths import CountedDepths
 from taskharbor.drivers.sqlite.engine import Engine
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.errors import ConfigurationError, StoreUnavailable
@@ -132,6 +133,7 @@ class SQLiteDriver(
         self.clock = clock or SystemClock()
         self._engine = Engine(path, synchronous=synchronous.upper(), clock=self.clock)
         self._watch = changes.Watch(self._engine)
+        self._depths = CountedDepths()
         self._caller_session: contextvars.ContextVar[CallerSession | None] = contextvars.ContextVar(
             f"taskharbor_transaction_{id(self)}", default=None
         )
@@ -214,7 +216,7 @@ class SQLiteDriver(
         )
 
     async def counts(self, queue: str | None = None, *, now: int | None = None) -> dict[State, int]:
-        return await self._engine.read(lambda s: reads.counts(s, queue), now)
+        return await self._depths.read(self._engine, now, lambda s, depths: reads.counts(s, depths, queue))
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
         return await self._engine.read(lambda s: reads.history(s, job_id, limit))
@@ -234,7 +236,7 @@ class SQLiteDriver(
         return await self._engine.read(lambda s: workflows.page(s, cursor, limit))
 
     async def queues(self, *, now: int | None = None) -> list[QueueRecord]:
-        return await self._engine.read(reads.queues, now)
+        return await self._depths.read(self._engine, now, reads.queues)
 
     async def leases(self, *, now: int | None = None) -> list[LeaseRecord]:
         return await self._engine.read(reads.lease_records, now)
@@ -351,7 +353,9 @@ class SQLiteDriver(
         now: int | None = None,
         action: Action | None = None,
     ) -> list[OperationResult]:
-        return await self._engine.write(lambda s: _operate(s, operation, ids, action), now)
+        answers = await self._engine.write(lambda s: _operate(s, operation, ids, action), now)
+        self._depths.forget()
+        return answers
 
     async def pause(
         self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None

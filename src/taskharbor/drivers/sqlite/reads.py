@@ -6,6 +6,7 @@ from collections import Counter
 
 from taskharbor.drivers.base import LeaseRecord
 from taskharbor.drivers.sqlite import leases
+from taskharbor.drivers.sqlite.depths import Depths
 from taskharbor.drivers.sqlite.places import READS
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.stored import STATES, Reading, attempt_of, is_text
@@ -17,9 +18,9 @@ from taskharbor.records import (
 )
 
 
-def counts(session: Session, queue: str | None) -> dict[State, int]:
+def counts(session: Session, depths: Depths, queue: str | None) -> dict[State, int]:
     totals: Counter[State] = Counter()
-    for name, ready, scheduled, _ in session.execute(READS["ready_by_queue"], (session.now,)):
+    for name, (ready, scheduled, _) in depths.items():
         if queue in (None, name):
             totals[State.READY] += ready
             totals[State.SCHEDULED] += scheduled
@@ -37,17 +38,12 @@ def _running_by_queue(session: Session) -> Counter[str]:
     return Counter(entry.queue for lease in leases.all_leases(session) for entry in lease.unsettled())
 
 
-def queues(session: Session) -> list[QueueRecord]:
+def queues(session: Session, depths: Depths) -> list[QueueRecord]:
     paused = leases.paused_queues(session)
     running = _running_by_queue(session)
-    placed = {
-        row[0]: row[1:]
-        for row in session.execute(READS["ready_by_queue"], (session.now,))
-        if type(row[0]) is str and is_text(row[0])
-    }
     found = []
-    for name in sorted({*paused, *running, *placed}):
-        ready, scheduled, oldest = placed.get(name, (0, 0, None))
+    for name in sorted({*paused, *running, *depths}):
+        ready, scheduled, oldest = depths.get(name, (0, 0, None))
         oldest = Reading().optional_instant("run_at", oldest)
         found.append(QueueRecord(name, name in paused, ready, scheduled, running[name], oldest))
     return found

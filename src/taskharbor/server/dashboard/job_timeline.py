@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -49,6 +49,25 @@ def job_rows(
     if actions:
         rows.append(Row("operators", marks=[_action_mark(action) for action in reversed(actions)]))
     return rows
+
+
+def child_rows(children: Sequence[JobDocument], address: Callable[[JobDocument], str]) -> list[Row]:
+    """Return a row for each child: from when it was enqueued until it ended."""
+    return [
+        Row(
+            f"child {child.task}",
+            [
+                Bar(
+                    str(child.state),
+                    child.enqueued_at,
+                    child.finished_at,
+                    f"child {child.task}: {child.state}",
+                    address(child),
+                )
+            ],
+        )
+        for child in children
+    ]
 
 
 def _attempt_bar(attempt: AttemptDocument, steps: Sequence[Step]) -> Bar:

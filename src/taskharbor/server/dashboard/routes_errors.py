@@ -9,7 +9,6 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from taskharbor.clock import from_micros
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import sparkline
@@ -72,7 +71,7 @@ async def show_error(view: View) -> Response:
 
 async def _trend(view: View, dead: list[JobDocument]) -> list[int]:
     """Count the deaths of each hour, the oldest hour first."""
-    now = from_micros(await view.harbor.driver.now())
+    now = await view.now()
     counts = [0] * TREND_HOURS
     for job in dead:
         age = timedelta(0) if job.finished_at is None else now - job.finished_at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -13,7 +15,7 @@ from taskharbor.client.handle import Step
 from taskharbor.codec import encode_payload
 from taskharbor.drivers.capabilities import Audit, Steps
 from taskharbor.errors import PayloadError
-from taskharbor.server.dashboard.job_timeline import job_rows
+from taskharbor.server.dashboard.job_timeline import child_rows, job_rows
 from taskharbor.server.dashboard.json_tree import compared, json_tree, written
 from taskharbor.server.dashboard.masking import masked, unmasked
 from taskharbor.server.dashboard.pages import Pages
@@ -24,7 +26,7 @@ from taskharbor.server.limits import parsed_json
 from taskharbor.server.own_tasks import STARTED_BY
 from taskharbor.server.routes import audit, dlq, jobs
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import JobDocument
+from taskharbor.views.documents import AttemptDocument, History, JobDocument
 
 pages = Pages()
 
@@ -32,6 +34,10 @@ ATTEMPTS_SHOWN = 50
 ACTIONS_SHOWN = 50
 STEPS_SHOWN = 200
 STEPS_SECONDS = 1.0  # how old they may be
+PAST_SECONDS = 15.0  # how old the past of a job that did not change may be: its children may have
+CHILDREN_SHOWN = 50
+CHILDREN_LOOKED_AT = 200  # jobs of the same correlation id, among which they are
+CHILDREN_WITHIN = timedelta(minutes=1)  # of the end of a successful attempt, with which they are stored
 
 # What can be done in each state.
 OFFERED = {
@@ -62,11 +68,11 @@ async def show_job(view: View) -> Response:
     job = await view.ask(jobs.get_job, params=view.params)
     params = {"id": job.id}
     why = await view.ask(jobs.get_why, params=params)
-    history = await view.ask(jobs.get_history, params=params, query={"limit": ATTEMPTS_SHOWN})
-    actions = await _actions(view, job.id)
+    history, actions, children = await _past(view, job)
     steps = await _steps(view, job.id)
     since = why.facts.since if job.state == "running" else None
     rows = job_rows(job, history.items, actions, steps, running_since=since, now=why.facts.at)
+    rows += child_rows(children, lambda child: view.url("jobs", child.id))
     is_recurring = job.schedule is not None
     offered = () if is_recurring and job.state != "running" else OFFERED[job.state]
     needs_force = job.delivery == "at_most_once" and job.number > 0
@@ -76,6 +82,7 @@ async def show_job(view: View) -> Response:
         why=why,
         history=history,
         actions=actions,
+        children=children,
         steps=steps[:STEPS_SHOWN],
         steps_left=max(0, len(steps) - STEPS_SHOWN),
         timeline=timeline(
@@ -111,18 +118,50 @@ def _command(view: View, job: JobDocument, verb: str, needs_force: bool) -> tupl
     return line, curl
 
 
+async def _past(view: View, job: JobDocument) -> tuple[History, list[Any], list[JobDocument]]:
+    """Return the attempts, the operators' actions and the children. An open page reads them again when they changed."""
+
+    async def read() -> tuple[History, list[Any], list[JobDocument]]:
+        query = {"limit": ATTEMPTS_SHOWN}
+        history: History = await view.ask(jobs.get_history, params={"id": job.id}, query=query, seconds=0)
+        return history, await _actions(view, job.id), await _children(view, job, history.items)
+
+    if not view.is_live:
+        return await read()
+    mark = f"{job.state} {job.number} {job.version} {job.run_at} {job.finished_at} {job.action_id}"
+    found: tuple[History, list[Any], list[JobDocument]] = await view.share(
+        f"past {job.id} {mark}", PAST_SECONDS, read, queries=6
+    )
+    return found
+
+
 async def _actions(view: View, job_id: str) -> list[Any]:
     if Audit.offered_by(view.harbor.driver) is None:
         return []
-    found = await view.ask(audit.list_actions, query={"job": job_id, "limit": ACTIONS_SHOWN})
+    found = await view.ask(audit.list_actions, query={"job": job_id, "limit": ACTIONS_SHOWN}, seconds=0)
     return list(found.items)
+
+
+async def _children(view: View, job: JobDocument, attempts: Sequence[AttemptDocument]) -> list[JobDocument]:
+    """Return the jobs that this one's handler enqueued, the oldest first; they exist from its success on."""
+    succeeded = [attempt.finished_at for attempt in attempts if attempt.status == "SUCCESS"]
+    if not succeeded:
+        return []
+    query = {
+        "correlationId": job.correlation_id or job.id,
+        "enqueuedAfter": (min(succeeded) - CHILDREN_WITHIN).isoformat(),
+        "enqueuedBefore": (max(succeeded) + CHILDREN_WITHIN).isoformat(),
+        "limit": CHILDREN_LOOKED_AT,
+    }
+    page = await view.ask(jobs.list_jobs, query=query, seconds=0)
+    return [each for each in reversed(page.items) if each.parent == job.id][:CHILDREN_SHOWN]
 
 
 async def _steps(view: View, job_id: str) -> list[Step]:
     if Steps.offered_by(view.harbor.driver) is None:
         return []
     found: list[Step] = await view.share(
-        f"steps {job_id}", STEPS_SECONDS, lambda: view.harbor.jobs.asteps(job_id)
+        f"steps {job_id}", STEPS_SECONDS, lambda: view.harbor.jobs.asteps(job_id), queries=1
     )
     return found
 

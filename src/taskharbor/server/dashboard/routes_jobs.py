@@ -14,7 +14,14 @@ from starlette.responses import JSONResponse, Response
 
 from taskharbor.codec import counted
 from taskharbor.server.dashboard.pages import Nav, Pages
-from taskharbor.server.dashboard.search_box import Searched, read_search, suggestions, write_search
+from taskharbor.server.dashboard.routes_overview import DEPTHS_WAIT
+from taskharbor.server.dashboard.search_box import (
+    Searched,
+    has_bare_words,
+    read_search,
+    suggestions,
+    write_search,
+)
 from taskharbor.server.dashboard.view import PAGE_HEADERS, View
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.routes import dlq, jobs, queues, tasks
@@ -121,7 +128,7 @@ async def show_jobs(view: View) -> Response:
 @pages.page("/jobs/suggest", query=JobsQuery)
 async def suggest(view: View) -> Response:
     """Complete what is typed into the search box."""
-    known_tasks, known_queues = await _known(view)
+    known_tasks, known_queues = await _known(view, DEPTHS_WAIT)
     found = suggestions(view.query.q[:500], tasks=known_tasks, queues=known_queues)
     return JSONResponse(found, headers=PAGE_HEADERS)
 
@@ -207,16 +214,19 @@ def _typed(query: JobsQuery) -> str:
 
 
 async def _searched(view: View, typed: str) -> Searched:
-    known_tasks, known_queues = await _known(view)
+    known_tasks, known_queues = await _known(view) if has_bare_words(typed) else ([], [])
     return read_search(typed, now=datetime.now(UTC), tasks=known_tasks, queues=known_queues)
 
 
-async def _known(view: View) -> tuple[list[str], list[str]]:
-    """Return the names of tasks and queues, for words without a name before them and for completion."""
+async def _known(view: View, wait: float | None = None) -> tuple[list[str], list[str]]:
+    """Return the names of tasks and queues, for words without a name before them and for completion.
+
+    With `wait`, there are no queues if the store needs longer than these seconds to count them.
+    """
     found = await view.ask(tasks.list_tasks, seconds=NAMES_SECONDS, stale=NAMES_STALE_SECONDS)
-    listed = await view.ask(queues.list_queues, seconds=NAMES_SECONDS, stale=NAMES_STALE_SECONDS)
+    listed = await view.ask(queues.list_queues, seconds=NAMES_SECONDS, stale=NAMES_STALE_SECONDS, wait=wait)
     names = {task.name for task in found.items if task.kind == "task"} | set(view.harbor.tasks)
-    return sorted(names), sorted(queue.name for queue in listed.items)
+    return sorted(names), [] if listed is None else sorted(queue.name for queue in listed.items)
 
 
 async def _page(view: View, where: Mapping[str, Any]) -> Any:

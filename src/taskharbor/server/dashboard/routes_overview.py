@@ -23,10 +23,12 @@ from taskharbor.views.workers import stats_of
 pages = Pages()
 
 DEPTHS_SECONDS = 5.0  # how old a shown depth may be
+DEPTHS_WAIT = 0.05  # seconds that a page waits for them: counting a million ready jobs takes longer
 SERIES_SECONDS = 10.0  # workers write what they counted every ten seconds
 GROUPS_SECONDS = 10.0
 GROUPS_SHOWN = 5
 ROWS_SHOWN = 60  # of a chart's numbers
+STATS_QUERIES = 7
 
 
 class Window(NamedTuple):
@@ -58,29 +60,43 @@ async def show_overview(view: View) -> Response:
     series = await read_series(view, window)
     recent = series if window.step == "minute" else await read_series(view, WINDOWS["1h"])
     groups = await view.ask(dlq.list_error_groups, query={"limit": 100}, seconds=GROUPS_SECONDS)
-    served = [queue for queue in found.queues if serving(found.workers, queue.name)]
     newest = sorted(groups.items, key=lambda group: group.last_seen, reverse=True)
     return view.render(
         "overview.html",
         windows=WINDOWS,
         chosen=view.query.window,
-        stats=found,
-        live_workers=[worker for worker in found.workers if not worker.expired],
+        now=None if found is None else _now(found, [] if recent is None else recent.items),
         series=series,
         rates=None if series is None else rates_of(series.total),
-        backlog=backlog_of(served, [] if recent is None else recent.items),
-        unserved=[
-            queue for queue in found.queues if queue.ready and queue not in served and not queue.paused
-        ],
         groups=newest[:GROUPS_SHOWN],
         charts=None if series is None else charts_of(series.items),
         depths_seconds=DEPTHS_SECONDS,
     )
 
 
-async def read_stats(view: View) -> Stats:
-    """Return counts, queues and workers as they were a few seconds ago at most."""
-    found: Stats = await view.share("stats", DEPTHS_SECONDS, lambda: stats_of(view.harbor, running_max=0))
+def _now(found: Stats, recent: Sequence[PointDocument]) -> dict[str, Any]:
+    """Return what stands where, as the page shows it."""
+    served = [queue for queue in found.queues if serving(found.workers, queue.name)]
+    return {
+        "counts": found.counts,
+        "workers": [worker for worker in found.workers if not worker.expired],
+        "backlog": backlog_of(served, recent),
+        "unserved": [
+            queue for queue in found.queues if queue.ready and queue not in served and not queue.paused
+        ],
+        "paused": [queue for queue in found.queues if queue.paused],
+    }
+
+
+async def read_stats(view: View) -> Stats | None:
+    """Return counts, queues and workers as they were a few seconds ago at most; None while they are counted."""
+    found: Stats | None = await view.share(
+        "stats",
+        DEPTHS_SECONDS,
+        lambda: stats_of(view.harbor, running_max=0),
+        queries=STATS_QUERIES,
+        wait=DEPTHS_WAIT,
+    )
     return found
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 from starlette.responses import Response
 
-from taskharbor.clock import from_micros
 from taskharbor.codec import counted
 from taskharbor.errors import TaskHarborError
 from taskharbor.schedule import parse
@@ -19,13 +18,13 @@ from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import Run, Svg, strip
 from taskharbor.server.routes import jobs, schedules
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import AttemptDocument, ScheduleDocument
+from taskharbor.views.documents import AttemptDocument, History, ScheduleDocument
 
 pages = Pages()
 
 RUNS_SHOWN = 50
 STRIPS_MAX = 50  # schedules of the list whose runs are drawn
-RUNS_SECONDS = 5.0
+RUNS_SECONDS = 600.0  # how long they are kept
 INSTANTS_SHOWN = 10
 
 
@@ -72,11 +71,8 @@ async def _named(view: View, application: str | None) -> ScheduleDocument:
 async def _page(
     view: View, schedule: ScheduleDocument, expression: str, timezone: str, *, is_edited: bool = False
 ) -> Response:
-    now = from_micros(await view.harbor.driver.now())
-    instants, problem = next_instants(expression, timezone, now)
-    history = await view.ask(
-        jobs.get_history, params={"id": schedule.id}, query={"limit": RUNS_SHOWN}, seconds=RUNS_SECONDS
-    )
+    instants, problem = next_instants(expression, timezone, await view.now())
+    history = await _runs(view, schedule)
     return view.render(
         "schedule.html",
         status=200 if problem is None else 422,
@@ -105,10 +101,22 @@ def next_instants(expression: str, timezone: str, now: datetime) -> tuple[list[d
 
 
 async def _strip(view: View, schedule: ScheduleDocument) -> Svg:
-    history = await view.ask(
-        jobs.get_history, params={"id": schedule.id}, query={"limit": RUNS_SHOWN}, seconds=RUNS_SECONDS
-    )
-    return _drawn(view, schedule, history.items)
+    return _drawn(view, schedule, (await _runs(view, schedule)).items)
+
+
+async def _runs(view: View, schedule: ScheduleDocument) -> History:
+    """Return the newest attempts of a schedule, which are read again when another one has ended."""
+
+    async def read() -> History:
+        query = {"limit": RUNS_SHOWN}
+        history: History = await view.ask(
+            jobs.get_history, params={"id": schedule.id}, query=query, seconds=0
+        )
+        return history
+
+    key = f"runs {schedule.id} {schedule.last_finished_at}"
+    found: History = await view.share(key, RUNS_SECONDS, read)
+    return found
 
 
 def _drawn(view: View, schedule: ScheduleDocument, newest_first: list[AttemptDocument]) -> Svg:
@@ -168,8 +176,7 @@ async def edit_schedule(view: View) -> Response:
     form = view.form
     schedule = await _named(view, form.application)
     expression, timezone = form.schedule or schedule.schedule, form.timezone or schedule.timezone
-    now = from_micros(await view.harbor.driver.now())
-    _, problem = next_instants(expression, timezone, now)
+    _, problem = next_instants(expression, timezone, await view.now())
     if not form.sure or problem is not None:
         return await _page(view, schedule, expression, timezone, is_edited=True)
     await view.ask(

@@ -80,6 +80,11 @@ def read_search(
     return Searched(where, problems)
 
 
+def has_bare_words(text: str) -> bool:
+    """Whether a search has words without a name before them, which the known names decide about."""
+    return any(part["name"] is None for part in _PART.finditer(text[:LENGTH_MAX]))
+
+
 def _name_of_word(word: str, tasks: Collection[str], queues: Collection[str]) -> str:
     if word in tuple(State):
         return "state"

@@ -6,14 +6,30 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from enum import Enum
 from typing import Any
 
+from taskharbor.server.allowance import Allowance
+
 KEPT_MAX = 256
-STALE_SECONDS = 15.0  # how old the answer for an open page may become while the store was asked enough
-ASKED_EACH_SECOND = 0.1  # by open pages, in the long run; one question is up to six statements
-ASKED_AT_ONCE = 3.0
+STALE_SECONDS = 15.0  # how old an answer that takes long may become while it is renewed
+QUERIES_EACH_SECOND = 1.0  # by open pages, in the long run; who is signed in takes some more
+QUERIES_AT_ONCE = 12.0
+QUERIES_OF_ONE = 3  # of a question that does not say how many statements it is
 SLOW_SECONDS = 0.05  # an answer that takes longer is renewed beside its readers
 SHARE_OF_TIME = 0.05  # that reading one answer again and again may take: a slow one is read less often
+
+
+class NotNow(Exception):
+    """Open pages have asked the store enough for the moment. This one stays as it is, and asks again later."""
+
+
+class Reader(Enum):
+    """Who reads an answer, and whether the store may be asked for it."""
+
+    PERSON = "opens a page, and the store is asked"
+    OPEN_PAGE = "follows the store, and what it asks is counted"
+    LATE_PAGE = "follows the store as well, and gets only what is there: open pages have asked enough"
 
 
 class _Kept:
@@ -29,15 +45,15 @@ class _Kept:
 class SharedDocuments:
     """Answers of the store by what was asked. Tabs that ask the same meanwhile wait for the same answer.
 
-    Open pages ask again and again. Together they ask no more than a fixed number of questions in a second, however many
-    they are: beyond it, they get an answer that is a little older. An answer that takes long, such as the depths of
-    queues with a million jobs, is renewed while pages still get the one before.
+    An answer that takes long, such as the depths of queues with a million jobs, is renewed while pages still get the
+    one before.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
-        self._allowance = ASKED_AT_ONCE
-        self._counted_at = time.monotonic()
+        # Of the open pages of this process, all of them together. A page that is let in asks all that it needs, and
+        # may leave a debt: a page that is shown in half would help no one.
+        self.allowance = Allowance(QUERIES_AT_ONCE, QUERIES_EACH_SECOND)
 
     async def read(
         self,
@@ -45,13 +61,16 @@ class SharedDocuments:
         seconds: float,
         ask: Callable[[], Awaitable[Any]],
         *,
-        patient: bool = False,
+        reader: Reader = Reader.PERSON,
+        queries: int = QUERIES_OF_ONE,
         stale: float = STALE_SECONDS,
+        wait: float | None = None,
     ) -> Any:
         """Return the answer to `ask`, which may be up to `seconds` old. It is shared: do not change it.
 
-        A `patient` reader takes an older one if the store was asked enough. One that was slow to read may be up to
-        `stale` seconds old while it is renewed.
+        One that was slow to read may be up to `stale` seconds old while it is renewed. A reader that waits no longer
+        than `wait` seconds gets None if there is no answer by then; the question goes on. `queries` is how many
+        statements the question is, for the allowance of the open pages.
         """
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
@@ -60,19 +79,26 @@ class SharedDocuments:
         age = None if kept.asked_at is None else time.monotonic() - kept.asked_at
         if age is not None and age < max(seconds, kept.took / SHARE_OF_TIME):
             return kept.answer
-        is_usable = age is not None and age < stale
-        if kept.task is None and (self._may_ask() or not (patient and is_usable)):
+        if kept.task is None:
+            if reader is Reader.LATE_PAGE:
+                raise NotNow
+            if reader is Reader.OPEN_PAGE:
+                self.allowance.spend(queries)
             kept.task = asyncio.ensure_future(self._ask(kept, ask))
             kept.task.add_done_callback(_looked_at)
-        if is_usable and (kept.task is None or kept.took >= SLOW_SECONDS):
+        if age is not None and age < stale and kept.took >= SLOW_SECONDS:
             return kept.answer
-        assert kept.task is not None
         # One reader that leaves must not take the answer away from the others.
-        return await asyncio.shield(kept.task)
+        task = kept.task
+        if wait is None:
+            return await asyncio.shield(task)
+        done, _ = await asyncio.wait({task}, timeout=wait)
+        return task.result() if done else None
 
     def forget(self) -> None:
         """An operator changed something, and wants to see it."""
         self._kept.clear()
+        self.allowance.refill()
 
     async def _ask(self, kept: _Kept, ask: Callable[[], Awaitable[Any]]) -> Any:
         begun = time.monotonic()
@@ -82,15 +108,6 @@ class SharedDocuments:
             return kept.answer
         finally:
             kept.task = None
-
-    def _may_ask(self) -> bool:
-        """Count one question, and return whether it is within the allowance of the open pages."""
-        now = time.monotonic()
-        grown = (now - self._counted_at) * ASKED_EACH_SECOND
-        self._allowance, self._counted_at = min(ASKED_AT_ONCE, self._allowance + grown), now
-        is_within = self._allowance >= 1
-        self._allowance -= is_within
-        return is_within
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:

@@ -35,7 +35,7 @@ from taskharbor.server.dashboard.origin import refuse_other_origins
 from taskharbor.server.dashboard.pages import Action, Page
 from taskharbor.server.dashboard.routes_sign_in import NEXT_MAX
 from taskharbor.server.dashboard.sessions import COOKIE, Sessions
-from taskharbor.server.dashboard.shared import SharedDocuments
+from taskharbor.server.dashboard.shared import NotNow, SharedDocuments
 from taskharbor.server.dashboard.view import PAGE_HEADERS, View, path_of
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.limits import parsed_query
@@ -133,7 +133,10 @@ class Dashboard:
             parsed_query(request.scope["query_string"], None)
             form = parsed_form(await read_form(request, self.api.large_bodies, caller), entry.form)
         view = View(self, request, caller, query, form)
-        response = await entry.handle(view)
+        try:
+            response = await entry.handle(view)
+        except NotNow:
+            response = Response(status_code=204, headers=PAGE_HEADERS)  # the page stays as it is
         if isinstance(entry, Action):
             self.documents.forget()
         return response

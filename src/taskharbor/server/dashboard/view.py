@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -12,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from taskharbor.client.naming import store_words
+from taskharbor.clock import from_micros
 from taskharbor.codec.problems import reason_of
 from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.clients import NO_ADDRESS
 from taskharbor.server.dashboard import rendering
 from taskharbor.server.dashboard.origin import is_secure
-from taskharbor.server.dashboard.shared import STALE_SECONDS
+from taskharbor.server.dashboard.shared import QUERIES_OF_ONE, STALE_SECONDS, Reader
 from taskharbor.server.errors import ApiError, malformed
 from taskharbor.server.limits import choices
 from taskharbor.server.operation import Call, Handle, Operation
@@ -30,6 +32,21 @@ if TYPE_CHECKING:
 
 LIVE_HEADER = "x-taskharbor-live"  # a request for the parts of a page that follow the store
 LIVE_SECONDS = 1.0  # how long live updates share an answer of the store
+# How many statements the operations are that live pages ask; others are QUERIES_OF_ONE at most, as a test finds out.
+QUERIES = {
+    "get_history": 4,
+    "get_job": 2,
+    "get_schedule": 1,
+    "get_workflow": 1,
+    "list_actions": 1,
+    "list_dead_jobs": 1,
+    "list_error_groups": 1,
+    "list_jobs": 1,
+    "list_schedules": 1,
+    "list_streams": 1,
+    "list_tasks": 2,
+    "list_workflows": 1,
+}
 NOTICE_COOKIE = "taskharbor_notice"
 NOTICE_MAX = 300  # characters
 
@@ -55,6 +72,10 @@ class View:
         self.caller = caller
         self.query = query
         self.form = form
+        self._reader = Reader.PERSON
+        if self.is_live:
+            is_left = dashboard.documents.allowance.is_left()
+            self._reader = Reader.OPEN_PAGE if is_left else Reader.LATE_PAGE
 
     @property
     def harbor(self) -> Harbor:
@@ -128,11 +149,13 @@ class View:
         body: Mapping[str, Any] | msgspec.Struct | None = None,
         seconds: float | None = None,
         stale: float = STALE_SECONDS,
+        wait: float | None = None,
     ) -> Any:
         """Do what an operation of REST does, with its checks and its role; return its document.
 
         A document of the store may be up to `seconds` old: by default a second for a live update, and else not at all.
-        One that is slow to read may be up to `stale` seconds old while it is renewed.
+        One that is slow to read may be up to `stale` seconds old while it is renewed. With `wait`, the answer is None
+        if it takes longer than these seconds.
         """
         operation = _OPERATION_OF[handle]
         if operation.role is not None:
@@ -156,8 +179,10 @@ class View:
             key,
             seconds,
             lambda: self._call(operation, dict(params or {}), asked, None),
-            patient=self.is_live,
+            reader=self._reader,
+            queries=QUERIES.get(operation.id, QUERIES_OF_ONE),
             stale=stale,
+            wait=wait,
         )
 
     async def _call(self, operation: Operation, params: dict[str, str], query: Any, body: Any) -> Any:
@@ -189,9 +214,26 @@ class View:
             )
             return await operation.handle(call)
 
-    async def share(self, key: str, seconds: float, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what `ask` reads, up to `seconds` old, shared by every tab. It must be the same for every role."""
-        return await self._dashboard.documents.read((key, None), seconds, ask, patient=self.is_live)
+    async def share(
+        self,
+        key: str,
+        seconds: float,
+        ask: Callable[[], Awaitable[Any]],
+        *,
+        queries: int = QUERIES_OF_ONE,
+        wait: float | None = None,
+    ) -> Any:
+        """Return what `ask` reads, up to `seconds` old, shared by every tab. It must be the same for every role.
+
+        `queries` is how many statements that is. With `wait`, the answer is None if it takes longer.
+        """
+        return await self._dashboard.documents.read(
+            (key, None), seconds, ask, reader=self._reader, queries=queries, wait=wait
+        )
+
+    async def now(self) -> datetime:
+        """Return the store's time, up to a second ago."""
+        return from_micros(await self.share("now", LIVE_SECONDS, self.harbor.driver.now, queries=1))
 
     # -- responses --
 

@@ -310,9 +310,10 @@ class Execution(msgspec.Struct, eq=False):
                 "at once, with its own enqueue() or aenqueue() and an idempotency key that a second attempt repeats"
             )
         [child] = self.harbor.sealing.sealed([signature.new_job()])
-        if child.options.correlation_id is None and self.options.correlation_id is not None:
-            options = msgspec.structs.replace(child.options, correlation_id=self.options.correlation_id)
-            child = msgspec.structs.replace(child, options=options)
+        # A child is found by its correlation id, so a parent without one passes its own id on.
+        correlation = child.options.correlation_id or self.options.correlation_id or self.claimed.id
+        options = msgspec.structs.replace(child.options, correlation_id=correlation, parent=self.claimed.id)
+        child = msgspec.structs.replace(child, options=options)
         if self.claimed.meta is not None:
             child = msgspec.structs.replace(child, meta=with_inherited(child.meta, self.claimed.meta))
         if self.harbor.tracing is not None:

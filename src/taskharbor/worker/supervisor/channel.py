@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from taskharbor.drivers.contract.reading import StreamPresence
+from taskharbor.drivers.contract.reading import StreamPresence, WorkerVitals
 from taskharbor.telemetry.events import Event
 
 LINE_MAX = 16 * 1024 * 1024
@@ -107,12 +107,19 @@ class Ready(Struct, tag=True, omit_defaults=True):
     """From the child: its start hooks are done, it begins to claim."""
 
     tasks: list[str] | None = None  # that it knows; None: too many to tell
+    version: str | None = None  # of its application
 
 
 class StreamReport(Struct, tag=True):
     """From a child that reads a stream: its partitions, and how far it is behind."""
 
     stream: StreamPresence
+
+
+class Vitals(Struct, tag=True):
+    """From the child, every ten seconds: its memory, and how late its event loop ran."""
+
+    vitals: WorkerVitals
 
 
 class StartupError(Struct, tag=True):
@@ -147,6 +154,7 @@ Message = (
     | Waiting
     | Ready
     | StreamReport
+    | Vitals
     | StartupError
     | SuspectsWaiting
     | Retiring

@@ -27,11 +27,13 @@ from taskharbor.worker.supervisor.channel import (
     Retiring,
     StreamReport,
     SuspectsWaiting,
+    Vitals,
     Waiting,
     WorkerConfig,
 )
 from taskharbor.worker.supervisor.shared_memory import Publisher
 from taskharbor.worker.upkeep.colleagues import known_tasks
+from taskharbor.worker.upkeep.vitals import LoopLag
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -49,6 +51,7 @@ logger = logging.getLogger("taskharbor.worker")
 
 EXIT_REPLACE = 75  # the exit status that asks for a replacement
 SUSPECTS_EVERY_SECONDS = 0.5
+VITALS_LOOKS = 10  # at the event loop, a second each, between two reports
 
 
 class SupervisedWorker(Protocol):
@@ -164,7 +167,12 @@ class Child:
         started = asyncio.Event()
         companions = [
             own_task(part)
-            for part in (self._listen(channel), self._show_alive(), self._report_ready(started, channel))
+            for part in (
+                self._listen(channel),
+                self._show_alive(),
+                self._report_ready(started, channel),
+                self._report_vitals(started, channel),
+            )
         ]
         try:
             await self._worker._work(until_drained=self._config.drain, started=started)
@@ -178,7 +186,16 @@ class Child:
         await started.wait()
         self.is_ready = True
         tasks = known_tasks(self._worker.harbor)
-        channel.send(Ready(None if tasks is None else list(tasks)))
+        channel.send(Ready(None if tasks is None else list(tasks), self._worker.harbor.version))
+
+    async def _report_vitals(self, started: asyncio.Event, channel: Channel) -> None:
+        """Tell the supervisor how this process does, which records that for its children."""
+        await started.wait()
+        lag = LoopLag()
+        while True:
+            channel.send(Vitals(lag.vitals()))
+            for _ in range(VITALS_LOOKS):
+                await lag.look()
 
     # -- its replacement --
 

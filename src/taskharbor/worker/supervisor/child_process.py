@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.contract.reading import StreamPresence
+from taskharbor.drivers.contract.reading import StreamPresence, WorkerVitals
 from taskharbor.worker.supervisor import shared_memory
 from taskharbor.worker.supervisor.channel import (
     Channel,
@@ -59,6 +59,8 @@ class ChildProcess:
         self.is_ready = False
         self.tasks: tuple[str, ...] | None = None  # that it knows, once it is ready; None: not known
         self.stream: StreamPresence | None = None  # what it reads, if it reads a topic
+        self.version: str | None = None  # of its application, once it is ready
+        self.vitals: WorkerVitals | None = None
         self.waits_for_store = False  # before it is ready
         self.has_exited = False  # its jobs may not be settled yet
         self.suspects_only = config.suspects_only

@@ -39,6 +39,7 @@ from taskharbor.worker.supervisor.channel import (
     StartupError,
     StreamReport,
     SuspectsWaiting,
+    Vitals,
     Waiting,
     WorkerConfig,
 )
@@ -308,8 +309,9 @@ class Supervisor:
                 self._store_duties.connect(message)
             case Waiting():
                 child.waits_for_store = True
-            case Ready(tasks):
+            case Ready(tasks, version):
                 child.tasks = None if tasks is None else tuple(tasks)
+                child.version = version
                 child.is_ready = self._any_was_ready = True
                 child.waits_for_store = False
                 self._forwarder.forward()
@@ -317,6 +319,8 @@ class Supervisor:
             case StreamReport(stream):
                 child.stream = stream
                 self._store_duties.update_presence()
+            case Vitals(vitals):
+                child.vitals = vitals  # recorded with the next sign of presence
             case StartupError():
                 child.startup_error = message
             case SuspectsWaiting():

@@ -113,6 +113,8 @@ class StoreDuties:
                 tasks=child.tasks,
                 lease=self._lease,
                 stream=child.stream,
+                version=child.version,
+                vitals=child.vitals,
             )
             for child in self._children()
             if child.is_ready and not child.has_exited and child.hello and child.hello.address

@@ -6,23 +6,18 @@ lost to another attempt, which blocks again. Only the log can say why.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 
 from taskharbor.telemetry.logs import log_line
+from taskharbor.worker.upkeep.vitals import LOOK_SECONDS, LoopLag
 
 logger = logging.getLogger("taskharbor.worker")
 
-LOOK_SECONDS = 1.0
 
-
-async def warn_on_loop_lag(beat_seconds: float) -> None:
-    """Log each standstill that may have delayed a heartbeat."""
+async def warn_on_loop_lag(lag: LoopLag, beat_seconds: float) -> None:
+    """Look at the event loop again and again, and log each standstill that may have delayed a heartbeat."""
     while True:
-        asleep_at = time.monotonic()
-        await asyncio.sleep(min(LOOK_SECONDS, beat_seconds / 2))
-        seconds = time.monotonic() - asleep_at
+        seconds = await lag.look(min(LOOK_SECONDS, beat_seconds / 2))
         if seconds >= beat_seconds:
             log_line(
                 logger,

@@ -31,14 +31,23 @@ SELECT job_id, number, status, retry_count, token, worker, started_at, finished_
        worker_survived, retry_delay, fingerprint, code_version
 FROM taskharbor_history WHERE job_id = ? ORDER BY number DESC LIMIT ?
 
--- name: ready_by_queue
--- The lanes of those that stand aside count in their queue.
+-- name: ready_slice_end
+-- The key of a slice's last row; none if fewer rows are left.
+SELECT suspect, queue, rank, run_at, id FROM taskharbor_ready
+WHERE (suspect, queue, rank, run_at, id) > (?, ?, ?, ?, ?)
+ORDER BY suspect, queue, rank, run_at, id LIMIT 1 OFFSET ?
+
+-- name: ready_slice
+-- The lanes of those that stand aside count in their queue. Grouped by the beginning of the key, lanes need no sorting.
 SELECT CASE instr(lane, char(31, 31)) WHEN 0 THEN lane ELSE substr(lane, 1, instr(lane, char(31, 31)) - 1) END AS queue,
        sum(ready), sum(scheduled), min(oldest_at)
 FROM (
     SELECT queue AS lane, sum(run_at <= ?1) AS ready, sum(run_at > ?1) AS scheduled,
            min(CASE WHEN run_at <= ?1 THEN run_at END) AS oldest_at
-    FROM taskharbor_ready GROUP BY queue
+    FROM taskharbor_ready
+    WHERE (suspect, queue, rank, run_at, id) > (?2, ?3, ?4, ?5, ?6)
+      AND (suspect, queue, rank, run_at, id) <= (?7, ?8, ?9, ?10, ?11)
+    GROUP BY suspect, queue
 ) GROUP BY 1
 
 -- name: waiting_by_queue

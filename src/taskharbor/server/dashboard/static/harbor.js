@@ -107,6 +107,7 @@
       htmx.process(now);
     }
     tick();
+    if ($("[data-soon]")) setTimeout(soon, GAP);
     document.dispatchEvent(new CustomEvent("harbor:updated"));
   }
   async function refresh() {
@@ -117,7 +118,8 @@
     try {
       const answer = await fetch(location.href, { headers: { "X-TaskHarbor-Live": "1" }, credentials: "same-origin", redirect: "manual" });
       if (answer.status === 401 || answer.type === "opaqueredirect") { location.reload(); return; }
-      if (answer.ok) apply(await answer.text());
+      if (answer.status === 204) setTimeout(soon, 3000 + Math.random() * 3000);  // the store was asked enough for now
+      else if (answer.ok) apply(await answer.text());
     } catch { show("lost"); } finally {
       busy = false;
       if (wanted) soon();
@@ -220,5 +222,5 @@
   reveal(document);
   tick();
   listen();
-  if ($("[data-live]")) later = [setTimeout(soon, 17000)];
+  if ($("[data-live]")) later = [setTimeout(soon, $("[data-soon]") ? GAP : 17000)];
 })();
