@@ -7,7 +7,8 @@ python -m benchmarks.pages [--rows 1000000] [--dead 100000] [--store sqlite] [--
 measure it often, for example with `--only` a part of the pages.
 
 Each page is asked for as a browser asks: through the ASGI application, as a whole page and not as a live update. The
-exit code is 1 if the 95th percentile of a page is above the bar.
+first load is that of a server that has read nothing yet. The exit code is 1 if the first load or the 95th percentile of
+a page is above the bar.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ GROUP = f"{13:016x}"
 
 
 class Timing(NamedTuple):
-    """Milliseconds for one page: the first load, the median and the 95th percentile of the others."""
+    """Milliseconds for one page: the first load of a new server, the median and the 95th percentile of the others."""
 
     label: str
     first: float
@@ -43,7 +44,7 @@ class Timing(NamedTuple):
 
     @property
     def is_slow(self) -> bool:
-        return self.high > BAR_MS
+        return max(self.first, self.high) > BAR_MS
 
     def line(self) -> str:
         mark = "  above the bar" if self.is_slow else ""
@@ -112,6 +113,19 @@ async def timed(client: httpx.AsyncClient, label: str, address: str, repeats: in
     return Timing(label, spent[0], statistics.median(spent[1:]), statistics.quantiles(spent[1:], n=20)[-1])
 
 
+def visitor(harbor: Harbor) -> httpx.AsyncClient:
+    """Return a browser on the machine of a new server."""
+    transport = httpx.ASGITransport(application(harbor, open_on_loopback=True), client=("127.0.0.1", 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
+
+
+async def compile_templates(asked: dict[str, str]) -> None:
+    """Show every page once from an empty store: a process compiles its templates once."""
+    async with Harbor("memory://") as empty, visitor(empty) as client:
+        for address in asked.values():
+            await client.get(address)
+
+
 async def measure(store: str, url: str, rows: int, dead: int, repeats: int, only: str) -> list[Timing]:
     """Fill a store, ask for every page, print a line for each, and return them."""
     async with Harbor(url) as harbor:
@@ -124,17 +138,19 @@ async def measure(store: str, url: str, rows: int, dead: int, repeats: int, only
         print(f"{'page':<44} {'first ms':>8} {'p50 ms':>8} {'p95 ms':>8}", flush=True)
         ready = (await harbor.driver.list(JobFilter(state=State.READY), limit=1)).jobs[0].id
         died = (await harbor.driver.list(JobFilter(state=State.DEAD), limit=1)).jobs[0].id
-        app = application(harbor, open_on_loopback=True)
-        transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+        asked = addresses(ready, died, workflow)
+        await compile_templates(asked)
         timings = []
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
-            for label, address in addresses(ready, died, workflow).items():
-                if only not in label:
-                    continue
+        for label, address in asked.items():
+            if only not in label:
+                continue
+            async with visitor(harbor) as client:
                 timings.append(await timed(client, label, address, repeats))
-                print(timings[-1].line(), flush=True)
+            print(timings[-1].line(), flush=True)
     slow = [timing.label for timing in timings if timing.is_slow]
-    print(f"{len(timings) - len(slow)} of {len(timings)} are within {BAR_MS:.0f} ms at p95")
+    print(
+        f"{len(timings) - len(slow)} of {len(timings)} are within {BAR_MS:.0f} ms at p95 and at the first load"
+    )
     return timings
 
 

@@ -151,7 +151,7 @@ class SQLiteDriver(
         return self._engine.migrate()
 
     async def check(self) -> list[Check]:
-        return await self._engine.read(lambda s: schema.checks(s.connection, self.path))
+        return await self._engine.read_apart(lambda connection: schema.checks(connection, self.path))
 
     async def now(self) -> int:
         return self.clock.now()

@@ -448,6 +448,27 @@ class Engine:
             except sqlite3.Error as error:
                 raise self._explained(error) from error
 
+    async def read_apart(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """Run an operation that takes seconds on a connection of its own, so that no other read waits for it."""
+        self.open()
+        return (
+            self._read_apart(operation)
+            if in_sync_call()
+            else await asyncio.to_thread(self._read_apart, operation)
+        )
+
+    def _read_apart(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            connection = self._connect()
+            try:
+                connection.execute("PRAGMA query_only = ON")
+                connection.execute("BEGIN")
+                return operation(connection)
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+
     def data_version(self) -> int:
         """Return a number that changes with every commit, of any process."""
         with self._change_lock:

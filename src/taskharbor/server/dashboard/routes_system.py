@@ -9,10 +9,12 @@ from msgspec import Struct
 from starlette.responses import Response
 
 import taskharbor
+from taskharbor.client.retention import Retention
 from taskharbor.drivers.capabilities import Audit, Records
 from taskharbor.drivers.typed_records import TOKENS
 from taskharbor.server.dashboard.pages import Nav, Pages
-from taskharbor.server.dashboard.view import View
+from taskharbor.server.dashboard.rendering import seconds as in_words
+from taskharbor.server.dashboard.view import LIVE_SECONDS, View
 from taskharbor.server.routes import audit
 from taskharbor.server.tokens import Role
 from taskharbor.telemetry.logs import masked, masked_url
@@ -23,6 +25,7 @@ pages = Pages()
 
 ACTIONS_SHOWN = 50
 CHECKS_SECONDS = 10.0
+CHECKS_WAIT = 0.1  # seconds that the page waits for them: those of a large SQLite file take longer
 
 # What to do about a check that is not ok, by its name.
 ADVICE = {
@@ -44,10 +47,12 @@ class SystemQuery(Struct, forbid_unknown_fields=True):
 async def show_system(view: View) -> Response:
     """Show the checks of the store, versions, the audit, and the tokens to an admin."""
     harbor = view.harbor
-    findings = await view.share("findings", CHECKS_SECONDS, lambda: examine(harbor))
+    findings = await view.share("findings", CHECKS_SECONDS, lambda: examine(harbor), wait=CHECKS_WAIT)
     return view.render(
         "system.html",
-        findings=[finding._replace(detail=masked(finding.detail)) for finding in findings],
+        findings=None
+        if findings is None
+        else [finding._replace(detail=masked(finding.detail)) for finding in findings],
         advice=ADVICE,
         facts={
             "Store": masked_url(harbor.url),
@@ -56,10 +61,26 @@ async def show_system(view: View) -> Response:
             "Python": platform.python_version(),
             "Tasks known to this server": len(harbor.tasks),
         },
+        retention=_retention(harbor.retention),
         actions=await _actions(view),
         query=view.query,
         tokens=await _tokens(view),
     )
+
+
+def _retention(kept: Retention) -> dict[str, str]:
+    """Return how long what has ended stays in the store, in words."""
+
+    def words(seconds: float | None) -> str:
+        return "until an operator acts" if seconds is None else in_words(seconds)
+
+    return {
+        "Succeeded jobs": words(kept.succeeded),
+        "Dead jobs": words(kept.dead),
+        "Cancelled jobs": words(kept.cancelled),
+        "Attempts of schedules": ("for ever" if kept.history is None else in_words(kept.history))
+        + ("" if kept.history_count is None else f", {kept.history_count:,} of each at most"),
+    }
 
 
 async def _actions(view: View) -> Any:
@@ -78,4 +99,6 @@ async def _tokens(view: View) -> list[TokenDocument] | None:
     """Return the tokens without their secrets; nothing for a caller who is no admin."""
     if not view.may(Role.ADMIN) or Records.offered_by(view.harbor.driver) is None:
         return None
-    return [TokenDocument.of(token) for token in await TOKENS.all(view.harbor.driver)]
+    driver = view.harbor.driver
+    found = await view.share("tokens", LIVE_SECONDS, lambda: TOKENS.all(driver), queries=1)
+    return [TokenDocument.of(token) for token in found]
