@@ -93,10 +93,10 @@ def test_killed_members_neither_lose_nor_double_a_message_that_moves(members: Me
         assert time.monotonic() < give_up_at, _told(members, good)
         time.sleep(0.2)
     # Every poisonous message is dead, once, with all of its attempts.
-    dead = _all_of(log, log.dead_letter_topic)
+    dead = all_of(log, log.dead_letter_topic)
     while len(dead) < MESSAGES // 100:
         assert time.monotonic() < give_up_at, _told(members, good)
-        dead = _all_of(log, log.dead_letter_topic)
+        dead = all_of(log, log.dead_letter_topic)
     assert sorted(json.loads(each.value())["payload"]["n"] for each in dead) == list(range(99, MESSAGES, 100))
     for each in dead:
         headers = dict(each.headers())
@@ -111,7 +111,7 @@ def test_killed_members_neither_lose_nor_double_a_message_that_moves(members: Me
     assert repeated <= KILLS * 400, repeated
 
 
-def _all_of(log: Log, topic: str) -> list[Any]:
+def all_of(log: Log, topic: str) -> list[Any]:
     """Every message of a topic, up to its end."""
     settings = {
         "bootstrap.servers": log.bootstrap,
