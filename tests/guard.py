@@ -56,6 +56,20 @@ def start() -> None:
     tempfile.tempdir = None  # read $TMPDIR again
 
 
+def folder_of_the_run() -> Path:
+    """The folder that all test processes of a run share; it goes when the run has ended."""
+    folder = Path(os.environ["TMPDIR"])
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def environment_of_the_run() -> dict[str, str]:
+    """Marks a process as one of the run's own, and not of the test process that starts it."""
+    mark = os.environ[MARK]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        mark = mark.rpartition(".")[0]
+    return {MARK: mark, "TMPDIR": str(folder_of_the_run())}
+
+
 def _spawn(mark: str, folder: str) -> int:
     """Start the guard; the descriptor over which it learns of forked processes."""
     theirs, ours = os.pipe()

@@ -72,13 +72,23 @@ class Broker(Protocol):
 
 
 class OwnBroker:
-    """A broker of our own, in a folder of its own. A test may stop and start it again, with its data."""
+    """A broker of our own, in a folder of its own. A test may stop and start it again, with its data.
+
+    It ends with the thread that started it; with `outlives_with`, the environment that it gets, it does not.
+    """
 
     is_mock = False
 
     def __init__(
-        self, folder: Path, classpath: str, settings: Mapping[str, str], users: Mapping[str, str]
+        self,
+        folder: Path,
+        classpath: str,
+        settings: Mapping[str, str],
+        users: Mapping[str, str],
+        *,
+        outlives_with: Mapping[str, str] | None = None,
     ) -> None:
+        self._outlives_with = outlives_with
         self._folder = folder
         self._classpath = classpath
         self._settings = settings
@@ -153,7 +163,9 @@ class OwnBroker:
                 stderr=log,
                 cwd=self._folder,
                 start_new_session=True,
-                preexec_fn=_end_with_the_run,  # noqa: PLW1509 - one call of the system, and then the broker
+                env=self._outlives_with,
+                # One call of the system, and then the broker.
+                preexec_fn=_end_with_the_run if self._outlives_with is None else None,  # noqa: PLW1509
             )
 
     def wait_until_ready(self) -> None:
@@ -171,6 +183,22 @@ class OwnBroker:
         if process is not None and process.poll() is None:
             process.send_signal(how)
             process.wait(START_SECONDS)
+
+    def leave_running(self) -> None:
+        """Leave the process to whoever ends what has its environment."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.returncode = 0  # it is not waited for; without this, Python warns that it still runs
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop it in the middle of everything, with its connections open, for as long as the block lasts."""
+        assert self._process is not None, "it runs"
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def _said(self, begin: int) -> str:
         with self._log.open("rb") as log:
@@ -250,14 +278,15 @@ def running(
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-kafka-", dir=parent))
     broker = OwnBroker(folder, classpath, settings or {}, users or {})
     try:
-        _start_patiently(broker)
+        start_patiently(broker)
         yield broker
     finally:
         broker.stop(signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_patiently(broker: OwnBroker) -> None:
+def start_patiently(broker: OwnBroker) -> None:
+    """Start a new one, on a machine that may be busy."""
     for left in reversed(range(STARTS)):
         try:
             broker.create()

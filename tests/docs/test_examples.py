@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import run_broker
 from tests.docs.markdown import ROOT
-from tools import kafka_server
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LINES_MAX = 60
@@ -26,7 +26,7 @@ def its_brokers(example: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     if "TASKHARBOR_BROKERS" not in example.read_text():
         yield
         return
-    with kafka_server.running() as broker:
+    with run_broker.running() as broker:
         monkeypatch.setenv("TASKHARBOR_BROKERS", broker.bootstrap)
         yield
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import run_broker
 from tests.docs.markdown import PAGES, ROOT, blocks, named
 from tests.docs.session import PageSession, assert_output
 from tests.postgres import store
-from tools import kafka_server
 
 SITE = {"{toctree}", "{eval-rst}", "{include}"}  # read by Sphinx; `test_site.py` builds the site
 LANGUAGES = {"python", "console", "output", "sql", "text", "", *SITE}
@@ -51,7 +51,7 @@ def its_brokers(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if "TASKHARBOR_BROKERS" not in "".join(block.text for block in blocks(page)):
         yield
         return
-    with kafka_server.running() as broker:
+    with run_broker.running() as broker:
         monkeypatch.setenv("TASKHARBOR_BROKERS", broker.bootstrap)
         yield
 

@@ -1,4 +1,4 @@
-"""One broker for each test process that needs one, a topic of its own for each test."""
+"""One broker for the whole run, a topic of its own for each test."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ from pathlib import Path
 import pytest
 
 from taskharbor import Harbor
+from tests import run_broker
 from tests.postgres import store as postgres
 from tests.streams.log import Log
 from tools import kafka_server
-from tools.kafka_server import Broker
-
-USERS = {"intern": "secret"}  # who may do what a test permits, at the broker's second address
+from tools.kafka_server import Broker, OwnBroker
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    with kafka_server.running(users=USERS) as broker:
+    with run_broker.running() as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def mortal_broker(broker: Broker) -> Iterator[OwnBroker]:
+    """One that a test may stop, if it starts it again."""
+    if isinstance(broker, OwnBroker):
+        yield broker
+        return
+    with kafka_server.running() as own:
+        if not isinstance(own, OwnBroker):
+            pytest.skip("a mock, or the broker at $KAFKA_BOOTSTRAP, is not stopped by a test")
+        yield own
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are pu
 
 from taskharbor import Harbor, StreamError
 from taskharbor.streams import StreamWorker
+from tests.run_broker import RunBroker
 from tests.streams.log import PATIENCE_SECONDS, Log, until
 from tests.streams.test_worker import working
 from tools.kafka_server import MOCK_LACKS, Broker, OwnBroker
@@ -32,7 +33,7 @@ INTERN = {
 
 @pytest.fixture
 def secured(broker: Broker) -> str:
-    if not isinstance(broker, OwnBroker):
+    if not isinstance(broker, OwnBroker | RunBroker):
         pytest.skip(f"only a broker of our own has users; a mock has no {MOCK_LACKS}")
     return broker.secured
 
