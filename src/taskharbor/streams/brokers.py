@@ -24,6 +24,9 @@ CREATED_SECONDS = 0.1  # before a topic that was just created is looked for agai
 SLICE_SECONDS = 0.5
 WATCH_SECONDS = 30.0  # between two looks at the id of a topic
 PARTITIONS = 4  # of a topic that a worker creates
+# The client waits longer after each try to connect, by default for up to 10 s: as long as messages would wait after the
+# brokers are back.
+RECONNECT_MS_MAX = 2_000
 MESSAGE_BYTES_MAX = 16 * 1_048_576  # that a producer sends: the brokers have a limit of their own
 
 # Older brokers cannot describe topics.
@@ -50,7 +53,11 @@ class Brokers:
             )
 
     def client_settings(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.addresses, **self._settings}
+        return {
+            "bootstrap.servers": self.addresses,
+            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
+            **self._settings,
+        }
 
     def consumer_settings(self, group: str) -> dict[str, Any]:
         # In the new protocol of groups the brokers assign the partitions.
