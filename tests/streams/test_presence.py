@@ -14,10 +14,12 @@ from taskharbor import Harbor
 from taskharbor.cli import cli
 from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerRecord
 from taskharbor.stream_readings import readings_of
+from taskharbor.streams import StreamWorker
 from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.store_gauges import gauges_of, read_store
 from tests.streams.log import Log, until
 from tests.streams.test_worker import working
+from tools.kafka_server import MOCK_LACKS, Broker
 
 
 async def test_live_stream_workers_show_partitions_and_lag(
@@ -58,6 +60,60 @@ async def test_live_stream_workers_show_partitions_and_lag(
             await until(lambda: _shows(harbor, lag=0, ahead=0))
             counted = worker._totals().snapshot().process
             assert [counted[_start(each)] for each in COUNTERS] == [6, 1, 1]
+        assert await harbor.streams.alist() == []
+
+
+async def test_worker_that_retries_by_topics_shows_partitions_and_lag(
+    tmp_path: Path, broker: Broker, log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    if broker.is_mock:
+        pytest.skip(f"the mock has no {MOCK_LACKS}")
+    monkeypatch.setattr("taskharbor.streams.worker.REPORT_SECONDS", 0.1)
+    may_end = asyncio.Event()
+    async with Harbor(f"sqlite:///{tmp_path}/harbor.db") as harbor:
+        await harbor.amigrate()
+
+        @harbor.task(name="note")
+        async def note(n: int) -> None:
+            if n == 0:
+                await may_end.wait()
+
+        log.put_calls("note", range(5), partition=0)
+        async with working(harbor, log, retries="topics") as worker:
+            await until(lambda: _shows(harbor, lag=5, ahead=4, committed=0, incomplete=1, worker=worker.name))
+            may_end.set()
+            await until(lambda: _shows(harbor, lag=0, ahead=0, committed=5, end=5))
+
+
+async def test_worker_that_stores_messages_shows_partitions_and_lag(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    """Its lag is what is not stored; and it has no slots, so that nobody counts on it."""
+    monkeypatch.setattr("taskharbor.streams.worker.REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("taskharbor.streams.ends.LOOK_SECONDS", 0.0)
+    async with Harbor(f"sqlite:///{tmp_path}/harbor.db") as harbor:
+        await harbor.amigrate()
+        may_store = asyncio.Event()
+        may_store.set()
+        real = harbor.driver.ingest  # type: ignore[attr-defined] # one that can
+
+        async def ingest(*args: Any, **kwargs: Any) -> Any:
+            await may_store.wait()
+            return await real(*args, **kwargs)
+
+        monkeypatch.setattr(harbor.driver, "ingest", ingest)
+        log.put_calls("note", range(3), partition=0)
+        worker = StreamWorker(harbor, brokers=log.bootstrap, topic=log.topic, group=log.group, ingest=True)
+        async with worker:
+            await until(lambda: _shows(harbor, lag=0, committed=3, end=3, worker=worker.name))
+            may_store.clear()
+            log.put_calls("note", range(3, 8), partition=0)
+            await until(lambda: _shows(harbor, lag=5, committed=3, position=8, end=8, incomplete=5))
+            gauges = gauges_of(await read_store(harbor.driver))
+            assert gauges[catalogue.STREAM_LAG.name][log.topic, log.group, "0"] == 5
+            assert gauges[catalogue.SLOTS.name][()] == 0
+            may_store.set()
+            await until(lambda: _shows(harbor, lag=0, committed=8, incomplete=0))
         assert await harbor.streams.alist() == []
 
 

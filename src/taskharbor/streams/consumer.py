@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
-from msgspec.structs import replace
 
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import StreamError
 from taskharbor.streams.complaints import Complaint
+from taskharbor.streams.ends import Ends
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
@@ -31,7 +31,6 @@ ROOM_SECONDS = 0.002  # how often it looks for room while there is none
 PAUSE_AFTER_SECONDS = (
     1.0  # without room for this long, the partitions are paused: pausing at once costs far more
 )
-LOOK_SECONDS = 1.0  # between two looks at where the logs end
 COMMIT_SECONDS = 5.0  # how long a commit that must be answered may take
 CONNECT_SECONDS = 10.0
 AGAIN_SECONDS = 0.5  # before a question that the brokers did not answer is asked again
@@ -169,8 +168,7 @@ class PolledConsumer:
         self._in_flight: Sequence[Commit] = ()  # a commit that is not answered yet
         self._full_since: float | None = None
         self._next_commit = 0.0
-        self._next_look = 0.0
-        self._ends: dict[int, int] = {}  # never changed, only replaced: other threads read it
+        self._ends = Ends()
         self._consumer: Any = None
         self._has_joined = False  # partitions came to it at least once
         self._uncommitted = Complaint(
@@ -191,8 +189,7 @@ class PolledConsumer:
 
     def seen(self, of: Sequence[StreamPartition]) -> list[StreamPartition]:
         """Add what only the consumer knows: where the log ends, and whether it reads on."""
-        ends, paused = self._ends, frozenset(self._paused | self._held_back)
-        return [replace(each, end=ends.get(each.partition), paused=each.partition in paused) for each in of]
+        return self._ends.seen(self._topic, of, frozenset(self._paused | self._held_back))
 
     def start(self) -> None:
         self._thread.start()
@@ -239,7 +236,7 @@ class PolledConsumer:
             self._look_at_jumps()
             if disowned := self._assigned.intersection(self._listener.disowned()):
                 self._take_again(sorted(disowned))
-            self._look_at_ends(now)
+            self._ends.look(self._consumer, [(self._topic, each) for each in self._assigned])
             if self._assigned and (self._watch.look() or self._topic_id) != self._topic_id:
                 self._begin_anew(sorted(self._assigned))
 
@@ -314,18 +311,6 @@ class PolledConsumer:
         for each in assigned:
             begin = OFFSET_BEGINNING if each.committed is None else each.committed
             self._consumer.seek(TopicPartition(self._topic, each.partition, begin))
-
-    def _look_at_ends(self, now: float) -> None:
-        """Note where the logs end, as the last answers of the brokers said."""
-        if now < self._next_look:
-            return
-        self._next_look = now + LOOK_SECONDS
-        ends: dict[int, int] = {}
-        for each in sorted(self._assigned):
-            end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, each), cached=True)[1]
-            if end >= 0:
-                ends[each] = end
-        self._ends = ends
 
     def _earliest(self, partition: int) -> int:
         """The earliest offset in the log, as the last answer of the broker said."""

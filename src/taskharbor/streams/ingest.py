@@ -18,6 +18,7 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.client.options import with_expiry
 from taskharbor.drivers.capabilities import Ingest
 from taskharbor.drivers.contract.ingesting import AlikeMessages, Ingested, MessageBatch
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import ConfigurationError
 from taskharbor.settle_batch import REFUSALS
 from taskharbor.streams.brokers import Brokers, TopicWatch
@@ -61,13 +62,14 @@ class Ingester:
         self._settle_seconds = settle_seconds
         self._outages = Outages(self._clock)
         self._is_idle = asyncio.Event()
+        self._reader: IngestReader | None = None  # once it runs
         self.stored = 0  # messages, by this worker
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Store messages until `stopping` is set."""
         watch = TopicWatch(self._brokers, self._topic)
         positions = Positions(self._identify, watch.look, self._offsets, self._settled)
-        reader = IngestReader(
+        self._reader = reader = IngestReader(
             self._brokers.consumer_settings(self._group),
             self._topic,
             positions,
@@ -93,6 +95,10 @@ class Ingester:
             closing = asyncio.ensure_future(reader.close())
             await asyncio.gather(reading, return_exceptions=True)
             await closing
+
+    def partition_figures(self) -> list[StreamPartition]:
+        """What is known of each partition that this worker has."""
+        return [] if self._reader is None else self._reader.partition_figures()
 
     async def _until(self, ends: asyncio.Future[Any], storing: Coroutine[Any, Any, None]) -> None:
         """Store, but when the worker is to end, only for a while longer: what is not stored is still in the log."""

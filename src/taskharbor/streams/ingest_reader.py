@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.consumer import CONNECT_SECONDS, explained, passes
+from taskharbor.streams.ends import Ends
 from taskharbor.streams.ingest_jobs import LogId, Made
 from taskharbor.telemetry.logs import log_line
 
@@ -89,6 +91,7 @@ class IngestReader:
         self._consumer: Any = None
         self._next_commit = 0.0
         self._new: set[int] = set()  # partitions that came during this poll
+        self._ends = Ends()
         self.partitions: dict[int, Partition] = {}
 
     # -- what the loop calls --
@@ -100,6 +103,20 @@ class IngestReader:
     def has(self, partition: Partition) -> bool:
         """Whether the partition is still this reader's, and what was read of it is not void."""
         return self.partitions.get(partition.number) is partition and partition.seek_to is None
+
+    def partition_figures(self) -> list[StreamPartition]:
+        """What is known of each partition. The store's offset is the one that counts as committed."""
+        there = list(self.partitions.values())  # its thread changes the original
+        figures = [
+            StreamPartition(
+                each.number,
+                each.stored,
+                each.position,
+                incomplete=0 if each.stored is None else each.position - each.stored,
+            )
+            for each in sorted(there, key=lambda each: each.number)
+        ]
+        return self._ends.seen(self._topic, figures)
 
     async def close(self) -> None:
         """Tell the brokers how far the store is, and leave the group."""
@@ -124,6 +141,7 @@ class IngestReader:
         self._notice_new_topic()
         self._seek()
         self._commit_now_and_then()
+        self._ends.look(self._consumer, [(self._topic, each) for each in self.partitions])
         self._new.clear()
         first = self._consumer.poll(POLL_SECONDS)
         if first is None:

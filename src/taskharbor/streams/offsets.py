@@ -12,6 +12,8 @@ import binascii
 from collections import deque
 from collections.abc import Iterable
 
+from taskharbor.drivers.contract.reading import StreamPartition
+
 # How far a partition may run ahead of its commit. A bitmap of that many offsets fits into the metadata.
 AHEAD_MAX = 16_000
 METADATA_MAX = 3_000  # characters; brokers take 4,096 bytes unless they are set otherwise
@@ -104,6 +106,13 @@ class PartitionOffsets:
     def ahead(self) -> int:
         """How far what was taken is ahead of what can be committed."""
         return self._position - self.first_open
+
+    def figures(self, partition: int) -> StreamPartition:
+        """What is known of this partition, apart from what only the consumer knows."""
+        committed = self.committed if self.is_committed else None
+        return StreamPartition(
+            partition, committed, self._position, incomplete=self.open, ahead=self.finished_ahead
+        )
 
     def to_commit(self) -> tuple[int, str] | None:
         """Return the offset and the metadata to commit; None if the broker has them already."""

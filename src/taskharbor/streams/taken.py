@@ -93,11 +93,12 @@ class Taken:
         """Note that these have come; return those that are not finished already."""
         with self._lock:
             self._arriving -= len(messages)
-            return [each for each in messages if self._is_new(each.partition(), each.offset())]
-
-    def _is_new(self, partition: int, offset: int) -> bool:
-        offsets = self._offsets.get(partition)
-        return offsets is not None and offsets.take(offset)
+            offsets = self._offsets
+            return [
+                each
+                for each in messages
+                if (of := offsets.get(each.partition())) is not None and of.take(each.offset())
+            ]
 
     def finish(self, places: Iterable[Place]) -> None:
         """Note that these have ended, or stand safely in the store."""
@@ -193,16 +194,7 @@ class Taken:
     def partition_figures(self) -> list[StreamPartition]:
         """What is known of each partition, apart from what only the consumer knows."""
         with self._lock:
-            return [
-                StreamPartition(
-                    number,
-                    each.committed if each.is_committed else None,
-                    each.position,
-                    incomplete=each.open,
-                    ahead=each.finished_ahead,
-                )
-                for number, each in sorted(self._offsets.items())
-            ]
+            return [each.figures(number) for number, each in sorted(self._offsets.items())]
 
     def figures(self) -> dict[str, int]:
         with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +16,7 @@ from taskharbor.client.harbor import Harbor
 from taskharbor.codec import checked_name, shorten
 from taskharbor.drivers.base import Claimed
 from taskharbor.drivers.capabilities import HandOver
-from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence
+from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerRecord
 from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.failure_tasks import dead_letter_queue
 from taskharbor.records import DeadCopy
@@ -38,6 +40,7 @@ from taskharbor.telemetry.metrics.totals import Totals
 from taskharbor.worker.run import Phase
 from taskharbor.worker.signals import run_with_signals
 from taskharbor.worker.supervisor.channel import LostMessage
+from taskharbor.worker.upkeep.presence import Presence
 from taskharbor.worker.upkeep.retrying import Outages
 from taskharbor.worker.worker import GRACE_SECONDS, Worker
 
@@ -272,10 +275,32 @@ class StreamWorker:
             "Stream worker {worker} stores the messages of {topic} as a member of {group}",
             {"worker": self.name, "topic": self.topic, "group": self.group},
         )
+        started_at = self.harbor.driver.clock.now()
+        presence = Presence(
+            self.harbor.driver, self.harbor.driver.clock, lambda: [self._record_of_ingest(started_at)]
+        )
+        beside = [asyncio.ensure_future(each) for each in (presence.run(), self._report(presence.changed))]
         try:
             await ingester.run(stopping)
         finally:
+            for each in beside:
+                each.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            await presence.sign_off()
             await asyncio.to_thread(self._sender.close)
+
+    def _record_of_ingest(self, started_at: int) -> WorkerRecord:
+        """What the store shows of a worker that executes nothing: no slots, no queues, no tasks."""
+        return WorkerRecord(
+            self.name,
+            socket.gethostname(),
+            os.getpid(),
+            0,
+            started_at,
+            queues=(),
+            tasks=(),
+            stream=self._presence(),
+        )
 
     def _new_ingester(self, queue: str | None) -> Ingester:
         dead = self.dead_letter_topic
@@ -338,7 +363,8 @@ class StreamWorker:
         workers = self._workers
         running = [asyncio.ensure_future(worker.run()) for worker in workers]
         others = [
-            asyncio.ensure_future(each) for each in (*source.parts(), self._report(), self._stopping.wait())
+            asyncio.ensure_future(each)
+            for each in (*source.parts(), self._report(self._record_run), self._stopping.wait())
         ]
         try:
             await asyncio.wait([*running, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -357,18 +383,24 @@ class StreamWorker:
     def _presence(self) -> StreamPresence:
         """What this worker reads now, for its record in the store."""
         partitions: list[StreamPartition] = []
-        if isinstance(self._source, StreamSource) and isinstance(self._consumer, PolledConsumer):
+        if self._ingester is not None:
+            partitions = self._ingester.partition_figures()[:PARTITIONS_SHOWN_MAX]
+        elif self._source is not None:
             partitions = self._consumer.seen(self._source.partition_figures()[:PARTITIONS_SHOWN_MAX])
         return StreamPresence(self.topic, self.group, tuple(partitions))
 
-    async def _report(self) -> None:
+    async def _report(self, record: Callable[[], None]) -> None:
         """Record now and then what the worker reads: which partitions, and how far it is behind."""
         while True:
             await self.harbor.driver.clock.sleep(REPORT_SECONDS)
             if self._tell is not None:
                 self._tell(self._presence())
-            elif (run := self._worker._run) is not None:
-                run.record_presence()
+            else:
+                record()
+
+    def _record_run(self) -> None:
+        if (run := self._worker._run) is not None:
+            run.record_presence()
 
     def _new_source(self, topic: Topic) -> StreamSource:
         harbor, worker = self.harbor, self._worker

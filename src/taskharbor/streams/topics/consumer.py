@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.consumer import (
     AGAIN_SECONDS,
     AT_ONCE,
@@ -24,6 +25,7 @@ from taskharbor.streams.consumer import (
     explained,
     passes,
 )
+from taskharbor.streams.ends import Ends
 from taskharbor.streams.topics.moves import Partition
 from taskharbor.telemetry.logs import log_line
 
@@ -83,6 +85,7 @@ class TopicsConsumer:
         self._thread = threading.Thread(target=self._run, name=f"taskharbor-stream-{topics[0]}", daemon=True)
         self._assigned: set[Partition] = set()
         self._paused: set[Partition] = set()
+        self._ends = Ends()
         self._full_since: float | None = None
         self._consumer: Any = None
         self._group: Any = None
@@ -101,6 +104,10 @@ class TopicsConsumer:
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def seen(self, topic: str, of: Sequence[StreamPartition]) -> list[StreamPartition]:
+        """Add what only the consumer knows: where the log ends, and whether it reads on."""
+        return self._ends.seen(topic, of, {number for name, number in list(self._paused) if name == topic})
 
     # -- what transactions ask, in their own thread --
 
@@ -162,6 +169,7 @@ class TopicsConsumer:
             messages = self._wait_for_room()
         if messages:
             self._listener.arrived(messages)
+        self._ends.look(self._consumer, self._assigned)
 
     def _poll(self, room: int) -> list[Any]:
         """Wait for the first message, and take what else is there."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from taskharbor.drivers.base import Driver
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import ConfigurationError
 from taskharbor.streams.brokers import Brokers
 from taskharbor.streams.topics.consumer import TopicsConsumer
@@ -64,6 +65,11 @@ class TopicsConsumers:
     def __init__(self, consumers: Sequence[TopicsConsumer], transactions: Transactions) -> None:
         self._consumers = consumers
         self.transactions = transactions
+
+    def seen(self, of: Sequence[StreamPartition]) -> list[StreamPartition]:
+        """Add what only the consumer of the topic knows."""
+        consumer = self._consumers[0]
+        return consumer.seen(consumer.topics[0], of)
 
     def start(self) -> None:
         self.transactions.start()

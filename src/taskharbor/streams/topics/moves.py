@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import TopicPartition
 from msgspec import Struct
 
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.messages import Place
 from taskharbor.streams.offsets import AHEAD_MAX, PartitionOffsets
 from taskharbor.streams.topics.trails import Headers
@@ -87,7 +88,7 @@ class Ledger:
 
     # -- partitions --
 
-    def begin(self, partition: Partition, committed: int, finished: Iterable[int]) -> None:
+    def begin(self, partition: Partition, committed: int | None, finished: Iterable[int]) -> None:
         """Note that a partition came, and what is finished of it."""
         with self._lock:
             self._offsets[partition] = PartitionOffsets(committed, finished)
@@ -199,6 +200,15 @@ class Ledger:
             pass
 
     # -- for metrics --
+
+    def partition_figures(self, topic: str) -> list[StreamPartition]:
+        """What is known of each partition of a topic, apart from what only its consumer knows."""
+        with self._lock:
+            return [
+                each.figures(number)
+                for (name, number), each in sorted(self._offsets.items())
+                if name == topic
+            ]
 
     @property
     def incomplete(self) -> int:

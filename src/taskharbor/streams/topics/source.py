@@ -32,6 +32,7 @@ from taskharbor.drivers.base import (
     SettleResult,
     Transition,
 )
+from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
 from taskharbor.rules.policy import LOST_SUPERVISED, Loss, weigh_loss
@@ -457,7 +458,7 @@ class TopicsSource(JobSource):
         async def begin() -> None:  # on the loop: after what is left there of the time before
             for each in partitions:
                 committed = each.committed or 0
-                self.ledger.begin(each.partition, committed, decode(committed, each.metadata))
+                self.ledger.begin(each.partition, each.committed, decode(committed, each.metadata))
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result()
 
@@ -525,6 +526,10 @@ class TopicsSource(JobSource):
         return len(self._sleeping)
 
     # -- for metrics --
+
+    def partition_figures(self) -> list[StreamPartition]:
+        """What is known of each partition of the topic. (The retry topics have a group of their own.)"""
+        return self.ledger.partition_figures(self._options.topic)
 
     def figures(self) -> dict[str, int]:
         return {
