@@ -98,11 +98,12 @@ class MessageJobs:
     def read(self, message: Any, now: int) -> Held | Unreadable:
         """Make the claim of a message. Reading never raises."""
         body: bytes | None = message.value()
-        read = read_message(body, message.key(), message.headers(), self._rules.is_task)
+        key = message.key()
+        read = read_message(body, key, message.headers(), self._rules.is_task)
         if isinstance(read, Unreadable):
             return read
         place = self.place_of(message)
-        read.meta = with_place(read.meta, place, message.key())
+        read.meta = with_place(read.meta, place, key)
         return Held(place, self._claimed(place, read, now), len(body or b""))
 
     def _claimed(self, place: Place, read: Readable, now: int) -> Claimed:

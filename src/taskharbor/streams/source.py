@@ -335,16 +335,23 @@ class StreamSource(JobSource):
             self._changes.announce()
 
     def _take_one(self, message: Any, now: int) -> None:
+        """Take a message. The caller announces it."""
         held = self._jobs.read(message, now)
         if isinstance(held, Unreadable):
             place, size = self._jobs.place_of(message), len(message.value() or b"")
             self._first.add(First(place, self._jobs.unreadable(place, held), size, held, message))
             return
-        held.line = self._lines.key_of(held.place, message.key())
-        if self._lines.enter(held):
-            self._begin(held)
+        if self._lines.order is not Order.NONE:
+            held.line = self._lines.key_of(held.place, message.key())
+            if not self._lines.enter(held):
+                return
+        self._let_begin(held)
 
     def _begin(self, held: Held) -> None:
+        self._let_begin(held)
+        self._changes.announce()
+
+    def _let_begin(self, held: Held) -> None:
         """Let a message go to a handler, or to the store if it is not to be executed here."""
         if self._rules.is_handed_over_first(held.claimed.task):
             place = self._lines.place_of(held, opens=True)
@@ -352,7 +359,6 @@ class StreamSource(JobSource):
             self._first.add(First(held.place, handed, held.size, held=held))
         else:
             self._taken.add(held)
-        self._changes.announce()
 
     async def hand_over_first(self) -> None:
         """Hand over what is not to be executed here. Runs for as long as the worker does."""
