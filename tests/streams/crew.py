@@ -225,26 +225,24 @@ class Crew:
         return [(at, each) for at, each in enumerate(self.events) if each.at in ("kill", "lost", "restart")]
 
     def check_order(self, lines: int) -> None:
-        """Messages of a line run in their order; only an interruption begins it anew, from an earlier one."""
-        begun: dict[
-            int, tuple[int, int, int]
-        ] = {}  # by line: the last message, its place in the file, its process
+        """Messages of a line run in their order. An earlier one comes again only if its own execution was cut off: what
+        runs behind it may be a job of the store meanwhile, in another process."""
+        latest: dict[int, int] = {}  # by line: the message that began last
+        executed: dict[int, tuple[int, int]] = {}  # by message: its last begin in the file, and its process
         over: set[int] = set()
         before = _predecessors(lines)
         wrong = []
         for at, event in enumerate(self.events):
             n = event.n
             if event.at == "begin":
+                line = n % KEYS % lines
                 if before[n] is not None and before[n] not in over:
                     wrong.append((before[n], n))
-                last = begun.get(n % KEYS % lines)
-                if (
-                    last is not None
-                    and n < last[0]
-                    and not self._was_interrupted(last[1], last[2], before=at)
+                if n < latest.get(line, n) and not (
+                    n in executed and self._was_interrupted(*executed[n], before=at)
                 ):
-                    wrong.append((last[0], n))
-                begun[n % KEYS % lines] = n, at, event.pid
+                    wrong.append((latest[line], n))
+                latest[line], executed[n] = n, (at, event.pid)
             if event.at == "end" or (event.at == "begin" and is_poisonous(n)):
                 over.add(n)
         assert not wrong, f"these overtook each other: {wrong[:10]}"
