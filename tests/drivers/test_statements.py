@@ -90,6 +90,7 @@ SANCTIONED |= {
     ("drivers/postgres/schema.py", """f"DROP TABLE IF EXISTS {', '.join(tables)}\""""),
     ("drivers/postgres/schema.py", 'f"DROP FUNCTION IF EXISTS {name}"'),
     ("drivers/postgres/schema.py", 'f"DROP SEQUENCE IF EXISTS {name}"'),
+    ("drivers/postgres/schema.py", 'f"DROP DOMAIN IF EXISTS {name}"'),
 }
 
 
@@ -162,9 +163,11 @@ def test_only_limits_are_put_into_the_files_of_sqlite() -> None:
 def test_first_schema_has_the_limits_that_readers_have(script: str) -> None:
     """A migration stays as it is once it is released, so it has its limits as literals."""
     ranges = re.findall(r"(\w*(?:number|attempts|version)) BETWEEN 0 AND (\d+)", script)
-    assert len(ranges) > 5
-    for column, most in ranges:
-        assert int(most) == (FIRST_NUMBER_MAX if column.endswith("first_number") else NUMBER_MAX), column
+    ranges += re.findall(r"CREATE DOMAIN \S+\.(\w+) AS integer CHECK \(VALUE BETWEEN 0 AND (\d+)\)", script)
+    assert len(ranges) >= 5
+    for name, most in ranges:
+        is_first = name.endswith(("first_number", "next_number"))
+        assert int(most) == (FIRST_NUMBER_MAX if is_first else NUMBER_MAX), name
     large = {int(found) for found in re.findall(r"-?\b(?:2\d{9}|\d{15,})\b", script)}
     assert large <= {NUMBER_MAX, FIRST_NUMBER_MAX, INSTANT_MIN, INSTANT_MAX}
     instants = set(re.findall(r"'(\d{4,5}-\d\d-\d\d \S+)'", script))

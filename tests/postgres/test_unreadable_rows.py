@@ -51,14 +51,12 @@ def columns(driver: PostgresDriver, table: str) -> list[tuple[str, str]]:
 def drop_checks(driver: PostgresDriver) -> None:
     rows = store.query(
         driver.dsn,
-        "SELECT conrelid::regclass::text AS name, conname FROM pg_constraint "
-        "WHERE connamespace = $1::regnamespace AND contype = 'c'",
+        "SELECT CASE WHEN contypid = 0 THEN 'TABLE ' || conrelid::regclass ELSE 'DOMAIN ' || contypid::regtype END AS name, "
+        "conname FROM pg_constraint WHERE connamespace = $1::regnamespace AND contype = 'c'",
         driver.schema,
     )
     assert rows
-    store.execute(
-        driver.dsn, *(f"ALTER TABLE {row['name']} DROP CONSTRAINT {row['conname']}" for row in rows)
-    )
+    store.execute(driver.dsn, *(f"ALTER {row['name']} DROP CONSTRAINT {row['conname']}" for row in rows))
 
 
 # -- what the schema keeps out ---------------------------------------------------------------------

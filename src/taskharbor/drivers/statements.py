@@ -8,7 +8,7 @@ from pathlib import Path
 
 Migration = tuple[int, str, str]  # version, name, script
 
-_MADE = re.compile(r"^CREATE (TABLE|VIEW|FUNCTION|SEQUENCE) ([^\s(;]+)", re.MULTILINE)
+_MADE = re.compile(r"^CREATE (TABLE|VIEW|FUNCTION|SEQUENCE|DOMAIN) ([^\s(;]+)", re.MULTILINE)
 
 
 def named_statements(text: str) -> dict[str, str]:

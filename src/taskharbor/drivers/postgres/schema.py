@@ -96,6 +96,7 @@ def removal(schema: str) -> list[str]:
         f"DROP TABLE IF EXISTS {', '.join(tables)}",
         *(f"DROP FUNCTION IF EXISTS {name}" for name in made["FUNCTION"]),
         *(f"DROP SEQUENCE IF EXISTS {name}" for name in made["SEQUENCE"]),
+        *(f"DROP DOMAIN IF EXISTS {name}" for name in made["DOMAIN"]),
         *([] if schema == "public" else [sql.statements(schema)["drop_empty_schema"]]),
     ]
 

@@ -27,7 +27,7 @@ WITH stored AS (
                                idempotency_key, delivery, options, meta)
     SELECT $1::uuid, $2, $3, $4, $5::smallint,
            coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now), clock.now,
-           $8::timestamptz, $9, $10, $11, $12
+           $8::timestamptz, $9, $10::text, $11, $12
     FROM (SELECT coalesce($13::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
     RETURNING id, queue, priority, run_at, enqueued_at, expires_at, delivery
 ), placed AS (
@@ -44,7 +44,7 @@ WITH stored AS (
                                idempotency_key, delivery, options, meta)
     SELECT $1::uuid, $2, $3, $4, $5::smallint,
            coalesce(clock.now + $7::bigint * interval '1 microsecond', $6::timestamptz, clock.now), clock.now,
-           $8::timestamptz, $9, $10, $11, $12
+           $8::timestamptz, $9, $10::text, $11, $12
     FROM (SELECT coalesce($13::timestamptz, clock_timestamp()) AS now OFFSET 0) AS clock
     RETURNING id, queue, priority, run_at, enqueued_at, expires_at, delivery
 ), placed AS (

@@ -1,7 +1,7 @@
 -- Claiming, in one round trip. Why this is a function with settings of its own: see 3_dependants.sql.
 
--- Say whether a claim can hand out this row of `ready`. It can hand out everything that the CHECKs of the table accept; an
--- owner may have dropped them. The limits are those of `drivers.stored`, as in the CHECKs; a test compares them.
+-- Say whether a claim can hand out this row of `ready`. It can hand out everything that the domains accept; an owner may
+-- have dropped their CHECKs. The limits are those of `drivers.stored`, as in the domains; a test compares them.
 CREATE FUNCTION {schema}.is_claimable(
     p_number integer, p_attempts integer, p_first_number integer, p_run_at timestamptz, p_due_at timestamptz,
     p_expires_at timestamptz, p_delivery text
@@ -162,7 +162,7 @@ BEGIN
     SELECT count(*), array_agg(r.at), array_agg(r.id), array_agg(r.run_at),
            array_agg(r.expires_at),
            string_agg(r.id::text, E'\x1e'), string_agg(j.task, E'\x1e'),
-           string_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.payload END, E'\x1e'), array_agg(j.enqueued_at),
+           string_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.payload END, E'\x1e'), array_agg(j.enqueued_at::timestamptz),
            CASE WHEN count(j.options) > 0
                 THEN array_agg(CASE WHEN j.bytes <= v_bytes_each THEN j.options END) END,
            json_object_agg(r.id, j.meta) FILTER (WHERE j.meta IS NOT NULL AND j.bytes <= v_bytes_each),
@@ -175,8 +175,8 @@ BEGIN
     INTO v_count, v_at, ids, run_ats, expires_ats, id_texts, tasks, payloads, enqueued_ats, options, metas, bytes,
          v_is_plain
     FROM (
-        SELECT r.ctid AS at, r.xmax, r.id, r.run_at, r.number, r.attempts, r.first_number, r.due_at, r.expires_at,
-               r.delivery
+        SELECT r.ctid AS at, r.xmax, r.id, r.run_at::timestamptz, r.number, r.attempts, r.first_number, r.due_at,
+               r.expires_at::timestamptz, r.delivery
         FROM {schema}.ready AS r
         WHERE r.suspect = p_suspects AND r.queue = p_queue AND r.rank = p_rank AND r.run_at BETWEEN p_from AND p_now
         ORDER BY r.suspect, r.queue, r.rank, r.run_at, r.id LIMIT p_limit
@@ -371,7 +371,7 @@ BEGIN
         SELECT array_agg(q.queue), array_agg(n.rank), array_agg(n.run_at) INTO v_queues, v_ranks, v_froms
         FROM (SELECT DISTINCT q AS queue FROM unnest(p_queues || v_open_lanes) AS q WHERE q <> ALL (v_paused)) AS q
         CROSS JOIN LATERAL (
-            SELECT r.rank, r.run_at FROM {schema}.ready AS r
+            SELECT r.rank::integer, r.run_at::timestamptz FROM {schema}.ready AS r
             WHERE r.suspect = p_suspects AND r.queue = q.queue
             ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
         ) AS n;
@@ -431,7 +431,7 @@ BEGIN
                     SELECT l.rank AS rank, l.from_at AS run_at
                     UNION ALL
                     SELECT n.rank, n.run_at FROM lanes CROSS JOIN LATERAL (
-                        SELECT r.rank::integer, r.run_at FROM {schema}.ready AS r
+                        SELECT r.rank::integer, r.run_at::timestamptz FROM {schema}.ready AS r
                         WHERE r.suspect = p_suspects AND r.queue = l.queue AND r.rank > lanes.rank
                         ORDER BY r.suspect, r.queue, r.rank, r.run_at LIMIT 1
                     ) AS n
@@ -477,8 +477,8 @@ BEGIN
         ELSIF cardinality(v_lanes) = 1 THEN
             -- One queue: its rows in the order of the key, locked one after the other until there are enough.
             WITH locked AS MATERIALIZED (
-                SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
-                       r.expires_at, r.delivery
+                SELECT r.ctid AS at, r.queue, r.run_at::timestamptz, r.id, r.number::integer, r.attempts::integer,
+                       r.first_number::integer, r.due_at::timestamptz, r.expires_at::timestamptz, r.delivery::text
                 FROM {schema}.ready AS r
                 WHERE r.suspect = p_suspects AND r.queue = v_lanes[1] AND r.rank = v_rank
                   AND r.run_at BETWEEN v_lane_froms[1] AND v_now
@@ -512,8 +512,8 @@ BEGIN
                 ) AS n
                 ORDER BY n.run_at, n.id LIMIT v_left * 4
             ), locked AS MATERIALIZED (
-                SELECT r.ctid AS at, r.queue, r.run_at, r.id, r.number, r.attempts, r.first_number, r.due_at,
-                       r.expires_at, r.delivery
+                SELECT r.ctid AS at, r.queue, r.run_at::timestamptz, r.id, r.number::integer, r.attempts::integer,
+                       r.first_number::integer, r.due_at::timestamptz, r.expires_at::timestamptz, r.delivery::text
                 FROM first
                 JOIN {schema}.ready AS r ON r.suspect = p_suspects AND r.queue = first.queue
                     AND r.rank = v_rank AND r.run_at = first.run_at AND r.id = first.id
@@ -567,7 +567,7 @@ BEGIN
                    CASE WHEN count(t.expires_at) > 0 THEN array_agg(t.expires_at) END,
                    CASE WHEN count(t.delivery) > 0 THEN array_agg(t.delivery) END,
                    CASE WHEN count(t.options) > 0 THEN array_agg(t.options) END,
-                   CASE WHEN NOT bool_and(t.version = 1) THEN array_agg(t.version) END,
+                   CASE WHEN NOT bool_and(t.version = 1) THEN array_agg(t.version::integer) END,
                    json_object_agg(t.id, t.meta) FILTER (WHERE t.meta IS NOT NULL),
                    array_agg(t.id::text) FILTER (WHERE t.task IS NULL), coalesce(sum(t.size), 0),
                    coalesce(max(t.size), 0) <= 4 * p_bytes / p_limit
