@@ -60,11 +60,14 @@ faults: export TASKHARBOR_FAULT_STREAM_PARTITIONS ?= 4
 faults: export TASKHARBOR_FAULT_STREAM_ORDERS ?= none key partition
 faults: export TASKHARBOR_FAULT_STREAM_BROKER_RESTARTS ?= 1
 faults: export TASKHARBOR_FAULT_STREAM_OUTAGE_SECONDS ?= 30
+faults: export TASKHARBOR_FAULT_DJANGO_TASKS ?= 2000
+faults: export TASKHARBOR_FAULT_DJANGO_KILLS ?= 20
 faults: $(VENV)/.ready-dev  ## the fault tests, in their long form
 	$(BIN)/python -m pytest --timeout 1800 tests/faults tests/postgres/faults tests/supervisor tests/simulation \
 		tests/drivers/test_state_machine.py tests/postgres/test_state_machine.py tests/postgres/test_settles.py \
 		tests/stores/test_sqlite_settles.py tests/streams/test_kills.py tests/streams/test_ingest_kills.py \
-		tests/streams/test_topics_kills.py tests/streams/test_broker_faults.py tests/browser/test_stories.py $(ARGS)
+		tests/streams/test_topics_kills.py tests/streams/test_broker_faults.py \
+		tests/browser/test_stories.py tests/django/test_kills.py $(ARGS)
 
 check: $(VENV)/.ready-dev  ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ LONGEST = (
     "tests/drivers/test_state_machine.py",
     "tests/simulation/",
     "tests/streams/test_kills.py",
+    "tests/django/",
 )
 
 

@@ -52,9 +52,11 @@ class Transaction:
     Both do the same: the caller begins and commits the transaction, so nothing here waits.
     """
 
-    def __init__(self, harbor: Harbor, connection: object) -> None:
+    def __init__(self, harbor: Harbor, connection: object, *, same_database: bool = False) -> None:
         self._harbor = harbor
         self._connection = connection
+        # The harbor was made from the settings of this connection, so there is nothing to compare.
+        self._known = {"same_database": True} if same_database else {}
         self._undo: ExitStack | None = None
 
     def __enter__(self) -> None:
@@ -63,7 +65,9 @@ class Transaction:
                 "this transaction() is entered already; call harbor.transaction(…) for each block"
             )
         with ExitStack() as undo:
-            undo.enter_context(Transactions.of(self._harbor.driver).transaction(self._connection))
+            undo.enter_context(
+                Transactions.of(self._harbor.driver).transaction(self._connection, **self._known)
+            )
             undo.enter_context(_block(self._harbor))
             self._undo = undo.pop_all()
 

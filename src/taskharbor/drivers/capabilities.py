@@ -404,8 +404,13 @@ class Transactions(Capability):
         """Return whether an enqueue in this context runs in the caller's thread and never has to suspend."""
 
     @abstractmethod
-    def transaction(self, connection: Any) -> AbstractContextManager[None]:
-        """While this is active, enqueues of this context run on the caller's connection."""
+    def transaction(self, connection: Any, *, same_database: bool = False) -> AbstractContextManager[None]:
+        """While this is active, enqueues of this context run on the caller's connection.
+
+        With `same_database` the caller knows that the connection is to the store's database, and no connection of the
+        driver's own is needed to compare the two. Reads of a job and of its history then run on it as well, also
+        outside of a transaction.
+        """
 
 
 class Copying(Capability):

@@ -74,7 +74,7 @@ class FailingStore(MemoryDriver, Transactions):
         return True
 
     @contextmanager
-    def transaction(self, connection: Any) -> Iterator[None]:
+    def transaction(self, connection: Any, *, same_database: bool = False) -> Iterator[None]:
         stored = _Stored(self)
         stop_following = _follow_sqlalchemy(connection, stored.remove)
         reset = self._stored.set(stored)

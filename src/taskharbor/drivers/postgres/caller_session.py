@@ -16,7 +16,7 @@ from taskharbor.drivers.postgres.caller_texts import decoded, encoded, instant, 
 from taskharbor.drivers.postgres.connections import ALONE_BYTES, Session
 from taskharbor.drivers.postgres.explain import state_of
 from taskharbor.errors import ConfigurationError, SchemaError, StoreError
-from taskharbor.records import JobRecord, NewJob, NewWorkflow, WorkflowRecord, encode_options
+from taskharbor.records import AttemptRecord, JobRecord, NewJob, NewWorkflow, WorkflowRecord, encode_options
 
 # An unknown table, schema or function.
 _MISSING = ("42P01", "3F000", "42883")
@@ -41,18 +41,27 @@ def _are_large(jobs: Sequence[NewJob]) -> bool:
 class CallerSession(Session):
     """What the driver's own sessions offer, as far as enqueueing takes it."""
 
-    __slots__ = ("_notify", "_schema", "caller")
+    __slots__ = ("_notify", "_schema", "caller", "same_database")
 
-    def __init__(self, caller: PostgresCaller, sql: dict[str, str], schema: str, *, notify: bool) -> None:
+    def __init__(
+        self,
+        caller: PostgresCaller,
+        sql: dict[str, str],
+        schema: str,
+        *,
+        notify: bool,
+        same_database: bool = False,
+    ) -> None:
         super().__init__(cast(Any, None), sql, None)
         self.caller = caller
         self._schema = schema
         self._notify = notify
+        self.same_database = same_database
 
     # -- enqueueing --
 
-    async def enqueue(self, jobs: Sequence[NewJob], identity: str, now: int | None) -> list[Enqueued]:
-        """Store the jobs in the caller's transaction, if that is in the database with this identity."""
+    async def enqueue(self, jobs: Sequence[NewJob], identity: str | None, now: int | None) -> list[Enqueued]:
+        """Store the jobs in the caller's transaction, if that is in the database with this identity; None: it is."""
         self.given_now = now
         await self.caller.ensure_transaction()
         if any(job.depends_on or job.due_at is not None for job in jobs) or _are_large(jobs):
@@ -65,7 +74,7 @@ class CallerSession(Session):
             answers.update(await self._enqueue_each(jobs, left, identity))
         raise enqueue.outrun()
 
-    async def _enqueue_by_statements(self, jobs: Sequence[NewJob], identity: str) -> list[Enqueued]:
+    async def _enqueue_by_statements(self, jobs: Sequence[NewJob], identity: str | None) -> list[Enqueued]:
         """By the driver's own statements. Rare: jobs that others depend on must be locked, and one text has a limit."""
         async with self._all_or_nothing(identity):
             answers = await enqueue.enqueue(self, jobs)
@@ -73,7 +82,7 @@ class CallerSession(Session):
         return answers
 
     async def enqueue_workflow(
-        self, workflow: NewWorkflow, jobs: Sequence[NewJob], identity: str, now: int | None
+        self, workflow: NewWorkflow, jobs: Sequence[NewJob], identity: str | None, now: int | None
     ) -> WorkflowEnqueued:
         """Store it in the caller's transaction, by the driver's own statements: a few, however many members it has."""
         self.given_now = now
@@ -85,9 +94,9 @@ class CallerSession(Session):
         return answer
 
     @asynccontextmanager
-    async def _all_or_nothing(self, identity: str) -> AsyncIterator[None]:
+    async def _all_or_nothing(self, identity: str | None) -> AsyncIterator[None]:
         """A caller that goes on after an error, or after giving up, stores nothing of what these statements did."""
-        if await self.value("identity") != identity:
+        if identity is not None and await self.value("identity") != identity:
             raise _another_database()
         savepoint = self.savepoint()
         await savepoint.start()
@@ -105,7 +114,7 @@ class CallerSession(Session):
             await self.do("announce")
 
     async def _enqueue_each(
-        self, jobs: Sequence[NewJob], positions: list[int], identity: str
+        self, jobs: Sequence[NewJob], positions: list[int], identity: str | None
     ) -> dict[int, Enqueued]:
         """An answer for each of them, except where the job that existed is gone before it was looked at."""
         stored = await self._store([jobs[position] for position in positions], identity)
@@ -120,7 +129,7 @@ class CallerSession(Session):
             if job_id is None or job_id in found
         }
 
-    async def _store(self, jobs: Sequence[NewJob], identity: str) -> _Stored:
+    async def _store(self, jobs: Sequence[NewJob], identity: str | None) -> _Stored:
         given = _encode([_columns(job) for job in jobs]).decode()
         answer = await self._value("store", identity, given, self.given_now, _distinct(jobs), self._notify)
         if answer is None:
@@ -131,6 +140,9 @@ class CallerSession(Session):
         """What a caller's open transaction has written, only its own connection sees."""
         self.given_now = now
         return await reads.get(self, ids)
+
+    async def history(self, job_id: str, limit: int) -> list[AttemptRecord]:
+        return await reads.history(self, job_id, limit)
 
     async def get_workflows(self, ids: Sequence[str]) -> list[WorkflowRecord | None]:
         return await workflows.get(self, ids)
@@ -158,7 +170,9 @@ class CallerSession(Session):
         await self.caller.do(statement, ())
 
     def at(self, now: int) -> CallerSession:
-        session = CallerSession(self.caller, self.sql, self._schema, notify=self._notify)
+        session = CallerSession(
+            self.caller, self.sql, self._schema, notify=self._notify, same_database=self.same_database
+        )
         session.given_now = now
         return session
 

@@ -263,7 +263,7 @@ class PostgresDriver(
         session = self._caller_session.get()
         if session is not None:
             session.caller.refuse_synchronous()
-            return await session.enqueue(jobs, await self._own_identity(), self._time(now))
+            return await session.enqueue(jobs, await self._expected(session), self._time(now))
         try:
             if are_plain(jobs):
                 answers = await self._gathering.store(jobs, now)
@@ -313,8 +313,8 @@ class PostgresDriver(
         session = self._caller_session.get()
         if session is not None:
             session.caller.refuse_synchronous()
-            identity = await self._own_identity()
-            return await session.enqueue_workflow(workflow, jobs, identity, self._time(now))
+            expected = await self._expected(session)
+            return await session.enqueue_workflow(workflow, jobs, expected, self._time(now))
         try:
             answer = await self._transact(
                 Lane.REST, lambda s: workflows.enqueue_workflow(s, workflow, jobs), now
@@ -468,6 +468,9 @@ class PostgresDriver(
         return await self._run(Lane.REST, lambda s: reads.counts(s, queue, self._counted), now)
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
+        session = self._caller_session.get()
+        if session is not None and session.caller.reaches_here():
+            return await session.history(job_id, limit)
         return await self._run(Lane.REST, lambda s: reads.history(s, job_id, limit), prompt=True)
 
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
@@ -725,17 +728,23 @@ class PostgresDriver(
         return session is not None and not session.caller.asynchronous
 
     @contextmanager
-    def transaction(self, connection: Any) -> Iterator[None]:
+    def transaction(self, connection: Any, *, same_database: bool = False) -> Iterator[None]:
         caller = caller_of(connection, PostgresCaller)  # type: ignore[type-abstract]
-        session = CallerSession(caller, self._sql, self.schema, notify=self._listen)
+        session = CallerSession(
+            caller, self._sql, self.schema, notify=self._listen, same_database=same_database
+        )
         reset = self._caller_session.set(session)
         try:
             yield
         finally:
             self._caller_session.reset(reset)
 
+    async def _expected(self, session: CallerSession) -> str | None:
+        """Which database a caller's connection must be to; None if the caller knows that it is the harbor's."""
+        return None if session.same_database else await self._own_identity()
+
     async def _own_identity(self) -> str:
-        """Which database the harbor is on: a caller's connection must be to the same one. Asked once."""
+        """Which database the harbor is on. Asked once."""
         if self._identity is None:
             asked = self._run(Lane.REST, lambda s: s.value("identity"))
             # Stepped in the thread of a synchronous caller, this cannot wait for connections of ours by itself.

@@ -98,7 +98,8 @@ class Counted:
 async def history(session: Session, job_id: str, limit: int) -> list[AttemptRecord]:
     if not places.is_id(job_id):
         return []
-    return [attempt_of(job_id, *row) for row in await session.rows("history", job_id, max(limit, 0))]
+    rows = await session.rows("history", job_id, max(limit, 0))
+    return [attempt_of(job_id, *row.values()) for row in rows]
 
 
 async def steps(session: Session, job_id: str) -> dict[str, StepRecord]:

@@ -20,14 +20,15 @@ T = TypeVar("T")
 class CallerSession:
     """The driver's operations on a connection of the application. Its errors are the application's to handle."""
 
-    def __init__(self, connection: object, path: str, clock: Clock) -> None:
+    def __init__(self, connection: object, path: str, clock: Clock, *, same_database: bool = False) -> None:
         self.caller = caller_of(connection, SQLiteCaller)  # type: ignore[type-abstract]
         self._path = path
+        self._same_database = same_database
         self._clock = clock
         # SQLAlchemy and Django connect when they are first used, and perhaps to another file each time.
         self._is_checked = isinstance(self.caller, Sqlite3Caller)
         if isinstance(self.caller, Sqlite3Caller):
-            _check(self.caller.connection, path)
+            self._check(self.caller.connection)
 
     async def write(self, operation: Callable[[Session], T], now: int | None = None) -> T:
         """Run the operation inside the caller's transaction: all of it, or nothing."""
@@ -37,10 +38,15 @@ class CallerSession:
         )
 
     def can_read(self) -> bool:
-        return self.caller.reaches_here() and self.caller.in_transaction()
+        return self.caller.reaches_here() and (self._same_database or self.caller.in_transaction())
 
     async def read(self, operation: Callable[[Session], T], now: int | None = None) -> T:
-        return await self.caller.run(lambda connection: operation(self._session(connection, now)))
+        def run(connection: SQLiteConnection) -> T:
+            if self._same_database:  # nothing has been enqueued on it, so nothing has been checked
+                _check_tables(connection, self._path)
+            return operation(self._session(connection, now))
+
+        return await self.caller.run(run)
 
     def _session(self, connection: SQLiteConnection, now: int | None) -> Session:
         return Session(cast(Any, connection), self._clock.now() if now is None else now)
@@ -50,7 +56,7 @@ class CallerSession:
     ) -> T:
         """A caller that goes on after an error, and commits, stores nothing of what failed."""
         if not self._is_checked:
-            _check(connection, self._path)
+            self._check(connection)
         # Without a transaction, the savepoint would begin one that the library does not know of, and commit it too.
         if not connection.raw.in_transaction:
             if _is_autocommit(connection):
@@ -67,11 +73,17 @@ class CallerSession:
         connection.execute("RELEASE taskharbor")
         return result
 
+    def _check(self, connection: SQLiteConnection) -> None:
+        if connection.raw.text_factory is not str:
+            raise ConfigurationError(
+                "transaction() needs a connection whose text_factory is str, the default"
+            )
+        if not self._same_database:
+            _check_file(connection, self._path)
+        _check_tables(connection, self._path)
 
-def _check(connection: SQLiteConnection, path: str) -> None:
-    if connection.raw.text_factory is not str:
-        raise ConfigurationError("transaction() needs a connection whose text_factory is str, the default")
-    _check_file(connection, path)
+
+def _check_tables(connection: SQLiteConnection, path: str) -> None:
     tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'taskharbor_schema'")
     if not tables.fetchone()[0]:
         raise SchemaError(

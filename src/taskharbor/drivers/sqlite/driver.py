@@ -219,7 +219,7 @@ class SQLiteDriver(
         return await self._depths.read(self._engine, now, lambda s, depths: reads.counts(s, depths, queue))
 
     async def history(self, job_id: str, limit: int = 100) -> list[AttemptRecord]:
-        return await self._engine.read(lambda s: reads.history(s, job_id, limit))
+        return await self._reader().read(lambda s: reads.history(s, job_id, limit))
 
     async def steps(self, job_id: str) -> dict[str, StepRecord]:
         return await self._engine.read(lambda s: reads.steps(s, job_id))
@@ -407,8 +407,9 @@ class SQLiteDriver(
         return True
 
     @contextmanager
-    def transaction(self, connection: Any) -> Iterator[None]:
-        reset = self._caller_session.set(CallerSession(connection, self.path, self.clock))
+    def transaction(self, connection: Any, *, same_database: bool = False) -> Iterator[None]:
+        session = CallerSession(connection, self.path, self.clock, same_database=same_database)
+        reset = self._caller_session.set(session)
         try:
             yield
         finally:

@@ -36,7 +36,8 @@ from taskharbor.worker.pipeline.execution import Execution
 
 ERROR_MAX = 4_000  # characters of an error's text that are kept
 TRACEBACK_MAX = 16_000
-_PACKAGE = str(Path(__file__).parents[1])
+# What calls a handler: a worker, and an integration that puts a framework around it.
+_CALLERS = tuple(str(Path(__file__).parents[2] / each) for each in ("worker", "integrations", "signature.py"))
 _SUCCEEDED = Succeeded()
 
 
@@ -212,7 +213,7 @@ def error_text(error: BaseException) -> str:
 
 def traceback_of(error: BaseException) -> str:
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_CALLERS):
         trace = trace.tb_next  # what called the handler is of no interest to its author
     try:
         text = tracebacks.formatted(error, trace or error.__traceback__)

@@ -11,8 +11,8 @@ FROM pg_control_system()
 SELECT pg_notify({schema}.channel(), a.payload) FROM {schema}.announcement() AS a (payload) WHERE a.payload IS NOT NULL
 
 -- name: store
--- Nothing, if this is not the database that the harbor's workers look into.
-SELECT CASE WHEN $1::text = (
+-- Nothing, if this is not the database that the harbor's workers look into. NULL: the caller knows that it is.
+SELECT CASE WHEN $1::text IS NULL OR $1::text = (
     SELECT system_identifier::text || '/' || (SELECT oid FROM pg_database WHERE datname = current_database())
     FROM pg_control_system()
 ) THEN (

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS {schema}.schema_versions (
 )
 
 -- name: record_version
-INSERT INTO {schema}.schema_versions (version, name, serves) VALUES ($1, $2, $3)
+INSERT INTO {schema}.schema_versions (version, name, serves) VALUES ($1::integer, $2::text, $3::integer)
 
 -- name: lock_migrations
 -- One process at a time; the key stands for the schema's name. It goes with the transaction.

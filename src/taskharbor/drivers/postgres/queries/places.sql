@@ -64,7 +64,7 @@ ORDER BY i.position
 -- name: history
 SELECT number, status, retry_count, token, worker, started_at, finished_at, error, traceback, detail, worker_survived,
        retry_delay, fingerprint, code_version
-FROM {schema}.history WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2
+FROM {schema}.history WHERE job_id = $1::text::uuid ORDER BY number DESC LIMIT $2::bigint
 
 -- name: steps
 SELECT name, result, number FROM {schema}.steps WHERE job_id = $1::text::uuid ORDER BY name

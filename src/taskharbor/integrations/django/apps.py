@@ -1,0 +1,18 @@
+"""The Django app. Its label is `taskharbor`: `manage.py migrate taskharbor` makes the tables."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class TaskHarborConfig(AppConfig):  # type: ignore[misc]
+    name = "taskharbor.integrations.django"
+    label = "taskharbor"
+    verbose_name = "TaskHarbor"
+
+    def ready(self) -> None:
+        from django.core import checks
+
+        from taskharbor.integrations.django.checks import check_store
+
+        checks.register(check_store, checks.Tags.database)

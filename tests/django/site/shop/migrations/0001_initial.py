@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+    dependencies: list = []
+    operations = [
+        migrations.CreateModel(
+            "Order",
+            [
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=100)),
+                ("sent", models.IntegerField(default=0)),
+            ],
+        )
+    ]
