@@ -12,7 +12,7 @@ every_django = pytest.mark.parametrize("series", environments.SERIES)
 
 
 @every_django
-@pytest.mark.parametrize("case", ["case_contract", "case_transactions"])
+@pytest.mark.parametrize("case", ["case_contract", "case_transactions", "case_dashboard"])
 def test_cases_hold(series: str, case: str, database: dict[str, Any]) -> None:
     environments.project(series, database).cases(case)
 

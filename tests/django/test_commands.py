@@ -111,6 +111,13 @@ def test_worker_starts_from_another_folder(project: Project, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout
 
 
+def test_worker_executes_few_tasks_at_once_unless_told_otherwise(project: Project) -> None:
+    """Each may hold a connection to Django's database."""
+    project.manage("migrate")
+    assert "concurrency=10" in project.manage("harbor", "worker", "--drain").stdout
+    assert "concurrency=3" in project.manage("harbor", "worker", "--drain", "--concurrency", "3").stdout
+
+
 def test_usage_errors_name_the_command(project: Project) -> None:
     done = project.manage("harbor", "worker", "--nonsense")
     assert done.returncode == 2

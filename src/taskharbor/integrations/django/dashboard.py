@@ -116,15 +116,18 @@ def _scope(request: HttpRequest, path: str, allowed: Allowed) -> dict[str, Any]:
         "raw_path": request.get_full_path().partition("?")[0].encode("ascii", "surrogateescape"),
         "root_path": root,
         "query_string": request.META.get("QUERY_STRING", "").encode("latin-1"),
-        "headers": [
-            (name.lower().encode("latin-1"), value.encode("latin-1"))
-            for name, value in request.headers.items()
-        ],
+        "headers": _headers(request),
         "client": (address, int(request.META.get("REMOTE_PORT") or 0)) if address else None,
         "server": (request.META.get("SERVER_NAME", ""), int(request.META.get("SERVER_PORT") or 0)),
         "state": {},
         _REQUEST: allowed,
     }
+
+
+def _headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:
+    # The host is the one that Django has checked, and that a proxy may name if the settings trust it.
+    named = {name.lower(): value for name, value in request.headers.items()} | {"host": request.get_host()}
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
 
 
 class _Call:

@@ -8,6 +8,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+# A handler in a thread may hold a connection to Django's database, and PostgreSQL has a hundred by default.
+CONCURRENCY = 10
+DEFAULTS = {name: {"concurrency": CONCURRENCY} for name in ("worker", "dev")}
 APP = "taskharbor.integrations.django.app"
 
 
@@ -31,7 +34,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         backend, rest = _backend_in(arguments)
         os.environ["TASKHARBOR_APP"] = f"{APP}:{'harbor' if backend is None else f'backends.{backend}'}"
         _let_children_import()
-        cli(rest, prog_name=program)
+        cli(rest, prog_name=program, default_map=DEFAULTS)
 
 
 def _backend_in(arguments: list[str]) -> tuple[str | None, list[str]]:
