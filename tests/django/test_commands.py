@@ -57,7 +57,7 @@ def test_tables_that_exist_already_are_kept(project: Project) -> None:
 def test_sqlmigrate_shows_the_drivers_statements(project: Project, kind: str) -> None:
     shown = project.manage("sqlmigrate", "taskharbor", "0001").stdout
     assert ("CREATE TABLE taskharbor_jobs" if kind == "sqlite" else 'CREATE TABLE "taskharbor".jobs') in shown
-    assert "'0015_initial'" in shown
+    assert "'0016_initial'" in shown
 
 
 def test_no_migration_leads_back(project: Project) -> None:

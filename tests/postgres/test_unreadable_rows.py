@@ -52,7 +52,8 @@ def drop_checks(driver: PostgresDriver) -> None:
     rows = store.query(
         driver.dsn,
         "SELECT CASE WHEN contypid = 0 THEN 'TABLE ' || conrelid::regclass "
-        "ELSE 'DOMAIN ' || contypid::regtype END AS name, conname FROM pg_constraint WHERE connamespace = $1::regnamespace AND contype = 'c'",
+        "ELSE 'DOMAIN ' || contypid::regtype END AS name, conname "
+        "FROM pg_constraint WHERE connamespace = $1::regnamespace AND contype = 'c'",
         driver.schema,
     )
     assert rows
