@@ -185,7 +185,7 @@ class OwnBroker:
             process.wait(START_SECONDS)
 
     def leave_running(self) -> None:
-        """Leave the process to whoever ends what has its environment."""
+        """Leave the process to the guard of the run, which knows it by its environment."""
         process, self._process = self._process, None
         if process is not None:
             process.returncode = 0  # it is not waited for; without this, Python warns that it still runs
