@@ -118,6 +118,7 @@ class Crew:
         self._broker.stop(signal.SIGKILL)
         self._tell(at="restart")
         self._broker.start()
+        self._tell(at="restart")  # what ran meanwhile could not be committed either
 
     def note_committed(self) -> None:
         """Note what the group has committed, and check that it is not ahead of the work."""

@@ -31,6 +31,14 @@ class Log:
     def create(self, topic: str, partitions: int, config: dict[str, str] | None = None) -> None:
         [created] = self.admin.create_topics([NewTopic(topic, partitions, config=config or {})]).values()
         created.result(PATIENCE_SECONDS)
+        # It is created, and on a busy machine the broker may not know of it for a moment.
+        give_up_at = time.monotonic() + PATIENCE_SECONDS
+        while (
+            len(self.admin.list_topics(topic, timeout=PATIENCE_SECONDS).topics[topic].partitions)
+            != partitions
+        ):
+            assert time.monotonic() < give_up_at, f"the broker does not know of {topic}"
+            time.sleep(0.02)
 
     def delete(self) -> None:
         [deleted] = self.admin.delete_topics([self.topic]).values()

@@ -27,10 +27,12 @@ def tell(**what: object) -> None:
 
 
 class Losses(logging.Handler):
-    """Notes when this process was away for so long that others have its partitions."""
+    """Notes when others have partitions of this process without its last commit."""
+
+    SIGNS = ("went to another worker", "over; what this one had begun", "what they cover comes again")
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "went to another worker" in record.getMessage() or "over; what this one" in record.getMessage():
+        if any(sign in record.getMessage() for sign in self.SIGNS):
             tell(at="lost", pid=os.getpid())
 
 

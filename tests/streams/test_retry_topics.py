@@ -20,6 +20,7 @@ from taskharbor.records import AttemptStatus, State
 from taskharbor.streams import StreamWorker
 from taskharbor.streams.messages import Place
 from taskharbor.streams.topics import sleeping, trails
+from taskharbor.streams.topics.moves import Ledger, Move, Record
 from taskharbor.streams.topics.tiers import Tiers
 from taskharbor.worker.supervisor.channel import LostMessage
 from tests.streams.log import Log, until
@@ -53,6 +54,22 @@ async def working(harbor: Harbor, log: Log, **options: Any) -> AsyncIterator[Str
     finally:
         worker.stop()
         await running
+
+
+async def test_record_of_a_transaction_that_failed_is_not_written_after_its_partition_came_back():
+    """The message comes again with the partition: a second record of it would be one too many."""
+    ledger, partition = Ledger(asyncio.get_running_loop()), ("tasks", 0)
+    answer = asyncio.get_running_loop().create_future()
+    ledger.begin(partition, 0, ())
+    assert ledger.take(partition, 0)
+    ledger.move([Move(Place(b"log", "tasks", 0, 0, 0), Record("tasks-dlq", None, b"{}", []), answer)])
+    batch = ledger.next_batch()
+    assert len(batch.moves) == 1
+    ledger.forget([partition])
+    ledger.begin(partition, 0, ())
+    ledger.undone(batch)
+    assert ledger.next_batch().is_empty
+    assert await answer is False
 
 
 async def test_messages_are_executed_and_their_offsets_committed_in_transactions(memory: Harbor, log: Log):

@@ -44,6 +44,7 @@ class Move(Struct, eq=False):
     record: Record | None  # None: the offset is all
     answer: asyncio.Future[bool] | None = None  # whether it has moved; False: it stays, and comes again
     is_finished: bool = False  # its offset was committed before: the record is all
+    offsets: PartitionOffsets | None = None  # those that it finishes; the ledger sets it
 
 
 class TopicCommit(Struct, frozen=True):
@@ -135,6 +136,8 @@ class Ledger:
     def move(self, moves: Sequence[Move]) -> None:
         """Note that these leave their places."""
         with self._lock:
+            for each in moves:
+                each.offsets = self._offsets.get(partition_of(each.place))
             self._finish(each.place for each in moves if not each.is_finished)
             self._moves += self._wanted(moves)
 
@@ -145,10 +148,15 @@ class Ledger:
                 offsets.finish(place.offset)
 
     def _wanted(self, moves: Sequence[Move]) -> list[Move]:
-        """Those whose partitions are here; the others are answered."""
+        """Those whose partitions have been here since they were noted; the others are answered.
+
+        Of a partition that went away and came back the messages come again, and what becomes of them then counts.
+        """
 
         def is_wanted(move: Move) -> bool:
-            return not self._has_failed and (move.is_finished or partition_of(move.place) in self._offsets)
+            if self._has_failed or move.is_finished:
+                return not self._has_failed
+            return move.offsets is not None and self._offsets.get(partition_of(move.place)) is move.offsets
 
         self._answer([each for each in moves if not is_wanted(each)], False)
         return [each for each in moves if is_wanted(each)]
