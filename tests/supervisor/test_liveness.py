@@ -85,6 +85,9 @@ def test_stats_show_supervised_workers_also_while_they_are_idle(shop: Shop):
         assert (worker["slots"], worker["queues"], worker["open"]) == (7, ["mail", "default"], 0)
         assert worker["expired"] is False
         assert str(parent.pid) in worker["supervisor"]
+    # What a child tells of itself comes with one of the next records.
+    shop.wait(lambda: all(worker["memoryMib"] for worker in _workers(shop)), "their memory", seconds=40)
+    assert all(worker["loopLagSeconds"] >= 0 for worker in _workers(shop))
     os.kill(shop.children()[0], signal.SIGKILL)
     shop.wait(lambda: {worker["pid"] for worker in _workers(shop)} == set(shop.children()), "the replacement")
     parent.terminate()

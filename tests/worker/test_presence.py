@@ -12,6 +12,7 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import StoreUnavailable
 from taskharbor.worker.upkeep.presence import FIRST_SECONDS, SIGN_ON_SECONDS
+from taskharbor.worker.upkeep.vitals import LoopLag
 from tests.worker.stage import FaultyDriver, soon, until, working
 
 
@@ -32,6 +33,10 @@ async def test_an_idle_worker_is_there_until_it_stops(memory: Harbor, clock: Man
         assert (worker.name, worker.slots, worker.queues, worker.supervisor) == ("idle", 3, ("mail",), None)
         assert worker.started_at == clock.now()
         assert "http" in (worker.tasks or ())
+        assert worker.version == memory.version
+        assert worker.vitals is not None
+        assert worker.vitals.memory_mib > 10
+        assert worker.vitals.lag_ms >= 0
         for _ in range(10):
             await clock.jump(SIGN_ON_SECONDS)
             assert await names(memory) == ["idle"]
@@ -62,3 +67,24 @@ async def test_a_store_that_does_not_listen_is_no_trouble(
         await clock.jump(SIGN_ON_SECONDS)
         await until(lambda: len(tries) >= 2)
         assert (await job.arefresh()).number >= 1  # it works meanwhile
+
+
+async def test_vitals_have_the_worst_lag_since_they_were_asked_for(monkeypatch: pytest.MonkeyPatch):
+    times = iter([0.0, 1.25, 2.0, 3.5, 4.0, 5.0])
+
+    class Stub:
+        @staticmethod
+        def monotonic() -> float:
+            return next(times)
+
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            pass
+
+    monkeypatch.setattr("taskharbor.worker.upkeep.vitals.time", Stub)
+    monkeypatch.setattr("taskharbor.worker.upkeep.vitals.asyncio", Stub)
+    lag = LoopLag()
+    assert [await lag.look(1.0), await lag.look(1.0)] == [1.25, 1.5]
+    assert lag.vitals().lag_ms == 500
+    await lag.look(1.0)
+    assert lag.vitals().lag_ms == 0

@@ -128,13 +128,14 @@ class _Child:
         return None if self._process is None else self._process.poll()
 
     def stop(self) -> None:
+        """End it: at once if another Ctrl-C comes while its jobs end."""
         process = self._process
         if process is None or process.poll() is not None:
             return
-        process.terminate()
         try:
+            process.terminate()
             process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 
 from taskharbor import Harbor
 from taskharbor.clock import ManualClock
+from taskharbor.drivers.contract.records import RecordKind
 from taskharbor.drivers.typed_records import SESSIONS, TOKENS
 from taskharbor.server.app import application
+from taskharbor.server.auth import READINGS_AT_ONCE, TOKENS_SECONDS
 from taskharbor.server.dashboard.pages import Action, Page
 from taskharbor.server.dashboard.sessions import COOKIE, LASTS_SECONDS, OF_TOKEN_MAX
 from taskharbor.server.dashboard.site import ACTIONS, PAGES
 from taskharbor.server.limits import FAILURES_MAX
+from taskharbor.server.routing import Prefixed
 from taskharbor.server.tokens import Role, create_token, revoke_token
 from tests.server.conftest import client_of
 from tests.server.dashboard.conftest import ORIGIN
@@ -213,3 +218,109 @@ async def test_a_link_from_another_site_finds_the_session(harbor: Harbor, signed
         assert first.status_code == 200
         assert 'http-equiv="refresh"' in first.text
         assert (await client.get("/queues", headers={"Sec-Fetch-Site": "same-origin"})).status_code == 303
+
+
+async def test_wrong_tokens_do_not_make_the_store_work(harbor: Harbor, monkeypatch: pytest.MonkeyPatch):
+    """Each sign-in may need a token that was made a moment ago; a flood of wrong ones reads the tokens a few times."""
+    monkeypatch.setattr("taskharbor.server.limits.FAILURES_MAX", 1_000)
+    token, _ = await create_token(harbor.driver, "t", "read")
+    readings: list[RecordKind] = []
+    real = harbor.driver.records  # type: ignore[attr-defined]
+
+    async def counted(kind: RecordKind, *given: Any, **options: Any) -> Any:
+        readings.append(kind)
+        return await real(kind, *given, **options)
+
+    monkeypatch.setattr(harbor.driver, "records", counted)
+    now = harbor.driver.now
+    asked: list[int] = []
+
+    async def counted_now() -> int:
+        asked.append(1)
+        return await now()
+
+    monkeypatch.setattr(harbor.driver, "now", counted_now)
+    moved = _Time()
+    monkeypatch.setattr("taskharbor.server.auth.time", moved)
+    monkeypatch.setattr("taskharbor.server.allowance.time", moved)
+    async with client_of(harbor.asgi(), headers=ORIGIN) as client:
+        for _ in range(100):
+            assert (await client.post("/sign-in", data={"token": "wrong"})).status_code == 401
+        assert readings == [RecordKind.TOKENS] * (1 + READINGS_AT_ONCE)
+        for _ in range(100):
+            headers = {"Authorization": "Bearer wrong"}
+            assert (await client.get("/api/v1/jobs", headers=headers)).status_code == 401
+        assert len(readings) == 1 + READINGS_AT_ONCE
+        assert asked == []
+        newer, _ = await create_token(harbor.driver, "newer", "read")
+        moved.now += TOKENS_SECONDS  # and a new token passes nevertheless, a second later
+        assert (await client.post("/sign-in", data={"token": newer})).status_code == 303
+        assert (await client.post("/sign-in", data={"token": token})).status_code == 303
+
+
+class _Time:
+    """The time of this process, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+PROXY = "10.0.0.1"
+# What a browser sends to https://ops.example/harbor/, as a proxy passes it on; and whether the change is taken.
+PASSED_ON = {
+    "Host as it came": ({"Host": "ops.example"}, 303),
+    "another Host and X-Forwarded-Host": ({"Host": "inner:8400", "X-Forwarded-Host": "ops.example"}, 303),
+    "two proxies": ({"Host": "inner:8400", "X-Forwarded-Host": "ops.example, middle"}, 303),
+    "another Host alone": ({"Host": "inner:8400"}, 403),
+    "a host that is not the browser's": ({"Host": "ops.example", "X-Forwarded-Host": "evil.example"}, 403),
+}
+
+
+@pytest.mark.parametrize("sent", PASSED_ON)
+@pytest.mark.parametrize("is_removed", [True, False], ids=["path removed", "path kept"])
+async def test_changes_through_a_proxy_are_checked_by_the_host_that_the_browser_asked(
+    harbor: Harbor, sent: str, is_removed: bool
+):
+    token, _ = await create_token(harbor.driver, "t", "admin")
+    passed_on, status = PASSED_ON[sent]
+    headers = {**passed_on, "X-Forwarded-Proto": "https", "Origin": "https://ops.example"}
+    app = Prefixed(harbor.asgi(trusted_proxies=[PROXY]), "/harbor")
+    path = "" if is_removed else "/harbor"
+    async with _through(PROXY, app, headers) as client:
+        response = await client.post(f"{path}/sign-in", data={"token": token, "next": "/queues"})
+        assert response.status_code == status, response.text
+        if status == 403:
+            assert "origin_refused" in response.text
+            return
+        assert response.headers["location"] == "/harbor/queues"
+        assert {"secure", "path=/harbor"} <= set(response.headers["set-cookie"].lower().split("; "))
+        cookie = {"Cookie": f"{COOKIE}={response.cookies[COOKIE]}"}
+        page = await client.get(f"{path}/queues/mail", headers=cookie)
+        assert "https://ops.example/harbor/api/v1/queues/mail/pause" in page.text
+        paused = await client.post(f"{path}/queues/mail/pause", headers=cookie)
+        assert (paused.status_code, paused.headers["location"]) == (303, "/harbor/queues/mail")
+        foreign = {**cookie, "Origin": "https://evil.example"}
+        assert (await client.post(f"{path}/queues/mail/resume", headers=foreign)).status_code == 403
+
+
+async def test_nobody_but_a_trusted_proxy_names_the_host(harbor: Harbor):
+    token, _ = await create_token(harbor.driver, "t", "admin")
+    forged = {
+        "Origin": "https://evil.example",
+        "X-Forwarded-Host": "evil.example",
+        "X-Forwarded-Proto": "https",
+    }
+    async with _through("10.0.0.2", harbor.asgi(trusted_proxies=[PROXY]), forged) as client:
+        assert (await client.post("/sign-in", data={"token": token})).status_code == 403
+        page = await client.get("/docs", headers={"Host": "a;touch pwned"})
+        assert "touch pwned" not in page.text
+        assert "evil.example" not in page.text
+
+
+def _through(address: str, app: Any, headers: dict[str, str]) -> httpx.AsyncClient:
+    """Return a client whose requests come from this address."""
+    transport = httpx.ASGITransport(app, client=(address, 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://inner:8400", headers=headers)

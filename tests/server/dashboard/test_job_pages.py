@@ -262,3 +262,25 @@ def test_a_comparison_of_many_changed_lines_ends_soon():
         400,
         400,
     )
+
+
+async def test_children_stand_on_the_timeline_of_their_parent(shop: Harbor, client: httpx.AsyncClient):
+    @shop.task(name="order")
+    async def order(ctx: Context) -> None:
+        ctx.enqueue(shop.tasks["charge"].s(order=1))
+        ctx.enqueue(shop.tasks["charge"].s(order=-1))
+
+    for correlation in (None, "order-7"):
+        parent = await order.using(correlation_id=correlation).aenqueue()
+        stranger = await shop.tasks["charge"].using(correlation_id=correlation or parent.id).aenqueue(order=2)
+        await done(shop)
+        page = await client.get(f"/jobs/{parent.id}")
+        drawn = re.findall(r"<title>(child [^<]*)</title>", page.text)
+        assert sorted(drawn) == ["child charge: dead", "child charge: succeeded"]
+        assert stranger.id not in page.text
+        children = await shop.jobs.alist(correlation_id=correlation or parent.id, task="charge")
+        of_parent = [child for child in children if child.parent == parent.id]
+        assert len(of_parent) == 2
+        for child in of_parent:
+            assert f'href="/jobs/{child.id}"' in page.text
+            assert f'href="/jobs/{parent.id}"' in (await client.get(f"/jobs/{child.id}")).text

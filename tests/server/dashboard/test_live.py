@@ -222,6 +222,69 @@ async def test_slow_answer_is_renewed_beside_its_readers_and_less_often(moved: T
     assert documents._kept["k"].task is not None
 
 
+async def test_reader_that_does_not_wait_gets_nothing_and_the_question_goes_on(moved: Time):
+    documents = shared.SharedDocuments()
+    gate = asyncio.Event()
+    asked = 0
+
+    async def ask() -> int:
+        nonlocal asked
+        asked += 1
+        await gate.wait()
+        return asked
+
+    assert await documents.read("k", 5.0, ask, wait=0) is None
+    assert await documents.read("k", 5.0, ask, wait=0) is None
+    gate.set()
+    assert await documents.read("k", 5.0, ask, wait=60) == 1
+    assert (await documents.read("k", 5.0, ask, wait=0), asked) == (1, 1)
+
+
+async def test_page_that_comes_too_late_gets_what_is_fresh_and_asks_nothing(moved: Time):
+    documents = shared.SharedDocuments()
+
+    async def ask() -> str:
+        return "answer"
+
+    with pytest.raises(shared.NotNow):
+        await documents.read("k", 1.0, ask, reader=shared.Reader.LATE_PAGE)
+    await documents.read("k", 1.0, ask, reader=shared.Reader.OPEN_PAGE, queries=100)
+    assert not documents.allowance.is_left()
+    assert await documents.read("k", 1.0, ask, reader=shared.Reader.LATE_PAGE) == "answer"
+    moved.now += 1
+    with pytest.raises(shared.NotNow):
+        await documents.read("k", 1.0, ask, reader=shared.Reader.LATE_PAGE)
+    moved.now += 100
+    assert documents.allowance.is_left()
+
+
+@pytest.mark.parametrize("path", ["/", "/queues", "/queues/mail", "/jobs/suggest?q=ma"])
+async def test_page_does_not_wait_until_a_million_jobs_are_counted(
+    harbor: Harbor, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    """The first load of a page comes without depths, and brings them soon. A pause is shown at once."""
+    await harbor.aenqueue("mail", queue="mail")
+    counted, gate = harbor.driver.queues, asyncio.Event()
+
+    async def slow(**options: Any) -> Any:
+        await gate.wait()
+        return await counted(**options)
+
+    monkeypatch.setattr(harbor.driver, "queues", slow)
+    await client.post("/queues/mail/pause")
+    early = await client.get(path)
+    assert early.status_code == 200
+    if path.startswith("/jobs"):
+        return
+    assert "data-soon" in early.text
+    assert ("paused it" in early.text) is (path == "/queues/mail")
+    gate.set()
+    late = await client.get(path)
+    while "data-soon" in late.text:
+        late = await client.get(path, headers=LIVE)
+    assert "paused" in late.text
+
+
 async def test_open_page_is_told_of_a_change_and_the_store_is_not_counted_for_it(
     harbor: Harbor, monkeypatch: pytest.MonkeyPatch
 ):

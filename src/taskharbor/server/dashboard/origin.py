@@ -26,7 +26,7 @@ def refuse_other_origins(request: Request, proxies: Proxies) -> None:
     scheme, host, port = _parts(origins[0])
     if scheme not in _PORTS or not host:
         raise _refused("its Origin is no address of a web page")
-    if (host, port) != _parts(f"{scheme}://{_own_host(request, proxies)}")[1:]:
+    if (host, port) != _parts(f"{scheme}://{own_host(request, proxies)}")[1:]:
         raise _refused("its Origin is another host than the one that it was sent to")
 
 
@@ -38,7 +38,7 @@ def _parts(origin: str) -> tuple[str, str, int | None]:
         return "", "", None
 
 
-def _own_host(request: Request, proxies: Proxies) -> str:
+def own_host(request: Request, proxies: Proxies) -> str:
     """Return the host that the browser asked, which a trusted proxy may name."""
     hosts = request.headers.getlist("host")
     forwarded = request.headers.getlist("x-forwarded-host")
@@ -51,7 +51,8 @@ def is_secure(request: Request, proxies: Proxies) -> bool:
     """Whether the browser speaks TLS, with this server or with a proxy before it."""
     if request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://"):
         return True
-    return comes_from_proxy(request, proxies) and request.headers.get("x-forwarded-proto") == "https"
+    forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return forwarded == "https" and comes_from_proxy(request, proxies)
 
 
 def comes_from_proxy(request: Request, proxies: Proxies) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from taskharbor.codec.problems import reason_of
 from taskharbor.server.auth import Caller, refuse_too_low
 from taskharbor.server.clients import NO_ADDRESS
 from taskharbor.server.dashboard import rendering
-from taskharbor.server.dashboard.origin import is_secure
+from taskharbor.server.dashboard.origin import is_secure, own_host
 from taskharbor.server.dashboard.shared import QUERIES_OF_ONE, STALE_SECONDS, Reader
 from taskharbor.server.errors import ApiError, malformed
 from taskharbor.server.limits import choices
@@ -50,6 +51,8 @@ QUERIES = {
 NOTICE_COOKIE = "taskharbor_notice"
 NOTICE_MAX = 300  # characters
 
+# What a line for a shell may name: a client, or a proxy that passes everything on, writes the header.
+_HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _OPERATION_OF: dict[Handle, Operation] = {each.handle: each for each in (*OPERATIONS, *ROOT_OPERATIONS)}
 
 PAGE_HEADERS = {
@@ -121,7 +124,10 @@ class View:
 
     def absolute(self, *parts: object) -> str:
         """Write a whole address, for a line to copy."""
-        return f"{self.request.url.scheme}://{self.request.url.netloc}{self.url(*parts)}"
+        proxies = self._dashboard.api.auth.proxies
+        scheme = "https" if is_secure(self.request, proxies) else "http"
+        host = own_host(self.request, proxies)
+        return f"{scheme}://{host if _HOST.fullmatch(host) else 'localhost'}{self.url(*parts)}"
 
     def on_store(self, line: str) -> str:
         """Return a line of the command line to copy, so that it acts on this store; any other text as it is.
