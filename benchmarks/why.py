@@ -105,6 +105,21 @@ async def measure(url: str, jobs: int, times: int) -> None:
             print(
                 f"  {kind:<28} first {first:7.2f}  then median {median:7.2f}  slowest {slowest:7.2f}  {found.code}"
             )
+    for kind, job_id in kinds.items():
+        print(
+            f"  {kind:<28} by a new harbor, which connects first: {await by_a_new_harbor(url, job_id):7.2f}"
+        )
+
+
+async def by_a_new_harbor(url: str, job_id: str) -> float:
+    """Return the milliseconds of one `why` with all that comes before it in a program that has just begun.
+
+    The very first reader after a bulk insert pays something else: PostgreSQL marks the rows that it meets as committed.
+    """
+    begun = time.perf_counter()
+    async with Harbor(url) as harbor:
+        await harbor.jobs.awhy(job_id)
+        return (time.perf_counter() - begun) * 1_000
 
 
 @contextmanager

@@ -54,6 +54,26 @@ def test_enqueue_takes_a_failure_task_by_name_or_as_json(run, harbor):
     assert run(*added).document["failureTask"] == "echo"
 
 
+def test_inspect_shows_several_jobs(run, harbor):
+    first, second = harbor.enqueue("echo", {"message": "1"}), harbor.enqueue("echo", {"message": "2"})
+    document = run("inspect", first.id, second.id, first.id, "--json").document
+    assert [each["id"] for each in document["items"]] == [first.id, second.id]
+    assert run("inspect", first.id, "--json").document == document["items"][0]
+    shown = run("inspect", first.id, second.id).out
+    assert shown.index(first.id) < shown.index(second.id)
+    assert shown.count("history, newest first") == 2
+    assert "no job has the id" in run("inspect", first.id, str(uuid.uuid4()), code=1).error
+
+
+def test_range_the_wrong_way_round_is_refused(run, empty):
+    later, earlier = "2026-02-01T00:00:00Z", "2026-01-01T00:00:00Z"
+    for what in ("enqueued", "finished"):
+        options = (f"--{what}-after", later, f"--{what}-before", earlier)
+        for command in (("list",), ("dlq", "list"), ("cancel-all", "--yes"), ("delete-all", "--dry-run")):
+            assert f"is later than {what}_before" in run(*command, *options, code=1).error
+    assert run("list", "--enqueued-after", later, "--enqueued-before", later, "--count").out == "0\n"
+
+
 def test_enqueue_takes_every_option(run):
     own = str(uuid.uuid4())
     document = run(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +12,35 @@ import pytest
 from taskharbor import Harbor
 from taskharbor.client.handle import Job
 from taskharbor.clock import MICROS_PER_SECOND, ManualClock
-from taskharbor.drivers.base import WorkerRecord
+from taskharbor.drivers.base import Driver, WorkerRecord
 from taskharbor.drivers.capabilities import Holds
 from taskharbor.drivers.contract.holds import HoldKind
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.records import JobRecord, Reason, State
 from taskharbor.worker.upkeep.colleagues import TASKS_MAX, TRUSTED_SECONDS, known_tasks
+from tests.postgres import store as postgres
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until_state, working
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def driver(request: pytest.FixtureRequest, clock: ManualClock, tmp_path: Path) -> Iterator[Driver]:
+    """Every store of ours: each has its own way to let a job stand aside."""
+    if request.param == "postgres":
+        with postgres.fresh(clock) as driver:
+            yield driver
+    elif request.param == "sqlite":
+        yield SQLiteDriver(f"{tmp_path}/harbor.db", synchronous="NORMAL", clock=clock)
+    else:
+        yield MemoryDriver(clock)
+
+
+@pytest.fixture
+async def harbor(driver: Driver) -> AsyncIterator[Harbor]:
+    async with Harbor(driver=driver) as harbor:
+        await harbor.amigrate()
+        yield harbor
 
 
 def application(harbor: Harbor, *names: str) -> Harbor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -27,12 +27,11 @@ from taskharbor.cli.screen import Cell, Screen, span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taskharbor.client.audit import AuditEntry
     from taskharbor.client.handle import Attempt, Job, Step
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.jobs import JobPage as Page
     from taskharbor.client.retry_metrics import RetryMetrics
-    from taskharbor.views.documents import JobDocument, LatestAction
+    from taskharbor.views.documents import InspectedJob, JobDocument, LatestAction
 
 
 # -- list ----------------------------------------------------------------------------------------
@@ -106,16 +105,17 @@ def tell_page_as_json(screen: Screen, page: Page) -> None:
 
 
 @click.command
-@click.argument("job_id", metavar="ID")
+@ids_argument
 @click.option("--traceback", is_flag=True, help="Show the traceback of every failed attempt.")
 @click.option(
     "--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True, help="Attempts to show."
 )
 @with_session
-def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
-    """Show everything about the job ID.
+def inspect(session: Session, job_ids: tuple[str, ...], traceback: bool, limit: int) -> None:
+    """Show everything about the job ID, or about several.
 
-    Its options, payload, result, durable steps, and the history of its attempts with their errors.
+    Its options, payload, result, durable steps, and the history of its attempts with their errors. With --json,
+    several jobs are the items of one document.
 
     \b
     Examples:
@@ -123,35 +123,56 @@ def inspect(session: Session, job_id: str, traceback: bool, limit: int) -> None:
       taskharbor inspect 0197f3c2-8a5e-7cc3-98c8-5d1f9a3b2c10 --json | jq .history
     """
 
-    async def work(
-        harbor: Harbor,
-    ) -> tuple[Job[Any], list[Step], list[Attempt], RetryMetrics, AuditEntry | None]:
-        whole_id = await harbor.jobs._whole_id(job_id)
-        job, steps = await harbor.jobs.aget(whole_id), await harbor.jobs.asteps(whole_id)
-        action = await job.alatest_action()
-        return job, steps, await job.ahistory(limit), await job.aretry_metrics(), action
+    async def work(harbor: Harbor) -> list[_Inspected]:
+        whole_ids = [await harbor.jobs._whole_id(each) for each in job_ids]
+        return [await _inspected(harbor, each, limit) for each in dict.fromkeys(whole_ids)]
 
+    found = session.run(work)
+    if session.screen.as_json:
+        documents = [each.document for each in found]
+        session.screen.document(documents[0] if len(documents) == 1 else {"items": documents})
+        return
+    for position, each in enumerate(found):
+        if position:
+            session.screen.line("")
+        _tell_inspected(session.screen, each, traceback=traceback)
+
+
+class _Inspected(NamedTuple):
+    job: Job[Any]
+    steps: list[Step]
+    history: list[Attempt]
+    metrics: RetryMetrics
+    document: InspectedJob
+
+
+async def _inspected(harbor: Harbor, job_id: str, limit: int) -> _Inspected:
     from taskharbor.views.documents import HistoryEntry, InspectedJob, LatestAction, RetryMetricsDocument
 
-    found, steps, history, metrics, action = session.run(work)
-    entries = [HistoryEntry.of(attempt) for attempt in history]
+    job, steps = await harbor.jobs.aget(job_id), await harbor.jobs.asteps(job_id)
+    action, history, metrics = (
+        await job.alatest_action(),
+        await job.ahistory(limit),
+        await job.aretry_metrics(),
+    )
     document = InspectedJob.of(
-        found,
+        job,
         steps=steps,
-        history=entries,
+        history=[HistoryEntry.of(attempt) for attempt in history],
         retry_metrics=RetryMetricsDocument.of(metrics),
         latest_action=LatestAction.maybe(action),
     )
-    if session.screen.as_json:
-        session.screen.document(document)
-        return
-    session.screen.pairs(_pairs(found, document, metrics))
-    if steps:
-        session.screen.heading("steps")
-        rows = [(step.name, step.number, _compact(step.result)) for step in steps]
-        session.screen.table(("STEP", "ATTEMPT", "RESULT"), rows)
-    session.screen.heading("history, newest first")
-    _tell_history(session.screen, history, traceback=traceback)
+    return _Inspected(job, steps, history, metrics, document)
+
+
+def _tell_inspected(screen: Screen, found: _Inspected, *, traceback: bool) -> None:
+    screen.pairs(_pairs(found.job, found.document, found.metrics))
+    if found.steps:
+        screen.heading("steps")
+        rows = [(step.name, step.number, _compact(step.result)) for step in found.steps]
+        screen.table(("STEP", "ATTEMPT", "RESULT"), rows)
+    screen.heading("history, newest first")
+    _tell_history(screen, found.history, traceback=traceback)
 
 
 def _pairs(job: Job[Any], document: JobDocument, metrics: RetryMetrics) -> dict[str, Cell]:

@@ -76,9 +76,21 @@ class Count(int):
 def job_filter(**where: Any) -> JobFilter:
     """Build a filter from the caller's values, each checked."""
     refuse_unknown(where, FILTERS, "filter")
-    return JobFilter(
+    checked = JobFilter(
         **{name: CHECKS[name](value, name) for name, value in where.items() if value is not None}
     )
+    _refuse_reversed("enqueued", checked.enqueued_after, checked.enqueued_before)
+    _refuse_reversed("finished", checked.finished_after, checked.finished_before)
+    return checked
+
+
+def _refuse_reversed(what: str, after: int | None, before: int | None) -> None:
+    """Refuse a range that ends before it begins: it would look like a store without such jobs."""
+    if after is not None and before is not None and after > before:
+        raise ConfigurationError(
+            f"{what}_after {from_micros(after).isoformat()} is later than {what}_before "
+            f"{from_micros(before).isoformat()}, so no job could match; swap them"
+        )
 
 
 def asked_filter(filter: JobFilter | None, where: JobWhere | DeadWhere) -> JobFilter:
