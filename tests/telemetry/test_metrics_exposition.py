@@ -21,6 +21,7 @@ from taskharbor.telemetry.metrics import catalogue
 from taskharbor.telemetry.metrics.catalogue import Source
 from taskharbor.telemetry.metrics.exposition import Renderer
 from taskharbor.telemetry.metrics.store_gauges import StoreReading, gauges_of
+from taskharbor.telemetry.metrics.totals import Snapshot
 from tests.telemetry.attempts import NOW, SECOND, attempt, job, new_meter, read, settle
 from tools import promtool
 
@@ -255,3 +256,16 @@ def test_counters_end_in_total_and_times_in_seconds():
         assert metric.exported.endswith("_total") == (metric.kind == "counter")
         assert metric.in_micros == (metric.kind == "histogram" and metric.name.endswith("_seconds"))
         assert (metric.source is Source.JOBS) == (metric.labels == ("queue", "task"))
+
+
+def test_labels_that_a_crash_has_garbled_break_no_line():
+    """Labels are read from memory that a handler may have written to."""
+    meter = new_meter()
+    settle(meter, attempt())
+    pair = ("a\0b", 'c"\n\\%d')
+    snapshot = read(meter)
+    garbled = Snapshot(snapshot.process, {pair: snapshot.jobs["default", "send"]})
+    found = samples(Renderer(lambda: garbled).render()[1].decode())
+    labels = (("queue", "a\ufffdb"), ("task", 'c"\n\\%d'))
+    assert found["taskharbor_jobs_succeeded_total", labels] == 1
+    assert {shown for name, shown in found if name == "taskharbor_job_wait_seconds_count"} == {labels}

@@ -210,6 +210,30 @@ def test_a_job_that_ended_unbegun_counts_by_its_state():
     assert counters(read(meter)) == {"jobs_cancelled": 2, "jobs_dead": 1}
 
 
+def test_successes_that_ended_at_several_times_have_each_their_duration():
+    meter = new_meter()
+    settle(meter, attempt(took=1 * SECOND), attempt(took=3 * SECOND), attempt(took=3 * SECOND))
+    found = read(meter)
+    assert counters(found) == {"jobs_started": 3, "jobs_succeeded": 3}
+    assert (count_of(found, catalogue.DURATION), sum_of(found, catalogue.DURATION)) == (3, 7 * SECOND)
+
+
+def test_a_success_whose_begin_is_unknown_counts_without_a_time():
+    """Such as one that another program has settled by hand."""
+    meter = new_meter()
+    settle(meter, attempt(), attempt(begun=False))
+    assert counters(read(meter)) == {"jobs_started": 1, "jobs_succeeded": 2}
+    assert count_of(read(meter), catalogue.WAIT) == count_of(read(meter), catalogue.DURATION) == 1
+
+
+def test_messages_of_streams_are_counted():
+    meter = new_meter()
+    meter.messages_taken(5)
+    meter.messages_handed_over(3, 1)
+    streams = (catalogue.STREAM_TAKEN, catalogue.STREAM_HANDED_OVER, catalogue.STREAM_DEAD)
+    assert [count_of(read(meter), metric) for metric in streams] == [5, 3, 1]
+
+
 def test_refused_extensions_are_counted():
     meter = new_meter()
     meter.extension_refused()
@@ -239,3 +263,23 @@ async def test_a_blocked_loop_is_late():
     watching.cancel()
     assert late >= 0.045
     assert sum_of(read(meter), catalogue.LOOP_LAG) >= 0.045 * SECOND
+
+
+async def test_a_loop_is_late_by_what_exceeds_the_pause(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+
+    async def sleep(seconds: float) -> None:
+        if len(late) == 2:
+            raise asyncio.CancelledError
+        now[0] += seconds + 0.25
+
+    class Lateness(Meter):
+        def loop_was_late(self, seconds: float) -> None:
+            late.append(seconds)
+
+    late: list[float] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0], raising=False)
+    monkeypatch.setattr("taskharbor.telemetry.metrics.meter.asyncio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await watch_loop(Lateness(Cells(), lambda task: True), seconds=1.0)
+    assert late == [0.25, 0.25]

@@ -89,6 +89,15 @@ def test_queues_beyond_the_limit_are_shown_as_one():
     assert found["queue_oldest_ready_seconds"]["_other",] == 7.0
 
 
+def test_of_queues_shown_as_one_the_oldest_job_and_all_slots_wanted_count():
+    queues = [QueueRecord(f"queue-{number:03}", False, 2, 0, 0, 0) for number in range(PAIRS)]
+    queues += [QueueRecord(f"rest-{number}", False, 2, 0, 0, number * 1_000_000) for number in range(3)]
+    loads = {queue.name: Load(arrivals_per_second=10, mean_seconds=0.5) for queue in queues}
+    found = gauges_of(StoreReading(7_000_000, NOTHING, queues, [], loads))
+    assert found["queue_oldest_ready_seconds"]["_other",] == 7.0
+    assert found["autoscale_slots"]["_other",] == 15.0
+
+
 # -- queues that hold nothing --
 
 
@@ -151,6 +160,33 @@ def test_only_so_many_empty_queues_are_shown_and_the_latest_of_them():
     assert {name for name, _ in found["queue_jobs"]} == {"new", "other"} | latest
     assert {name for (name,) in found["autoscale_slots"]} == {"new", "other"} | latest
     assert found["queue_jobs"]["new", "ready"] == 3
+
+
+def test_a_queue_that_is_seen_again_is_remembered_for_longer():
+    seen = SeenQueues()
+    for number in range(PAIRS):
+        seen.added_to(StoreReading(0, NOTHING, [queue(f"queue-{number:03}")], []))
+    seen.added_to(StoreReading(0, NOTHING, [queue("queue-000")], []))
+    found = gauges_of(seen.added_to(StoreReading(0, NOTHING, [queue("new")], [])))
+    shown = {name for name, _ in found["queue_jobs"]}
+    assert {"new", "queue-000"} <= shown
+    assert "queue-001" not in shown
+
+
+def test_what_was_seen_once_is_forgotten_when_there_is_too_much_of_it():
+    """However many queues are there at once, and then gone."""
+    seen = SeenQueues()
+    many = [queue(f"queue-{number:03}") for number in range(3 * PAIRS)]
+    seen.added_to(StoreReading(0, NOTHING, many, []))
+    reading = seen.added_to(StoreReading(0, NOTHING, [], []))
+    assert [each.name for each in reading.queues] == [each.name for each in many[-PAIRS:]]
+
+
+def test_a_queue_that_a_worker_names_takes_no_room_from_those_that_hold_jobs():
+    many = [queue(f"queue-{number:03}", 2) for number in range(PAIRS)]
+    reading = StoreReading(0, NOTHING, many, [worker("a", 4, "zzz")], {})
+    found = gauges_of(SeenQueues().added_to(reading))
+    assert {name for name, _ in found["queue_jobs"]} == {each.name for each in many}
 
 
 def test_empty_queues_take_no_room_from_those_that_hold_jobs():

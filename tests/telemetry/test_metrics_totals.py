@@ -7,7 +7,7 @@ import threading
 import time
 
 from taskharbor.telemetry.metrics import catalogue
-from taskharbor.telemetry.metrics.cells import OTHER, PAIRS, Cells
+from taskharbor.telemetry.metrics.cells import OTHER, OTHER_NAME, PAIRS, Cells
 from taskharbor.telemetry.metrics.exposition import Renderer
 from taskharbor.telemetry.metrics.totals import Totals
 from tests.telemetry.attempts import attempt, count_of, counters, job, new_meter, settle
@@ -63,6 +63,19 @@ def test_a_series_never_falls_when_its_process_ends():
     for meter in meters:
         totals.end(meter.cells)
     assert totals.snapshot() == before
+
+
+def test_a_queue_called_other_takes_no_room_from_another_series():
+    totals = Totals()
+    meter = new_meter(lambda task: task != "unknown")
+    totals.add(meter.cells)
+    settle(meter, attempt(of=job("unknown", queue=OTHER_NAME)))
+    assert set(totals.snapshot().jobs) == {OTHER}
+    for task in range(PAIRS):
+        settle(meter, attempt(of=job(f"task-{task}")))
+    found = totals.snapshot()
+    assert len(found.jobs) == PAIRS + 1
+    assert counters(found, *OTHER) == {"jobs_started": 1, "jobs_succeeded": 1}
 
 
 def test_tasks_are_known_once_a_process_has_counted_them():

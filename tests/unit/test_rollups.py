@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from taskharbor.drivers.contract.rollups import Figures, Period, Rollup
 from taskharbor.rules.rollups import (
+    COUNTS,
     DAY,
     HOUR,
     MINUTE,
@@ -30,12 +31,11 @@ TODAY = NOW - NOW % HOUR
 
 counts = st.integers(0, 2**40)
 times = st.lists(counts, max_size=len(SECONDS) + 2).map(tuple)
-figures = st.builds(
-    Figures, **dict.fromkeys(("enqueued", "started", "dead"), counts), wait=times, duration=times
-)
+figures = st.builds(Figures, **dict.fromkeys(COUNTS, counts), wait=times, duration=times)
 rows = st.builds(
     Rollup,
-    st.integers(0, 40 * 24 * 60).map(lambda minutes: TODAY - minutes * MINUTE),
+    # Few minutes, so that rows meet in one; some are kept as hours, and some not at all.
+    st.sampled_from([0, 1, 2, 1_500, 1_501, 50_000]).map(lambda minutes: TODAY - minutes * MINUTE),
     st.sampled_from("ab"),
     st.sampled_from("cd"),
     figures,
@@ -74,6 +74,18 @@ def test_figures_add_up_in_any_order_and_survive_their_text(one: Figures, other:
     assert from_text(to_text(one)) == one
 
 
+@given(figures, figures)
+def test_every_count_and_every_bucket_is_in_the_sum(one: Figures, other: Figures):
+    found = added(one, other)
+    for name in COUNTS:
+        assert getattr(found, name) == getattr(one, name) + getattr(other, name), name
+    for name in ("wait", "duration"):
+        first, second, both = (getattr(each, name) for each in (one, other, found))
+        size = max(len(first), len(second))
+        padded = ([*each, *[0] * (size - len(each))] for each in (first, second))
+        assert list(both) == [sum(pair) for pair in zip(*padded, strict=True)], name
+
+
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"started":"x"}', '{"wait":[1.5]}'])
 def test_what_something_else_has_written_counts_as_nothing(text: str):
     assert from_text(text) == Figures()
@@ -84,6 +96,17 @@ def test_pairs_beyond_the_limit_are_added_up_as_other():
     kept = folded(many, {}, NOW)
     assert len(kept) == PAIRS_MAX + 1
     assert kept[Key(Period.MINUTE, TODAY, OTHER, OTHER)] == Figures(started=5)
+
+
+def test_what_is_kept_as_other_takes_no_room_from_a_pair():
+    other = Rollup(TODAY, OTHER, OTHER, Figures(started=7))
+    many = [Rollup(TODAY, "q", f"t{number}", Figures(started=1)) for number in range(PAIRS_MAX)]
+    at_once = folded([other, *many], {}, NOW)
+    assert len(at_once) == PAIRS_MAX + 1
+    kept = folded([other, *many[1:]], {}, NOW)
+    later = folded(many[:1], kept, NOW)
+    assert {key.task for key in later} == {"t0"}
+    assert at_once[Key(Period.MINUTE, TODAY, OTHER, OTHER)] == Figures(started=7)
 
 
 # -- percentiles -----------------------------------------------------------------------------------

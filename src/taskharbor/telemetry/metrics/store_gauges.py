@@ -137,7 +137,7 @@ class SeenQueues:
 
     def _besides(self, present: Collection[str]) -> list[str]:
         """Return the names that are not present, as many as there is room for beside those that are."""
-        return [name for name in reversed(self._names) if name not in present][: max(0, PAIRS - len(present))]
+        return [name for name in self._names if name not in present][: max(0, PAIRS - len(present))]
 
 
 class StoreGauges:
