@@ -291,6 +291,13 @@ def test_failures_of_the_present_run_are_the_newest_of_their_count():
     assert [each.number for each in counted_failures(job, rows)] == [7, 4]
 
 
+def test_failures_after_the_job_was_read_are_left_out():
+    """Another process has requeued it meanwhile, and it has failed again."""
+    rows = [row(3, AttemptStatus.FAILED, 0), row(2, AttemptStatus.FAILED, 1), row(1, AttemptStatus.FAILED, 0)]
+    once = JobRecord("j", "t", "{}", "q", 0, State.READY, 0, 0, attempts=1, number=1)
+    assert [each.number for each in counted_failures(once, rows)] == [1]
+
+
 # -- failed_at -------------------------------------------------------------------------------------
 
 

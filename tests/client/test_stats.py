@@ -113,6 +113,16 @@ def test_slots_follow_from_arrivals_durations_and_what_is_ready(timed: Harbor, c
     assert queue.arrivals_per_second == pytest.approx(10, rel=0.01)
 
 
+def test_arrivals_are_those_of_whole_minutes_and_of_what_has_passed_of_this_one(
+    timed: Harbor, clock: ManualClock
+):
+    clock.advance((now_in(clock) + MINUTE - clock.now()) / SECOND + 45)
+    append(timed, now_in(clock) - 5 * MINUTE, Figures(enqueued=345))
+    append(timed, now_in(clock), Figures(enqueued=345))
+    [queue] = timed.stats.slots_wanted("mail").queues
+    assert queue.arrivals_per_second == 2.0
+
+
 def test_slots_of_all_queues_are_those_of_each(timed: Harbor, clock: ManualClock):
     timed.enqueue("send", queue="mail")
     timed.enqueue("send", queue="vip")

@@ -265,6 +265,46 @@ async def test_a_full_meta_keeps_out_the_context_and_not_the_job(harbor):
     assert read_meta(job.record.meta) == full
 
 
+async def test_a_state_that_does_not_fit_stays_out_and_the_context_does_not(harbor):
+    nearly_full = {f"key{n}": "x" * 500 for n in range(7)} | {"last": "x" * 200}
+    around = W3C.extract({"traceparent": PARENT, "tracestate": "vendor=" + "7" * 250})
+    token = context.attach(around)
+    try:
+        job = await harbor.aenqueue("t", meta=nearly_full)
+    finally:
+        context.detach(token)
+    assert read_meta(job.record.meta).keys() - nearly_full.keys() == {"traceparent"}
+
+
+async def test_a_state_that_was_inherited_does_not_stay_with_another_context(harbor, spans):
+    """The trace of an attempt is a new one: the state of the trace before says nothing of it."""
+
+    @harbor.task(name="parent")
+    async def parent() -> None:
+        await harbor.aenqueue("t", queue="later")
+
+    token = context.attach(W3C.extract({"traceparent": PARENT, "tracestate": "vendor=7"}))
+    try:
+        await parent.aenqueue()
+    finally:
+        context.detach(token)
+    await soon(Worker(harbor, queues=["default"]).drain())
+    [child] = await harbor.jobs.alist(queue="later")
+    assert child.meta.keys() == {"traceparent"}
+
+
+async def test_a_worker_that_runs_within_a_span_makes_attempts_with_traces_of_their_own(harbor, spans):
+    @harbor.task(name="t")
+    async def t() -> None: ...
+
+    await t.aenqueue()
+    with spans.current.start_as_current_span("around") as around:
+        await drain(harbor)
+    process = spans.one("process")
+    assert process.parent is None
+    assert ids(process)[0] != ids(around)[0]
+
+
 @pytest.mark.parametrize("broken", ["", "nonsense", "00-0-0-00", "x" * 512])
 async def test_a_context_that_cannot_be_read_makes_an_attempt_without_a_link(harbor, spans, broken):
     @harbor.task(name="t")
@@ -625,6 +665,27 @@ def test_every_way_out_of_a_span_detaches_its_context(spans, error):
             raise error
     assert context.get_current() == before
     assert spans.one("step").end_time
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ValueError, StatusCode.ERROR), (asyncio.CancelledError, StatusCode.UNSET)],
+)
+def test_what_only_ends_the_work_of_a_span_is_no_error(spans, error, status):
+    tracing = Tracing(spans.current, is_child=False, is_on=True)
+    with pytest.raises(error), tracing.step("s"):
+        raise error
+    assert spans.one("step").status.status_code is status
+    assert ("error.type" in attributes(spans.one("step"))) is (status is StatusCode.ERROR)
+
+
+def test_the_context_of_a_request_ends_with_it(spans):
+    tracing = Tracing(spans.current, is_child=False, is_on=True)
+    before = context.get_current()
+    with contextlib.suppress(ValueError), tracing.within({"traceparent": PARENT}):
+        assert trace.get_current_span().get_span_context().trace_id == PARENT_TRACE
+        raise ValueError
+    assert context.get_current() == before
 
 
 def test_an_attempt_that_is_closed_outside_of_its_context_ends_its_span(spans, caplog):

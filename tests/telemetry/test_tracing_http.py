@@ -82,13 +82,14 @@ async def test_a_header_of_the_jobs_own_wins(harbor, server):
     assert server.request.headers["traceparent"] == own
 
 
-async def test_a_response_that_is_an_error_gives_its_status_as_the_type(harbor, server, exporter):
-    server.handle = lambda request: reply(503, "later")
+@pytest.mark.parametrize("status", [404, 503])
+async def test_a_response_that_is_an_error_gives_its_status_as_the_type(harbor, server, exporter, status):
+    server.handle = lambda request: reply(status, "later")
     await harbor.aenqueue("http", http_payload(server.url))
     await drain(harbor)
     request = named(exporter, "GET")
-    assert attributes(request)["http.response.status_code"] == 503
-    assert attributes(request)["error.type"] == "503"
+    assert attributes(request)["http.response.status_code"] == status
+    assert attributes(request)["error.type"] == str(status)
     assert request.status.status_code is StatusCode.ERROR
 
 

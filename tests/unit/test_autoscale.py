@@ -12,6 +12,7 @@ CASES: dict[str, tuple[Load, float, int]] = {
     "nothing to do, with a known duration": (Load(mean_seconds=2.0), 30, 0),
     "arrivals times duration": (Load(arrivals_per_second=10, mean_seconds=0.5), 30, 5),
     "a part of a slot is a slot": (Load(arrivals_per_second=10, mean_seconds=0.51), 30, 6),
+    "a rounding error is no part of a slot": (Load(arrivals_per_second=1.1, mean_seconds=100.0), 30, 110),
     "rare jobs need one": (Load(arrivals_per_second=0.01, mean_seconds=0.01), 30, 1),
     "a new backlog is drained within the age": (Load(ready=600, mean_seconds=1.0), 30, 20),
     "a longer age needs fewer": (Load(ready=600, mean_seconds=1.0), 300, 2),

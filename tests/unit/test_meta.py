@@ -73,3 +73,15 @@ def test_inherited_entries_fill_the_room_to_the_last_byte():
     inherited = {f"n{number}": "v" * 504 for number in range(7)} | {"last": "v" * 501}
     assert len(str(checked_meta(inherited)).encode()) == BYTES_MAX
     assert with_inherited(None, checked_meta(inherited)) == checked_meta(inherited)
+
+
+def test_only_as_many_inherited_entries_come_along_as_a_meta_takes():
+    """A meta that was written by hand may have more than the limits allow."""
+    many = {f"n{number:02}": "v" for number in range(ENTRIES_MAX + 5)}
+    kept = read_meta(with_inherited('{"own":"1"}', _encode(many).decode()))
+    assert list(kept) == ["own", *list(many)[: ENTRIES_MAX - 1]]
+    large = {f"n{number}": "v" * 500 for number in range(12)}
+    text = with_inherited(None, _encode(large).decode())
+    assert text is not None
+    assert len(text.encode()) <= BYTES_MAX
+    assert len(read_meta(text)) == 8

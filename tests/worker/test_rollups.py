@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from taskharbor import Harbor, Worker
@@ -12,10 +14,11 @@ from taskharbor.errors import StoreUnavailable
 from taskharbor.own_tasks import own_task
 from taskharbor.records import AttemptStatus, Reason, State
 from taskharbor.rules.rollups import COUNTS, DAY, HOUR, MINUTE, begin_of
+from taskharbor.telemetry.metrics.cells import JOB_WORDS
 from taskharbor.telemetry.metrics.meter import Meter
-from taskharbor.worker.upkeep.rollups import RollupWriter
+from taskharbor.worker.upkeep.rollups import RollupWriter, figures_of
 from tests.telemetry.attempts import SECOND, attempt, job, new_meter, settle
-from tests.worker.stage import FaultyDriver, working
+from tests.worker.stage import FaultyDriver, soon, working
 
 
 def writer_for(harbor: Harbor, meter: Meter) -> RollupWriter:
@@ -218,3 +221,82 @@ async def test_a_task_that_the_worker_does_not_know_is_not_named(memory: Harbor)
 
 def test_figures_without_counts_are_empty():
     assert Figures() == Figures(wait=(), duration=())
+
+
+# -- limits and pauses ------------------------------------------------------------------------------
+
+
+async def test_only_so_many_rows_wait_for_a_store_that_is_away(
+    faulty: Harbor, store: FaultyDriver, clock: ManualClock, meter: Meter, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.worker.upkeep.rollups.PENDING_MAX", 2)
+    append, first = store.append_rollups, minute(clock)
+
+    async def away(rows: object) -> None:
+        raise StoreUnavailable("away")
+
+    store.append_rollups = away  # type: ignore[method-assign]
+    writer = writer_for(faulty, meter)
+    running = own_task(writer.run())
+    for _ in range(5):
+        settle(meter, attempt())
+        for _ in range(6):
+            await clock.jump(10)
+    running.end()
+    store.append_rollups = append  # type: ignore[method-assign]
+    await writer.stop()
+    assert [row.at for row in await rollups(faulty)] == [first + 3 * MINUTE, first + 4 * MINUTE]
+
+
+async def test_a_clock_that_goes_back_does_not_hold_rows_up(memory: Harbor, clock: ManualClock, meter: Meter):
+    behind = [0]
+    writer = RollupWriter(memory.driver, clock, meter=meter, now=lambda: clock.now() - behind[0])
+    running = own_task(writer.run())
+    await clock.jump(3)
+    behind[0] = HOUR
+    settle(meter, attempt())
+    for _ in range(3):
+        await clock.jump(10)
+    running.end()
+    assert sum(row.figures.started for row in await rollups(memory)) == 1
+
+
+async def test_a_worker_folds_once_a_minute_while_it_appends_and_once_an_hour_while_it_does_not(
+    memory: Harbor, clock: ManualClock, meter: Meter, monkeypatch: pytest.MonkeyPatch
+):
+    folds: list[int] = []
+
+    async def fold(limit: int) -> int:
+        folds.append(limit)
+        return 0
+
+    monkeypatch.setattr(memory.driver, "fold_rollups", fold)
+    running = own_task(writer_for(memory, meter).run())
+    for _ in range(18):
+        settle(meter, attempt())
+        await clock.jump(10)
+    assert len(folds) == 3
+    for _ in range(6 * 59):
+        await clock.jump(10)
+    assert len(folds) == 3
+    for _ in range(6 * 2):
+        await clock.jump(10)
+    running.end()
+    assert len(folds) == 4
+
+
+async def test_a_worker_that_stops_does_not_wait_for_a_store_that_is_silent(
+    faulty: Harbor, store: FaultyDriver, meter: Meter, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.worker.upkeep.rollups.STOP_SECONDS", 0.01)
+
+    async def silent(rows: object) -> None:
+        await asyncio.Event().wait()
+
+    store.append_rollups = silent  # type: ignore[method-assign]
+    settle(meter, attempt())
+    await soon(writer_for(faulty, meter).stop())
+
+
+def test_words_that_count_nothing_are_figures_of_nothing():
+    assert figures_of([0] * JOB_WORDS) == Figures()
