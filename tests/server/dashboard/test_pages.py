@@ -118,7 +118,7 @@ async def filled(harbor: Harbor) -> Harbor:
     """A store with jobs of every state, a paused queue, dead ones, roll-ups, and text that would do harm everywhere."""
 
     @harbor.task(name=HOSTILE, queue=HOSTILE, max_attempts=1)
-    async def fails(ctx: Context, **given: object) -> None:
+    async def fails(ctx: Context, text: str, more: object = None) -> None:
         ctx.progress(0.5, HOSTILE, value={HOSTILE: HOSTILE})
         await ctx.step(HOSTILE, lambda: {HOSTILE: [HOSTILE]})
         raise ValueError(HOSTILE)
@@ -129,9 +129,9 @@ async def filled(harbor: Harbor) -> Harbor:
         return HOSTILE
 
     marked = fails.using(
-        tags=[HOSTILE], correlation_id=HOSTILE, idempotency_key=HOSTILE, meta={HOSTILE[:40]: HOSTILE}
+        tags=[HOSTILE], correlation_id=HOSTILE, idempotency_key=HOSTILE, meta={"note": HOSTILE}
     )
-    await marked.aenqueue(**{"text": HOSTILE, HOSTILE: {HOSTILE: [HOSTILE, LONG]}})
+    await marked.aenqueue(text=HOSTILE, more={HOSTILE: [HOSTILE, LONG]})
     await works.aenqueue()
     await WORKERS.put(
         harbor.driver,
@@ -166,7 +166,7 @@ async def path_of_one(filled: Harbor, page: Page) -> str:
     """Return the path of a thing that is there: the dead job, its cause, a schedule, a workflow."""
     [dead] = await filled.dlq.alist()
     assert dead.fingerprint is not None
-    await filled.schedules.aadd(HOSTILE, "works", {HOSTILE: HOSTILE}, schedule="@every 1h")
+    await filled.schedules.aadd(HOSTILE, HOSTILE, {"text": HOSTILE}, schedule="@every 1h")
     workflow = await chain(filled.tasks["works"].si(), filled.tasks[HOSTILE].si(text=HOSTILE)).aenqueue()
     names = {"fingerprint": dead.fingerprint, "name:path": quote(HOSTILE, safe="")}
     of_id = workflow.id if page.path.startswith("/workflows") else dead.id
