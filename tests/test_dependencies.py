@@ -18,7 +18,7 @@ from packaging.version import Version
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-AT_RUN_TIME = ["", "postgres", "pydantic", "http", "server", "metrics", "otel", "uvloop"]
+AT_RUN_TIME = ["", "postgres", "pydantic", "http", "server", "metrics", "otel", "django", "uvloop"]
 
 # By package: the first version without a known vulnerability, and the one that it mends.
 FIXED_IN = {

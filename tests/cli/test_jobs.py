@@ -24,6 +24,7 @@ JOB_KEYS = {
         "result",
         "progress",
         "worker",
+        "parent",
         "leaseExpiresAt",
     ),
     *("leaseExpired", "cancelRequested", "version", "dueAt", "schedule", "workflow", "meta", "failureTask"),

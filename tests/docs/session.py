@@ -29,9 +29,12 @@ class PageSession:
 
     def do(self, block: Block) -> None:
         if block.language == "python":
-            file = block.mark("file")
+            file, longer = block.mark("file"), block.mark("append")
             if file is not None:
                 (self._folder / file).write_text(block.text)
+            elif longer is not None:
+                with (self._folder / longer).open("a") as written:
+                    written.write(block.text)
             else:
                 self._run_python(block)
         elif block.language == "console" and "no-run" not in block.marks:

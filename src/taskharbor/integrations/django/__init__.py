@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskharbor.integrations.django.backend import Backend
     from taskharbor.integrations.django.dashboard import dashboard_urls
+    from taskharbor.integrations.django.framework import task
     from taskharbor.integrations.django.harbors import get_harbor
 
 _NAMES = {
     "Backend": "taskharbor.integrations.django.backend",
     "dashboard_urls": "taskharbor.integrations.django.dashboard",
     "get_harbor": "taskharbor.integrations.django.harbors",
+    "task": "taskharbor.integrations.django.framework",  # Django's own decorator, wherever it is
 }
 
 
@@ -29,4 +31,4 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_NAMES[name]), name)
 
 
-__all__ = ["Backend", "dashboard_urls", "get_harbor"]
+__all__ = ["Backend", "dashboard_urls", "get_harbor", "task"]

@@ -11,8 +11,14 @@ class TaskHarborConfig(AppConfig):  # type: ignore[misc]
     verbose_name = "TaskHarbor"
 
     def ready(self) -> None:
+        from django.apps import apps
         from django.core import checks
 
-        from taskharbor.integrations.django.checks import check_store
+        from taskharbor.integrations.django.checks import check_backends, check_store
+        from taskharbor.integrations.django.framework import PACKAGE
 
         checks.register(check_store, checks.Tags.database)
+        if PACKAGE == "django_tasks" and not apps.is_installed(
+            PACKAGE
+        ):  # else that checks all backends itself
+            checks.register(check_backends)

@@ -55,6 +55,11 @@ def check_backend(backend: Any) -> Iterator[Any]:
         yield from _check_sqlite(backend, connection)
 
 
+def check_backends(app_configs: Any = None, **kwargs: Any) -> list[Any]:
+    """Check every backend of the project that is TaskHarbor's."""
+    return [found for backend in our_backends() for found in backend.check()]
+
+
 def _check_sqlite(backend: Any, connection: Any) -> Iterator[Any]:
     mode = connection.settings_dict.get("OPTIONS", {}).get("transaction_mode")
     if str(mode).upper() not in ("IMMEDIATE", "EXCLUSIVE"):

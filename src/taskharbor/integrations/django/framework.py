@@ -38,6 +38,7 @@ TaskResult: Any = _base.TaskResult
 TaskResultDoesNotExist: Any = _exceptions.TaskResultDoesNotExist
 TaskResultStatus: Any = _base.TaskResultStatus
 normalize_json: Any = _base.normalize_json
+task: Any = _package.task
 task_backends: Any = _package.task_backends
 task_enqueued: Any = _signals.task_enqueued
 task_finished: Any = _signals.task_finished

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from taskharbor.integrations.django.framework import PACKAGE
-
-if PACKAGE == "django.tasks":
-    from django.tasks import task
-else:
-    from django_tasks import task
+from taskharbor.integrations.django import task
 
 
 @task

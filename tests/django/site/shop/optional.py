@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskharbor.integrations.django.framework import PACKAGE
-
-if PACKAGE == "django.tasks":
-    from django.tasks import task
-else:
-    from django_tasks import task
+from taskharbor.integrations.django import task
 
 
 @task(timeout=60, max_attempts=7, retry=None, delivery="at_most_once")

@@ -8,12 +8,7 @@ from django.db import connection, connections
 from django.db.models import F
 
 from shop.models import Order
-from taskharbor.integrations.django.framework import PACKAGE
-
-if PACKAGE == "django.tasks":
-    from django.tasks import task
-else:
-    from django_tasks import task
+from taskharbor.integrations.django import task
 
 seen: list[Any] = []
 
