@@ -6,7 +6,7 @@ import time
 
 
 class Allowance:
-    """So many at once, and so many each second in the long run."""
+    """At most `at_once` together, and `each_second` in the long run."""
 
     def __init__(self, at_once: float, each_second: float) -> None:
         self._at_once = at_once
@@ -15,7 +15,7 @@ class Allowance:
         self._counted_at = time.monotonic()
 
     def is_left(self) -> bool:
-        """Whether anything may be done now. Who is let in may spend more than there is, and leave a debt."""
+        """Whether anything may be done now. A caller that is let in may spend more than there is, and leave a debt."""
         now = time.monotonic()
         grown = (now - self._counted_at) * self._each_second
         self._left, self._counted_at = min(self._at_once, self._left + grown), now

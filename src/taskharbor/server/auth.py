@@ -94,7 +94,7 @@ class Auth:
         """Return the record of this token, or raise the error that refuses it; wrong ones are counted."""
         record = await self._matching(token)
         if record is None and self._readings.is_left():
-            # One that was made a moment ago must pass. Whoever tries wrong ones does not make the store work for it.
+            # One that was made a moment ago must pass. Wrong ones do not make the store work each time.
             self._readings.spend(1)
             self._read_at = None
             record = await self._matching(token)

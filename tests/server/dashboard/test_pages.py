@@ -10,6 +10,7 @@ import shlex
 from functools import partial
 from html import unescape
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -204,6 +205,43 @@ async def test_page_renders_hostile_text_below_a_mount(filled: Harbor, page: Pag
         assert '<nav class="pages"' not in parts.text
         for part in re.findall(r'id="([a-z-]+)" data-live', whole.text):
             assert f'id="{part}" data-live' in parts.text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.path != "/live"], ids=lambda page: page.path)
+async def test_no_page_shows_a_secret_of_a_payload_a_result_a_step_or_a_schedule(
+    harbor: Harbor, client: httpx.AsyncClient, page: Page
+):
+    hidden: dict[str, Any] = {"password": "hunter-2", "deep": [{"apiKey": "hunter-2"}]}
+
+    @harbor.task(name="call", max_attempts=1)
+    async def call(ctx: Context, deep: object, password: str) -> None:
+        ctx.progress(0.5, "half", value=hidden)
+        await ctx.step("load", lambda: hidden)
+        raise ValueError("no")
+
+    @harbor.task(name="answer")
+    async def answer() -> object:
+        return hidden
+
+    dead = await call.using(meta={"access_token": "hunter-2"}).aenqueue(**hidden)
+    answered = await answer.aenqueue()
+    await Worker(harbor).drain()
+    workflow = await chain(answer.si(), call.si(**hidden)).aenqueue()
+    await harbor.schedules.aadd("nightly", "call", hidden, schedule="@every 1h")
+    fingerprint = (await dead.arefresh()).fingerprint
+    assert fingerprint is not None
+    for job in (dead, answered):
+        path = path_of_page(page).replace("{fingerprint}", fingerprint).replace("{name:path}", "nightly")
+        path = path.replace("{id}", workflow.id if path.startswith("/workflows") else job.id)
+        every: tuple[dict[str, str], ...] = ({}, {LIVE_HEADER: "1"})
+        for headers in every:
+            response = await client.get(path, headers=headers)
+            assert response.status_code in (200, 204, 409), response.text
+            assert "hunter-2" not in response.text
+
+
+def path_of_page(page: Page) -> str:
+    return f"{page.path}?verb=cancel" if page.path == "/jobs/bulk" else page.path
 
 
 async def test_docs_need_no_sign_in_and_have_a_line_for_each_operation(harbor: Harbor):

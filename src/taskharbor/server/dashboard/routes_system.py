@@ -78,7 +78,7 @@ def _retention(kept: Retention) -> dict[str, str]:
         "Succeeded jobs": words(kept.succeeded),
         "Dead jobs": words(kept.dead),
         "Cancelled jobs": words(kept.cancelled),
-        "Attempts of schedules": ("for ever" if kept.history is None else in_words(kept.history))
+        "Attempts of schedules": ("without end" if kept.history is None else in_words(kept.history))
         + ("" if kept.history_count is None else f", {kept.history_count:,} of each at most"),
     }
 

@@ -18,7 +18,7 @@ class LoopLag:
         self._worst = 0.0
 
     async def look(self, seconds: float = LOOK_SECONDS) -> float:
-        """Sleep for so long, and return how long it took."""
+        """Sleep for this time, and return how long it took."""
         asleep_at = time.monotonic()
         await asyncio.sleep(seconds)
         took = time.monotonic() - asleep_at
