@@ -1,7 +1,7 @@
 """Pages: how long each page and each filter of the dashboard takes, on a store of a million jobs, 100,000 of them dead.
 
 python -m benchmarks.pages [--rows 1000000] [--dead 100000] [--store sqlite] [--store postgresql]
-                          [--repeats 40] [--only TEXT] [--url URL]
+                          [--repeats 40] [--only TEXT] [--url URL] [--ready 100000]
 
 `--url` names a store of your own, which is filled if it holds no job and is left as it is otherwise: fill it once and
 measure it often, for example with `--only` a part of the pages.
@@ -126,26 +126,26 @@ async def compile_templates(asked: dict[str, str]) -> None:
             await client.get(address)
 
 
-async def measure(store: str, url: str, rows: int, dead: int, repeats: int, only: str) -> list[Timing]:
+async def measure(store: str, url: str, asked: argparse.Namespace) -> list[Timing]:
     """Fill a store, ask for every page, print a line for each, and return them."""
     async with Harbor(url) as harbor:
         await harbor.driver.migrate()
         began = time.perf_counter()
         if not (await harbor.driver.list(JobFilter(), limit=1)).jobs:
-            await fill(harbor.driver, rows, dead)
+            await fill(harbor.driver, asked.rows, asked.dead, asked.ready)
         workflow = await sample_workflow(harbor)
-        print(f"\n{store}: {rows:,} jobs, filled in {time.perf_counter() - began:.0f} s")
+        print(f"\n{store}: {asked.rows:,} jobs, filled in {time.perf_counter() - began:.0f} s")
         print(f"{'page':<44} {'first ms':>8} {'p50 ms':>8} {'p95 ms':>8}", flush=True)
         ready = (await harbor.driver.list(JobFilter(state=State.READY), limit=1)).jobs[0].id
         died = (await harbor.driver.list(JobFilter(state=State.DEAD), limit=1)).jobs[0].id
-        asked = addresses(ready, died, workflow)
-        await compile_templates(asked)
+        pages = addresses(ready, died, workflow)
+        await compile_templates(pages)
         timings = []
-        for label, address in asked.items():
-            if only not in label:
+        for label, address in pages.items():
+            if asked.only not in label:
                 continue
             async with visitor(harbor) as client:
-                timings.append(await timed(client, label, address, repeats))
+                timings.append(await timed(client, label, address, asked.repeats))
             print(timings[-1].line(), flush=True)
     slow = [timing.label for timing in timings if timing.is_slow]
     print(
@@ -161,6 +161,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dead", type=int, default=100_000)
     parser.add_argument("--store", action="append", choices=("sqlite", "postgresql"))
+    parser.add_argument("--ready", type=int, help="how many jobs stay ready; a tenth unless given")
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--only", default="", help="just the pages whose names contain this")
     parser.add_argument("--url", help="a store to use and to keep, filled if it is empty")
@@ -168,14 +169,14 @@ def main() -> int:
     timings: list[Timing] = []
     if asked.url is not None:
         store = asked.url.partition(":")[0]
-        timings = asyncio.run(measure(store, asked.url, asked.rows, asked.dead, asked.repeats, asked.only))
+        timings = asyncio.run(measure(store, asked.url, asked))
         return int(any(timing.is_slow for timing in timings))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for store in asked.store or ("sqlite", "postgresql"):
             url = f"sqlite:///{folder}/pages.db"
             if store == "postgresql":
                 url = stack.enter_context(running()).dsn()
-            timings += asyncio.run(measure(store, url, asked.rows, asked.dead, asked.repeats, asked.only))
+            timings += asyncio.run(measure(store, url, asked))
     return int(any(timing.is_slow for timing in timings))
 
 
