@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-import getpass
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -39,6 +37,9 @@ def current_actor() -> str:
 @cache
 def user_at_host() -> str:
     """Return `user@host` of this process; a user without a name is shown by its number."""
+    import getpass  # a producer need not wait for them to load
+    import socket
+
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container without an entry for its user

@@ -9,7 +9,6 @@ taskharbor enqueue echo message=hello --wait 10
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from taskharbor.codec import counted
@@ -82,6 +81,8 @@ async def echo(message: Any = None) -> Any:
 
 async def sleep(seconds: float = 1.0) -> float:
     """Sleep that many seconds, and return the number."""
+    import asyncio  # a producer need not wait for it to load
+
     await asyncio.sleep(seconds)
     return seconds
 

@@ -7,7 +7,6 @@ must not start the program: an import that runs a worker or enqueues a job is re
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -114,7 +113,9 @@ def load_main(main: MainModule) -> None:
     global _importing  # noqa: PLW0603 - one for each process
     module = ModuleType("__mp_main__")
     if main.name is not None:
-        spec = importlib.util.find_spec(main.name)
+        from importlib.util import find_spec
+
+        spec = find_spec(main.name)
         if spec is None or spec.loader is None:
             raise ModuleNotFoundError(f"no module is called {main.name!r}", name=main.name)
         code = spec.loader.get_code(main.name)  # type: ignore[attr-defined]

@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from taskharbor import builtin_tasks, presets
 from taskharbor.acting import acting_as
 from taskharbor.client.code_version import checked_version, found_version
-from taskharbor.client.dead_letters import DeadLetters
 from taskharbor.client.handle import Job
-from taskharbor.client.holds import Holding
-from taskharbor.client.jobs import Jobs
 from taskharbor.client.options import (
     FIRST_INSTANT,
     OWN_OPTIONS,
@@ -33,13 +30,10 @@ from taskharbor.client.options import (
     refuse_unknown,
     with_expiries,
 )
-from taskharbor.client.queues import Queues
 from taskharbor.client.retention import Retention
-from taskharbor.client.streams import Streams
 from taskharbor.client.sync_methods import sync_method
 from taskharbor.client.task import Isolation, Signature, Task, default_name
 from taskharbor.client.transaction import Transaction, block_of, refuse_inside_transaction
-from taskharbor.client.workflows import Workflows
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import agreeing, checked_name, counted, decode_result, encode_payload, shorten
 from taskharbor.context import Context
@@ -56,8 +50,13 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from taskharbor.client.audit import Audit
+    from taskharbor.client.dead_letters import DeadLetters
+    from taskharbor.client.holds import Holding
+    from taskharbor.client.queues import Queues
     from taskharbor.client.schedules import Schedules
     from taskharbor.client.stats import Stats
+    from taskharbor.client.streams import Streams
+    from taskharbor.client.workflows import Workflows
     from taskharbor.http.addresses import AllowList
     from taskharbor.integrations.lifespan import Inner, Lifespan
     from taskharbor.schedule import Schedule as Recurring
@@ -132,12 +131,10 @@ class Harbor:
         self.worker_retry = checked_retry_of_code(worker_retry, "worker_retry")
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
         self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
+        # Here, and not with its first use: a signal handler may be what asks first, and may have interrupted an import.
+        from taskharbor.client.jobs import Jobs
+
         self.jobs = Jobs(self)
-        self.dlq = DeadLetters(self)
-        self.queues = Queues(self)
-        self.holds = Holding(self)
-        self.streams = Streams(self)
-        self.workflows = Workflows(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
         self._streams: dict[str, Stream] = {}
@@ -163,24 +160,61 @@ class Harbor:
         """The version of the application's code, if it was given or can be found."""
         return self._version if self._version is not None else found_version(next(iter(self.made_in), ""))
 
+    # Each is imported when it is first asked for: a program that declares tasks and enqueues starts sooner.
+
+    @cached_property
+    def dlq(self) -> DeadLetters:
+        """Dead jobs: `harbor.dlq.list()`, `harbor.dlq.requeue(id)` and so on."""
+        from taskharbor.client.dead_letters import DeadLetters
+
+        return DeadLetters(self)
+
+    @cached_property
+    def queues(self) -> Queues:
+        """Queues: `harbor.queues.list()`, `harbor.queues.pause(name)` and so on."""
+        from taskharbor.client.queues import Queues
+
+        return Queues(self)
+
+    @cached_property
+    def holds(self) -> Holding:
+        """Tasks and tags whose jobs are kept back: `harbor.holds.list()` and so on."""
+        from taskharbor.client.holds import Holding
+
+        return Holding(self)
+
+    @cached_property
+    def streams(self) -> Streams:
+        """What live stream workers read: `harbor.streams.list()`."""
+        from taskharbor.client.streams import Streams
+
+        return Streams(self)
+
+    @cached_property
+    def workflows(self) -> Workflows:
+        """Stored workflows: `harbor.workflows.get(id)` and so on."""
+        from taskharbor.client.workflows import Workflows
+
+        return Workflows(self)
+
     @cached_property
     def schedules(self) -> Schedules:
         """Recurring jobs: `harbor.schedules.add(name, task, payload, schedule=…)` and so on."""
-        from taskharbor.client.schedules import Schedules  # most programs have none
+        from taskharbor.client.schedules import Schedules
 
         return Schedules(self)
 
     @cached_property
     def audit(self) -> Audit:
         """Who did what and when: `harbor.audit.list(actor=…)` and so on."""
-        from taskharbor.client.audit import Audit  # most programs do not ask
+        from taskharbor.client.audit import Audit
 
         return Audit(self)
 
     @cached_property
     def stats(self) -> Stats:
         """What workers have counted: `harbor.stats.series(queue=…)` and so on."""
-        from taskharbor.client.stats import Stats  # most programs do not ask
+        from taskharbor.client.stats import Stats
 
         return Stats(self)
 

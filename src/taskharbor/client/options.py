@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import uuid_utils
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
@@ -111,17 +110,23 @@ _INSTEAD = {
 
 
 def new_id() -> str:
+    import uuid_utils  # a program that enqueues nothing starts without it
+
     return str(uuid_utils.uuid7())
 
 
 def new_ids(count: int) -> list[str]:
     """Ids for this many jobs, in their order."""
+    import uuid_utils
+
     new = uuid_utils.uuid7
     return [str(new()) for _ in range(count)]
 
 
 def checked_id(value: object, of: str = "job") -> str:
     """Return the id of a job or a workflow as lower-case UUID text, from a string or a UUID."""
+    import uuid_utils
+
     if isinstance(value, uuid.UUID | uuid_utils.UUID):
         return str(value)
     try:

@@ -10,7 +10,6 @@ from msgspec import Struct
 from taskharbor.clock import seconds_to_micros
 from taskharbor.codec import shorten
 from taskharbor.drivers.base import Driver
-from taskharbor.drivers.capabilities import Upkeep
 from taskharbor.errors import ConfigurationError
 from taskharbor.records import State
 from taskharbor.rules.lifecycle import TERMINAL
@@ -59,6 +58,8 @@ class Retention(Struct, frozen=True):
             raise ConfigurationError(
                 f"limit must be a whole number from 0, or None for all, not {shorten(limit)}"
             )
+        from taskharbor.drivers.capabilities import Upkeep  # a producer never prunes
+
         upkeep = Upkeep.of(driver)
         now = await driver.now()
         before = {

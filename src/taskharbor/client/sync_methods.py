@@ -9,7 +9,6 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from taskharbor.drivers.base import Driver
-from taskharbor.drivers.capabilities import Transactions
 from taskharbor.sync import run_inline, run_on_loop_thread
 
 P = ParamSpec("P")
@@ -42,9 +41,7 @@ def sync_method(
     def sync(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         _warn_inside_a_loop(name)
         driver = self._driver
-        here = driver.inline or (
-            takes_part and isinstance(driver, Transactions) and driver.uses_callers_thread()
-        )
+        here = driver.inline or (takes_part and _uses_callers_thread(driver))
         try:
             call = method(self, *args, **kwargs)
         except TypeError as error:  # from binding the arguments: the coroutine has not begun
@@ -55,6 +52,12 @@ def sync_method(
     sync.__qualname__ = method.__qualname__.replace(name, name[1:])
     sync.__doc__ = f"{method.__doc__ or ''}\n\n(The asynchronous form is `{name}`.)"
     return sync
+
+
+def _uses_callers_thread(driver: Driver) -> bool:
+    from taskharbor.drivers.capabilities import Transactions  # a program that never calls starts without it
+
+    return isinstance(driver, Transactions) and driver.uses_callers_thread()
 
 
 def _named_rightly(error: TypeError, method: Callable[..., Any]) -> TypeError:

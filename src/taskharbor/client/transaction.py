@@ -8,11 +8,11 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from taskharbor.drivers.capabilities import Transactions
 from taskharbor.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
+    from taskharbor.drivers.capabilities import Transactions
 
 
 class Block:
@@ -65,9 +65,7 @@ class Transaction:
                 "this transaction() is entered already; call harbor.transaction(…) for each block"
             )
         with ExitStack() as undo:
-            undo.enter_context(
-                Transactions.of(self._harbor.driver).transaction(self._connection, **self._known)
-            )
+            undo.enter_context(_capability(self._harbor).transaction(self._connection, **self._known))
             undo.enter_context(_block(self._harbor))
             self._undo = undo.pop_all()
 
@@ -102,7 +100,13 @@ def _block(harbor: Harbor) -> Iterator[None]:
 def refuse_inside_transaction(harbor: Harbor, verb: str) -> None:
     """Refuse other writes: they use another connection, which would wait for the caller's commit without end."""
     block = block_of(harbor)
-    if block is not None and not block.over and Transactions.of(harbor.driver).in_transaction():
+    if block is not None and not block.over and _capability(harbor).in_transaction():
         raise ConfigurationError(
             f"{verb} cannot take part in transaction(), only enqueueing can; do it before or after the block"
         )
+
+
+def _capability(harbor: Harbor) -> Transactions:
+    from taskharbor.drivers.capabilities import Transactions  # most programs never enter a block
+
+    return Transactions.of(harbor.driver)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -21,6 +20,8 @@ def ensure_each_key_once(encoded: bytes, decoded: object) -> None:
     # A key that was lost in reading is missing when the value is written again. Both steps run in C. A text that only
     # differs in style is checked once more.
     if len(msgspec.json.encode(decoded)) != len(encoded):
+        import json  # rarely needed, and it takes a moment to load
+
         json.loads(encoded, object_pairs_hook=_each_once, parse_int=str, parse_float=str)
 
 

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from random import random as uniform
 from sys import float_info
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -46,6 +45,12 @@ T = TypeVar("T")
 
 Uniform = Callable[[], float]
 """A source of numbers uniform in [0, 1), such as `random.random`."""
+
+
+def uniform() -> float:
+    from random import random  # a program in which nothing fails starts without it
+
+    return random()
 
 
 # -- what a decision is made about ---------------------------------------------------------------

@@ -24,7 +24,6 @@ from taskharbor.errors import ConfigurationError
 from taskharbor.records import Options, ReasonName
 from taskharbor.rules.meta import read_meta
 from taskharbor.sync import in_sync_call
-from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     import asyncio
@@ -241,8 +240,7 @@ class _SubscriberThread:
         except queue.Full:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th … of them
-                log_line(
-                    logger,
+                _log(
                     logging.WARNING,
                     "events are dropped: subscribers are too far behind",
                     {"dropped": self._dropped},
@@ -300,7 +298,15 @@ async def _call_async(subscriber: Callable[[Event], Any], event: Event) -> None:
 
 def _log_failure(event: Event, error: Exception) -> None:
     fields = {"event": event.name, "job": event.job_id}
-    log_line(logger, logging.ERROR, "a subscriber failed at {event} of Job {job}", fields, error=error)
+    _log(logging.ERROR, "a subscriber failed at {event} of Job {job}", fields, error)
+
+
+def _log(level: int, sentence: str, fields: dict[str, Any], error: Exception | None = None) -> None:
+    from taskharbor.telemetry.logs import (
+        log_line,
+    )  # a producer whose subscribers do not fail starts without it
+
+    log_line(logger, level, sentence, fields, error=error, stacklevel=3)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

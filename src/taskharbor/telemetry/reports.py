@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from taskharbor.clock import from_micros
 from taskharbor.records import AttemptStatus, JobRecord, Options, Reason, State
 from taskharbor.telemetry.events import Event, EventName, Identified
-from taskharbor.telemetry.logs import log_line
 
 if TYPE_CHECKING:
     from taskharbor.drivers.base import Claimed, Driver, SettleResult, Transition
@@ -165,6 +164,8 @@ class Reports:
 
     def _log(self, level: int, sentence: str, fields: dict[str, Any], traceback: str | None = None) -> None:
         if self._logger is not None:
+            from taskharbor.telemetry.logs import log_line  # a producer that logs nothing starts without it
+
             log_line(self._logger, level, sentence, fields, traceback=traceback, stacklevel=3)
 
 
