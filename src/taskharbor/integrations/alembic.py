@@ -108,7 +108,7 @@ class _Tables(ABC):
 def _bound(statement: str, values: Sequence[object]) -> TextClause:
     names = [f"a{number}" for number in range(1, len(values) + 1)]
     left = iter(names)
-    bound = text(_PLACEHOLDER.sub(lambda _: f":{next(left)}", statement))
+    bound = text(_PLACEHOLDER.sub(lambda _: f"(:{next(left)})", statement))
     return bound.bindparams(**dict(zip(names, values, strict=True)))
 
 
