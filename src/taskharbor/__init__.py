@@ -140,6 +140,6 @@ def __getattr__(name: str) -> Any:
 
         try:
             return version("taskharbor")
-        except PackageNotFoundError:  # a copy of the code that nobody installed
+        except PackageNotFoundError:  # a copy of the code, without the metadata of an installed package
             return "0+unknown"
     raise AttributeError(f"module 'taskharbor' has no attribute {name!r}")
