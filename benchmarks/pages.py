@@ -119,6 +119,13 @@ def visitor(harbor: Harbor) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60)
 
 
+async def until_idle() -> None:
+    """Wait for what the server still reads beside its pages, such as depths: it would disturb the next page."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=60)
+
+
 async def compile_templates(asked: dict[str, str]) -> None:
     """Show every page once from an empty store: a process compiles its templates once."""
     async with Harbor("memory://") as empty, visitor(empty) as client:
@@ -146,6 +153,7 @@ async def measure(store: str, url: str, asked: argparse.Namespace) -> list[Timin
                 continue
             async with visitor(harbor) as client:
                 timings.append(await timed(client, label, address, asked.repeats))
+                await until_idle()
             print(timings[-1].line(), flush=True)
     slow = [timing.label for timing in timings if timing.is_slow]
     print(

@@ -152,7 +152,9 @@ def _import(module_name: str, app: str) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Return where in the application's own code the error happened."""
+    """Return where in the application's own code the error happened; a syntax error says that itself."""
+    if isinstance(error, SyntaxError):
+        return ""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename != __file__]
     own = [frame for frame in own if os.path.dirname(importlib.__file__) not in frame.filename] or own
