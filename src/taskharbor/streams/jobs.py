@@ -26,8 +26,8 @@ from taskharbor.streams.dead_jobs import unkeepable_job, unreadable_job
 from taskharbor.streams.messages import Place, Readable, Unreadable, read_message, with_place
 
 
-class Held(Struct, eq=False):
-    """A message that was taken from the log and is not finished."""
+class Held(Struct, eq=False, gc=False):
+    """A message that was taken from the log and is not finished. (What it holds refers to nothing that holds it.)"""
 
     place: Place
     claimed: Claimed
@@ -82,6 +82,7 @@ class MessageJobs:
         self._topic = topic
         self._log = b""
         self._rules = rules
+        self._queue = rules.queue
         self._clock = clock
         self._usual_options = encode_options(Options(dead_copy=rules.dead_copy))
         self.keys = Keys("")
@@ -103,31 +104,31 @@ class MessageJobs:
         if isinstance(read, Unreadable):
             return read
         place = self.place_of(message)
-        read.meta = with_place(read.meta, place, key)
-        return Held(place, self._claimed(place, read, now), len(body or b""))
+        meta = with_place(read.meta, place, key)
+        return Held(place, self._claimed(place, read, meta, now), len(body or b""))
 
-    def _claimed(self, place: Place, read: Readable, now: int) -> Claimed:
-        # Its producer may say anything about its time.
-        at = min(place.timestamp * 1_000, now) if place.timestamp > 0 else now
+    def _claimed(self, place: Place, read: Readable, meta: str | None, now: int) -> Claimed:
+        at = place.timestamp * 1_000
+        if not 0 < at < now:  # its producer may say anything about its time
+            at = now
+        options = self._usual_options if read.options is None else self._with_copy(read.options)
         return Claimed(
             place.job_id,
             read.task,
             read.payload,
-            self._rules.queue,
+            self._queue,
             0,
             1,
             0,
             1,
             at,
             at,
-            options=self._with_copy(read.options),
-            meta=read.meta,
+            options=options,
+            meta=meta,
         )
 
-    def _with_copy(self, options: str | None) -> str | None:
+    def _with_copy(self, options: str) -> str | None:
         """The options of a message's job: should it die, at whatever attempt, a copy goes to the topic."""
-        if options is None:
-            return self._usual_options
         return encode_options(replace(read_options(options)[0], dead_copy=self._rules.dead_copy))
 
     # -- jobs of the store --

@@ -49,6 +49,13 @@ def _hash_of(log: bytes, partition: int) -> hashlib.blake2b:
     return hashlib.blake2b(b"%d:" % partition, digest_size=10, key=log)
 
 
+@lru_cache(1_024)
+def _begin_of_id(timestamp: int) -> str:
+    """The time and the version of an id. Many messages have the same millisecond."""
+    time = f"{max(timestamp, 0) & 0xFFFF_FFFF_FFFF:012x}"
+    return f"{time[:8]}-{time[8:]}-7"
+
+
 class Place(Struct, frozen=True, gc=False):
     """Where a message stands: in which log, for which group."""
 
@@ -65,8 +72,7 @@ class Place(Struct, frozen=True, gc=False):
         hashed.update(b"%d" % self.offset)
         # Put together here, since every message passes through: a UUID of version 7, which begins with its time.
         rest = hashed.hexdigest()
-        time = f"{max(self.timestamp, 0) & 0xFFFF_FFFF_FFFF:012x}"
-        return f"{time[:8]}-{time[8:]}-7{rest[1:4]}-{_VARIANT[rest[4]]}{rest[5:8]}-{rest[8:]}"
+        return f"{_begin_of_id(self.timestamp)}{rest[1:4]}-{_VARIANT[rest[4]]}{rest[5:8]}-{rest[8:]}"
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
@@ -216,8 +222,9 @@ def with_place(meta: str | None, place: Place, key: bytes | None) -> str | None:
 
     Every message passes through here, so the text is put together, and read again only where that could go wrong.
     """
-    shown = None if key is None else entry_of_bytes(key)
-    entry = "" if shown is None else f',"{KEY_ENTRY}":{_text(shown).decode()}'
+    entry = ""
+    if key is not None and (shown := entry_of_bytes(key)) is not None:
+        entry = f',"{KEY_ENTRY}":{_text(shown).decode()}'
     own = f'{_topic_text(place.topic)}"{place.partition}","{OFFSET_ENTRY}":"{place.offset}"{entry}}}'
     if meta is None:
         return own
