@@ -85,6 +85,7 @@ bench: $(VENV)/.ready-bench  ## measure TaskHarbor on this machine
 
 bench-peers: $(VENV)/.ready-bench  ## measure against other libraries, interleaved in one run
 	$(BIN)/python -m benchmarks --peers $(ARGS)
+	$(BIN)/python -m benchmarks.django_backends
 
 docs: $(VENV)/.ready-docs  ## the documentation as a site, in build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-cache docs build/docs $(ARGS)

@@ -35,8 +35,8 @@ class Environment(NamedTuple):
 
 
 @cache
-def environment(series: str) -> Environment:
-    """Return the interpreter for a series of Django, such as "6.1"; make its environment if need be."""
+def environment(series: str, *packages: str) -> Environment:
+    """Return the interpreter for a series of Django, such as "6.1", and further packages; make it if need be."""
     python = _python()
     wanted = _requirements()
     digest = hashlib.sha256("\n".join([str(python), *wanted]).encode()).hexdigest()[:12]
@@ -44,14 +44,15 @@ def environment(series: str) -> Environment:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may want it at once
-        base, target = folder / "base", folder / f"django-{series}"
+        name = "-".join([f"django-{series}", *(each.replace("==", "-") for each in packages)])
+        base, target = folder / "base", folder / name
         if not (base / ".ready").exists():
             _run([str(python), "-m", "venv", "--clear", "--without-pip", str(base)])
             _install(base, *wanted)
             (base / ".ready").touch()
         if not (target / ".ready").exists():
             shutil.rmtree(target, ignore_errors=True)
-            _install(base, f"django=={series}.*", "--target", str(target))
+            _install(base, f"django=={series}.*", *packages, "--target", str(target))
             (target / ".ready").touch()
     return Environment(base / "bin" / "python", (target,))
 
