@@ -5,7 +5,7 @@
 
 Each has its own database, filled before with tasks that do nothing, persistent connections, no logs, and as many worker
 processes as make it fastest here: each is measured with one and with two, and the better of them counts. A rate is
-counted from the first finished task that is seen to the last one, so that starting Python costs nobody anything.
+counted from the first finished task that is seen to the last one, without the time that Python takes to start.
 """
 
 from __future__ import annotations
