@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 PATIENCE_SECONDS = 60.0
+QUICK_BEATS = {"heartbeat.interval.ms": 300}  # members learn of a rebalance by them
 
 
 class Log:

@@ -21,11 +21,10 @@ from confluent_kafka import ConsumerGroupState
 from taskharbor import Context, Harbor
 from taskharbor.records import State
 from taskharbor.streams import StreamWorker
-from tests.streams.log import PATIENCE_SECONDS, Log, until
+from tests.streams.log import PATIENCE_SECONDS, QUICK_BEATS, Log, until
 from tests.streams.test_worker import working
 from tools.kafka_server import MOCK_LACKS, Broker, OwnBroker
 
-QUICK_BEATS = {"heartbeat.interval.ms": 300}  # members learn of a rebalance by them
 MEMBER = Path(__file__).parent / "member.py"
 OUTAGE_SECONDS = float(os.environ.get("TASKHARBOR_FAULT_STREAM_OUTAGE_SECONDS", "1"))
 AGAIN_SECONDS = 10.0  # after the broker has noticed everything, the lag has fallen

@@ -19,14 +19,13 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.records import Reason, State
 from taskharbor.rules.meta import read_meta
 from taskharbor.streams import StreamWorker
-from tests.streams.log import Log, until
+from tests.streams.log import QUICK_BEATS, Log, until
 
 
 def ingesting(harbor: Harbor, log: Log, **options: Any) -> StreamWorker:
     """A worker that runs inside of `async with`."""
-    return StreamWorker(
-        harbor, brokers=log.bootstrap, topic=log.topic, group=log.group, ingest=True, **options
-    )
+    given: dict[str, Any] = {"settings": QUICK_BEATS} | options
+    return StreamWorker(harbor, brokers=log.bootstrap, topic=log.topic, group=log.group, ingest=True, **given)
 
 
 async def stored(harbor: Harbor, log: Log, count: int) -> None:

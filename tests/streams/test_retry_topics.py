@@ -23,7 +23,7 @@ from taskharbor.streams.topics import sleeping, trails
 from taskharbor.streams.topics.moves import Ledger, Move, Record
 from taskharbor.streams.topics.tiers import Tiers
 from taskharbor.worker.supervisor.channel import LostMessage
-from tests.streams.log import Log, until
+from tests.streams.log import QUICK_BEATS, Log, until
 from tools.kafka_server import MOCK_LACKS, Broker
 
 UNIT = 0.05  # seconds that the smallest tier waits
@@ -46,7 +46,8 @@ def real_broker(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def working(harbor: Harbor, log: Log, **options: Any) -> AsyncIterator[StreamWorker]:
-    given: dict[str, Any] = {"retries": "topics", "retry": QUICK, "grace_seconds": 1.0} | options
+    given: dict[str, Any] = {"retries": "topics", "retry": QUICK, "grace_seconds": 1.0}
+    given |= {"settings": QUICK_BEATS} | options
     worker = StreamWorker(harbor, brokers=log.bootstrap, topic=log.topic, group=log.group, **given)
     running = asyncio.create_task(worker.run())
     try:
@@ -333,6 +334,7 @@ async def test_second_worker_of_one_name_stops_the_first_with_one_clear_line(mem
             "group": log.group,
             "retries": "topics",
             "name": "same",
+            "settings": QUICK_BEATS,
         }
         return StreamWorker(memory, brokers=log.bootstrap, grace_seconds=1.0, **options)
 

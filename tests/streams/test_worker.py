@@ -15,7 +15,7 @@ from taskharbor import Context, Harbor, RetryPolicy, StreamError, Unrecoverable
 from taskharbor.records import AttemptStatus, Reason, State
 from taskharbor.rules.meta import read_meta
 from taskharbor.streams import StreamWorker
-from tests.streams.log import Log, until
+from tests.streams.log import QUICK_BEATS, Log, until
 
 QUICK = RetryPolicy(
     max_attempts=3, initial=0.01, maximum=0.02, jitter=None, never_retry_on=["validation error"]
@@ -24,7 +24,7 @@ QUICK = RetryPolicy(
 
 @asynccontextmanager
 async def working(harbor: Harbor, log: Log, **options: Any) -> AsyncIterator[StreamWorker]:
-    given: dict[str, Any] = {"retry": QUICK, "grace_seconds": 1.0} | options
+    given: dict[str, Any] = {"retry": QUICK, "grace_seconds": 1.0, "settings": QUICK_BEATS} | options
     worker = StreamWorker(harbor, brokers=log.bootstrap, topic=log.topic, group=log.group, **given)
     running = asyncio.create_task(worker.run())
     try:
