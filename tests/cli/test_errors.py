@@ -41,7 +41,7 @@ def test_a_job_that_is_not_there(run, empty, words):
         (["list", "--state", "gone"], "'gone' is not one of"),
         (["list", "--state", "dead", "--state", "ready"], "it takes one state, and dead, ready were given"),
         (["list", "--limit", "0"], "0 is not in the range"),
-        (["inspect"], "Missing argument 'ID'"),
+        (["inspect"], "Missing argument 'ID...'"),
         (["enqueue", "echo", "--delay", "soon"], "not a duration"),
         (["enqueue", "echo", "--run-at", "tomorrow"], "not a time in ISO 8601"),
         (["worker", "--concurrency", "none"], "not a valid integer"),

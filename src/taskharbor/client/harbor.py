@@ -131,7 +131,10 @@ class Harbor:
         self.worker_retry = checked_retry_of_code(worker_retry, "worker_retry")
         self.tasks: dict[str, Task[Any, Any, Any, Any]] = {}  # by name and by alias
         self.built_in: dict[str, Task[Any, Any, Any, Any]] = {}
-        # Here, and not with its first use: a signal handler may be what asks first, and may have interrupted an import.
+        # Here, and not with their first use: a signal handler may ask first, having interrupted an import, and a
+        # process may fork while another thread makes its first enqueue.
+        import uuid_utils  # noqa: F401 - what makes ids
+
         from taskharbor.client.jobs import Jobs
 
         self.jobs = Jobs(self)
