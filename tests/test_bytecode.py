@@ -47,7 +47,7 @@ def test_bytecode_of_modules_that_tests_wrote_does_not_pile_up(
 ) -> None:
     kept = tmp_path / "kept"
     earlier = bytecode.mirrored(kept, Path(tempfile.gettempdir()) / "pytest-1" / "app.py")
-    source = bytecode.mirrored(kept, Path("/work/src/tasks.py"))
+    source = bytecode.mirrored(kept, Path("/project/src/tasks.py"))
     for file in (earlier, source):
         file.parent.mkdir(parents=True)
         file.touch()
