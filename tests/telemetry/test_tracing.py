@@ -26,6 +26,7 @@ from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.records import NO_OPTIONS, State
 from taskharbor.rules.meta import read_meta
 from taskharbor.telemetry.tracing import Tracing, instrument
+from taskharbor.worker.handlers.slot import Slot
 from taskharbor.worker.handlers.threads import Interruption
 from tests.postgres import store as postgres
 from tests.telemetry import traced
@@ -607,6 +608,46 @@ async def test_a_thread_that_does_not_end_is_left_behind_and_its_span_is_not(mem
     release.set()
     assert await statuses(job) == ["released"]
     assert outcome(spans.one("process")) == ("released", None)
+
+
+async def test_a_handler_that_returns_after_its_deadline_timed_out(memory, spans, clock):
+    @memory.task(name="t", timeout=5, max_attempts=1)
+    async def block() -> str:
+        clock.advance(6)  # and the loop has no turn in which the timer could fire
+        return "late"
+
+    job = await block.aenqueue()
+    await drain(memory)
+    assert await statuses(job) == ["timed_out"]
+    assert outcome(spans.one("process")) == ("timed_out", "TimeoutError")
+
+
+@pytest.mark.parametrize(
+    ("delivery", "expected"), [("at_least_once", "released"), ("at_most_once", "cancelled")]
+)
+async def test_an_attempt_that_other_code_cancels_did_not_fail(memory, spans, delivery, expected):
+    begin = asyncio.Event()
+
+    @memory.task(name="t", delivery=delivery)
+    async def wait() -> None:
+        if begin.is_set():
+            return  # executed again
+        begin.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise ValueError("cancelled") from error
+
+    job = await wait.aenqueue()
+    async with working(memory):
+        await soon(begin.wait())
+        for task in asyncio.all_tasks():
+            if isinstance(task, Slot) and task.execution is not None:
+                task.cancel()
+        await until_state(job, State.SUCCEEDED if expected == "released" else State.DEAD)
+    again = ["succeeded"] if expected == "released" else []
+    assert await statuses(job) == [expected, *again]
+    assert [outcome(span) for span in spans.all("process")] == [(each, None) for each in [expected, *again]]
 
 
 async def test_a_sleep_ends_the_span_and_the_next_attempt_has_its_own(harbor, spans, clock):
