@@ -392,6 +392,7 @@ def command_line() -> str:
     parts = [
         "# Command line\n",
         "Generated from the commands' own help by `docs/reference.py`. A tour is in [operating](operating.md).\n",
+        "`python -m taskharbor` is the same command.\n",
         *_help(cli),
         "Every command takes these; below they are left out.\n",
         *_table(COMMON_OPTIONS),

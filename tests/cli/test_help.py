@@ -99,6 +99,13 @@ def test_nothing_asked_is_help_and_half_a_command_is_an_error(run):
         assert run(group, store=None, code=2).error == f"Missing command (see `taskharbor {group} --help`)"
 
 
+def test_the_package_runs_as_the_command():
+    asked = [sys.executable, "-P", "-m", "taskharbor", "--version"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.startswith(
+        "taskharbor, version "
+    )
+
+
 def test_version():
     answer = CliRunner().invoke(cli, ["--version"], prog_name="taskharbor")
     assert answer.stdout.startswith("taskharbor, version ")
