@@ -285,7 +285,9 @@ class TopicsConsumer:
         self._group = None
         self._forget(gone)
         self._tell(
-            "partitions went to another worker without this one: {partitions}. It was away for too long", gone
+            "partitions of {topic} went to another worker without this one: {partitions}. It was away for too long",
+            gone,
+            logging.WARNING,
         )
 
     def _forget(self, gone: Sequence[Partition]) -> None:
@@ -293,6 +295,6 @@ class TopicsConsumer:
         self._assigned.difference_update(gone)
         self._paused.difference_update(gone)
 
-    def _tell(self, what: str, partitions: Sequence[Partition]) -> None:
+    def _tell(self, what: str, partitions: Sequence[Partition], level: int = logging.INFO) -> None:
         shown = [f"{topic}[{number}]" for topic, number in sorted(partitions)]
-        log_line(logger, logging.INFO, what, {"topic": self.topics[0], "partitions": shown})
+        log_line(logger, level, what, {"topic": self.topics[0], "partitions": shown})
