@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from taskharbor import Event, Harbor, Worker, chain
 from taskharbor.cli import cli
 from taskharbor.drivers.base import ClaimRequest, SettleAnswer, Transition
-from taskharbor.drivers.sqlite import leases
+from taskharbor.drivers.sqlite import claim, unreadable
 from taskharbor.drivers.stored import FIRST_NUMBER_MAX, INSTANT_MAX, INSTANT_MIN, NUMBER_MAX
 from taskharbor.records import AttemptStatus, State
 from taskharbor.server.app import application
@@ -165,16 +165,16 @@ def test_table_claim_and_reader_agree_on_every_limit(
     with Harbor(f"sqlite:///{file}") as harbor:
         harbor.migrate()
     row = row_like("ready", str(uuid.uuid4())) | {column: value}
-    first = (row["suspect"], row["queue"], row["rank"], NOW, *leases.FIRST_PLACE, 1)
+    first = (row["suspect"], row["queue"], row["rank"], NOW, *claim.FIRST_PLACE, 1)
     with closing(sqlite3.connect(file)) as connection:
         insert(connection, "jobs", row_like("jobs", row["id"]))
         insert(connection, "ready", row)
         (is_accepted,) = connection.execute("SELECT count(*) FROM taskharbor_ready").fetchone()
         connection.execute("PRAGMA ignore_check_constraints = ON")
         insert(connection, "ready", row)
-        (_, is_claimable) = connection.execute(leases.CLAIM["due_rows"], first).fetchone()
-        values = connection.execute(leases.CLAIM["due_values"], first).fetchone()
-    is_readable = leases._is_readable(values[:5], values[5:11], values[11:])
+        (_, is_claimable) = connection.execute(claim.CLAIM["due_rows"], first).fetchone()
+        values = connection.execute(claim.CLAIM["due_values"], first).fetchone()
+    is_readable = unreadable.is_readable(values[:5], values[5:11], values[11:])
     assert [bool(is_accepted), bool(is_claimable), is_readable] == [is_possible] * 3
 
 

@@ -63,6 +63,7 @@ from taskharbor.drivers.sqlite import (
     audit,
     backlogs,
     changes,
+    claim,
     copying,
     endings,
     enqueue,
@@ -443,7 +444,7 @@ def _operate(
 
 
 def _claim(session: Session, request: ClaimRequest) -> Claim:
-    claim = leases.claim(session, request)
-    if claim.unreadable:
-        workflows.cancel_dependants(session, claim.unreadable)
-    return claim
+    claimed = claim.claim(session, request)
+    if claimed.unreadable:
+        workflows.cancel_dependants(session, claimed.unreadable)
+    return claimed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from taskharbor.drivers.contract.waits import WorkerLoad
-from taskharbor.drivers.sqlite import leases, places
+from taskharbor.drivers.sqlite import claim, leases, places
 from taskharbor.drivers.sqlite.session import Session
 from taskharbor.drivers.sqlite.sql import statements
 from taskharbor.drivers.stored import is_text
@@ -13,7 +13,6 @@ from taskharbor.records import State
 from taskharbor.rules.aside import label_of
 
 WAITS = statements("waits")
-RANK_BEFORE_ALL = -1_000
 
 
 def count_before(session: Session, job_id: str, queues: Sequence[str] | None, limit: int) -> int | None:
@@ -41,10 +40,8 @@ def _lines(session: Session, suspect: int, queues: Sequence[str] | None) -> Iter
     for queue in _names(session, suspect) if queues is None else dict.fromkeys(queues):
         if queue in paused:
             continue
-        row = session.one(leases.CLAIM["next_rank"], (suspect, queue, RANK_BEFORE_ALL))
-        while row is not None and type(row[0]) is int:
-            yield queue, row[0]
-            row = session.one(leases.CLAIM["next_rank"], (suspect, queue, row[0]))
+        for rank in claim.ranks_of(session, suspect, queue):
+            yield queue, rank
 
 
 def _names(session: Session, suspect: int) -> Iterator[str]:

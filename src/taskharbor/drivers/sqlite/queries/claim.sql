@@ -10,7 +10,7 @@ SELECT rank FROM taskharbor_ready WHERE suspect = ? AND queue = ? AND rank > ? O
 -- A range of the primary key; CROSS JOIN keeps the planner from starting at the jobs. The rows come as one
 -- JSON text: reading them one by one would give up the interpreter's lock for each. The columns are those of
 -- Claimed, in its order. They begin after the place given: a long line is read in pieces, since a text has an end.
--- And whether all of the numbers and instants are possible ones, as `leases._is_readable` says; what else can be wrong
+-- And whether all of the numbers and instants are possible ones, as `unreadable.is_readable` says; what else can be wrong
 -- shows when the text is decoded. The driver fills in the limits.
 SELECT json_group_array(json_array(
     id, task, payload, queue, priority, number + 1, attempts, first_number, run_at, enqueued_at, due_at,
