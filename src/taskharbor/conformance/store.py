@@ -23,6 +23,7 @@ from taskharbor.drivers.base import (
     Extended,
     Extension,
     Heartbeat,
+    LeaseRecord,
     Operation,
     OperationVerdict,
     PlainSuccesses,
@@ -206,6 +207,11 @@ class Store:
         [held] = self.claim(token, **fields)
         return held
 
+    def two_under_one_lease(self) -> tuple[Held, Held]:
+        self.enqueue_all(self.new(), self.new())
+        first, second = self.claim("worker/1")
+        return first, second
+
     def claimed_ids(self, **fields: Any) -> list[str]:
         return [held.id for held in self.claim(**fields)]
 
@@ -388,6 +394,9 @@ class Store:
     def listed(self, page_size: int = 100, **where: Any) -> list[JobRecord]:
         """All of the pages, one after the other."""
         return [job for page in self.pages(page_size, **where) for job in page]
+
+    def leases(self) -> list[LeaseRecord]:
+        return sorted(self.run(self.driver.leases(now=self.now)), key=lambda lease: lease.token)
 
     def listed_ids(self, page_size: int = 100, **where: Any) -> list[str]:
         return [job.id for job in self.listed(page_size, **where)]

@@ -7,6 +7,7 @@ from taskharbor.conformance.chapters.audit import Audit
 from taskharbor.conformance.chapters.backlogs import Backlogs
 from taskharbor.conformance.chapters.cancellation import Cancellation
 from taskharbor.conformance.chapters.claiming import Claiming
+from taskharbor.conformance.chapters.collecting import Collecting
 from taskharbor.conformance.chapters.concurrency import Concurrency, SecondDriver
 from taskharbor.conformance.chapters.copying import Copying
 from taskharbor.conformance.chapters.delivery import Delivering
@@ -14,11 +15,12 @@ from taskharbor.conformance.chapters.dependants import Dependants
 from taskharbor.conformance.chapters.enqueueing import Enqueueing
 from taskharbor.conformance.chapters.expiry import Expiry
 from taskharbor.conformance.chapters.failure import Failure
+from taskharbor.conformance.chapters.fencing import Fencing
 from taskharbor.conformance.chapters.groups import Groups
 from taskharbor.conformance.chapters.handing_over import HandingOver
 from taskharbor.conformance.chapters.history import History
 from taskharbor.conformance.chapters.ingesting import Ingesting
-from taskharbor.conformance.chapters.leases import Collecting, Fencing, Leases
+from taskharbor.conformance.chapters.leases import Leases
 from taskharbor.conformance.chapters.life import Life
 from taskharbor.conformance.chapters.operators import Operators
 from taskharbor.conformance.chapters.pruning import Pruning
