@@ -100,7 +100,7 @@ def test_declaring_and_enqueueing_needs_no_worker_and_no_pydantic():
     assert not used & {"taskharbor.worker", "pydantic", "click", "rich"}
 
 
-@pytest.mark.parametrize("module", ["taskharbor.views.documents", "taskharbor.server.tokens"])
+@pytest.mark.parametrize("module", ["taskharbor.views.job_documents", "taskharbor.server.tokens"])
 def test_the_command_line_shows_documents_and_makes_tokens_without_the_web_stack(module: str):
     assert not modules_after(f"import {module}") & {
         "starlette",

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from taskharbor import Context, presets
-from taskharbor.views.documents import JobDocument
+from taskharbor.views.job_documents import JobDocument
 
 JOB_KEYS = {
     *("id", "task", "queue", "state", "priority", "payload", "attempts", "number", "maxAttempts", "timeout"),

@@ -19,7 +19,7 @@ import pytest
 
 from taskharbor.cli.top.frame import Frame, look, rates_between, tables
 from taskharbor.records import State
-from taskharbor.views.documents import Stats
+from taskharbor.views.workers import Stats
 from tests.cli.conftest import COMMAND
 
 PATIENCE_SECONDS = 60.0

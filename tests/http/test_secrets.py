@@ -18,7 +18,8 @@ from taskharbor.http.secrets import scrubbed, secrets_in
 from taskharbor.records import State
 from taskharbor.rules.display import shown_payload
 from taskharbor.telemetry.logs import JsonFormatter, KeyValueFormatter
-from taskharbor.views.documents import AttemptDocument, HistoryEntry, JobDocument, ScheduleDocument
+from taskharbor.views.job_documents import AttemptDocument, HistoryEntry, JobDocument
+from taskharbor.views.schedule_documents import ScheduleDocument
 from tests.http.stage import Request, reply
 from tests.worker.stage import attempts_of
 

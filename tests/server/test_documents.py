@@ -14,10 +14,16 @@ from taskharbor.clock import MICROS_PER_SECOND
 from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerRecord
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.server.requests import Input
-from taskharbor.views import documents
-from taskharbor.views.documents import Document, RetryDocument
+from taskharbor.views.documents import Document
+from taskharbor.views.job_documents import History, JobDocument, JobPage
+from taskharbor.views.queue_documents import QueueList
+from taskharbor.views.retry_documents import RetryDocument
+from taskharbor.views.rollup_documents import Autoscale, Series
+from taskharbor.views.schedule_documents import ScheduleDocument, ScheduleList
 from taskharbor.views.streams import StreamList
 from taskharbor.views.why import WhyDocument
+from taskharbor.views.workers import Stats
+from taskharbor.views.workflow_documents import WorkflowDocument, WorkflowPage
 from tests.server.test_resources import API, created, dead_job, error_of
 
 POLICIES = {
@@ -68,19 +74,19 @@ async def test_every_document_that_is_shown_is_described(harbor: Harbor, client:
     member = WorkerRecord("member", "host", 1, 10, 0, stream=reading)
     await WORKERS.put(harbor.driver, [member], 60 * MICROS_PER_SECOND)
     for path, kind in {
-        f"/jobs/{job['id']}": documents.JobDocument,
-        "/jobs": documents.JobPage,
-        "/dlq": documents.JobPage,
-        f"/jobs/{job['id']}/history": documents.History,
+        f"/jobs/{job['id']}": JobDocument,
+        "/jobs": JobPage,
+        "/dlq": JobPage,
+        f"/jobs/{job['id']}/history": History,
         f"/jobs/{job['id']}/why": WhyDocument,
-        "/queues": documents.QueueList,
-        "/schedules": documents.ScheduleList,
-        "/schedules/tick": documents.ScheduleDocument,
-        "/workflows": documents.WorkflowPage,
-        f"/workflows/{workflow.id}": documents.WorkflowDocument,
-        "/stats": documents.Stats,
-        "/stats/series": documents.Series,
-        "/autoscale": documents.Autoscale,
+        "/queues": QueueList,
+        "/schedules": ScheduleList,
+        "/schedules/tick": ScheduleDocument,
+        "/workflows": WorkflowPage,
+        f"/workflows/{workflow.id}": WorkflowDocument,
+        "/stats": Stats,
+        "/stats/series": Series,
+        "/autoscale": Autoscale,
         "/streams": StreamList,
     }.items():
         document = (await client.get(f"{API}{path}")).json()
@@ -98,7 +104,7 @@ async def test_workers_and_what_they_run_are_described(harbor: Harbor, client: h
     await created(client, task="look")
     await Worker(harbor).drain()
     [stats] = seen
-    described(stats, documents.Stats)
+    described(stats, Stats)
     assert [worker["open"] for worker in stats["workers"]] == [1]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskharbor import ConfigurationError, Context, Harbor, PayloadError, PayloadTooLarge, chain, chord
 from taskharbor.records import Reason, State
-from taskharbor.views.documents import JobDocument
+from taskharbor.views.job_documents import JobDocument
 
 SECRET = "4111-1111"
 

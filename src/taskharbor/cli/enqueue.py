@@ -125,7 +125,7 @@ def _warn(session: Session, harbor: Harbor, task: str) -> None:
 def _tell(session: Session, job: Job[Any]) -> None:
     screen = session.screen
     if screen.as_json:
-        from taskharbor.views.documents import EnqueuedJob
+        from taskharbor.views.job_documents import EnqueuedJob
 
         screen.document(EnqueuedJob.of(job))
     elif screen.is_terminal:
@@ -144,7 +144,7 @@ async def _tell_result(session: Session, job: Job[Any], wait: float) -> None:
     except TimeoutError as error:
         last = (await job.arefresh()).error
         raise TimeoutError(f"{error}: {last}" if last else f"{error}; is a worker running?") from None
-    from taskharbor.views.documents import EnqueuedJob
+    from taskharbor.views.job_documents import EnqueuedJob
 
     document = EnqueuedJob.of(await job.arefresh(), existed=job.existed)
     if screen.as_json:

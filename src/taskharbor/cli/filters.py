@@ -211,7 +211,7 @@ def each_job(
 
 
 def _tell_each(session: Session, answers: list[Any], tell: Callable[[Job[Any]], str]) -> None:
-    from taskharbor.views.documents import JobDocument
+    from taskharbor.views.job_documents import JobDocument
 
     screen = session.screen
     documents: list[Any] = []

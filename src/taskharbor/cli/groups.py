@@ -82,7 +82,7 @@ def start_replay(session: Session, brake: float, where: dict[str, Any]) -> None:
     """Enqueue the job that replays these dead jobs, and say how to follow it."""
     job: Job[Any] = session.run(lambda harbor: harbor.dlq.areplay(brake=brake, **where))
     if session.screen.as_json:
-        from taskharbor.views.documents import JobDocument
+        from taskharbor.views.job_documents import JobDocument
 
         session.screen.document(JobDocument.of(job))
         return

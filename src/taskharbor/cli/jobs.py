@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.client.jobs import JobPage as Page
     from taskharbor.client.retry_metrics import RetryMetrics
-    from taskharbor.views.documents import InspectedJob, JobDocument, LatestAction
+    from taskharbor.views.job_documents import InspectedJob, JobDocument, LatestAction
 
 
 # -- list ----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ async def whole_page(
 
 
 def tell_page_as_json(screen: Screen, page: Page) -> None:
-    from taskharbor.views.documents import JobDocument, JobPage
+    from taskharbor.views.job_documents import JobDocument, JobPage
 
     screen.document(JobPage.of(page, items=[JobDocument.of(job) for job in page]))
 
@@ -147,7 +147,8 @@ class _Inspected(NamedTuple):
 
 
 async def _inspected(harbor: Harbor, job_id: str, limit: int) -> _Inspected:
-    from taskharbor.views.documents import HistoryEntry, InspectedJob, LatestAction, RetryMetricsDocument
+    from taskharbor.views.job_documents import HistoryEntry, InspectedJob, LatestAction
+    from taskharbor.views.retry_documents import RetryMetricsDocument
 
     job, steps = await harbor.jobs.aget(job_id), await harbor.jobs.asteps(job_id)
     action, history, metrics = (
@@ -329,7 +330,7 @@ def delete_all(session: Session, /, dry_run: bool, yes: bool, **where: Any) -> N
 def tell_job(screen: Screen, job: Job[Any], what: str) -> None:
     """Print what happened to one job."""
     if screen.as_json:
-        from taskharbor.views.documents import JobDocument
+        from taskharbor.views.job_documents import JobDocument
 
         screen.document(JobDocument.of(job))
     else:

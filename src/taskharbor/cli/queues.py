@@ -14,7 +14,7 @@ from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-    from taskharbor.views.documents import QueueDocument
+    from taskharbor.views.queue_documents import QueueDocument
 
 
 @click.group(no_args_is_help=False)
@@ -36,7 +36,7 @@ def list_queues(session: Session) -> None:
     Example:
       taskharbor queue list --json
     """
-    from taskharbor.views.documents import QueueDocument, QueueList
+    from taskharbor.views.queue_documents import QueueDocument, QueueList
 
     found = session.run(lambda harbor: harbor.queues.alist())
     queues = QueueList([QueueDocument.of(queue) for queue in found], None)
@@ -123,7 +123,7 @@ def _meant(name: str, known: set[str]) -> str:
 
 def _tell_flag(screen: Screen, name: str, *, paused: bool) -> None:
     if screen.as_json:
-        from taskharbor.views.documents import QueueFlag
+        from taskharbor.views.queue_documents import QueueFlag
 
         screen.document(QueueFlag(name, paused))
     else:

@@ -45,7 +45,7 @@ def list_schedules(session: Session, application: str | None) -> None:
     """
     schedules = session.run(lambda harbor: harbor.schedules.alist(application))
     if session.screen.as_json:
-        from taskharbor.views.documents import ScheduleDocument, ScheduleList
+        from taskharbor.views.schedule_documents import ScheduleDocument, ScheduleList
 
         session.screen.document(ScheduleList([ScheduleDocument.of(each) for each in schedules], None))
         return
@@ -221,7 +221,7 @@ def _do(session: Session, work: Callable[[Harbor], Awaitable[Schedule]], done: s
 
 def _tell(screen: Screen, schedule: Schedule, done: str) -> None:
     if screen.as_json:
-        from taskharbor.views.documents import ScheduleDocument
+        from taskharbor.views.schedule_documents import ScheduleDocument
 
         screen.document(ScheduleDocument.of(schedule))
         return

@@ -14,7 +14,7 @@ from taskharbor.cli.screen import instant, span
 from taskharbor.cli.session import Session, with_session
 
 if TYPE_CHECKING:
-    from taskharbor.views.documents import RunningDocument
+    from taskharbor.views.workers import RunningDocument
 
 
 @click.command
@@ -99,7 +99,7 @@ def show_series(
     task: str | None,
 ) -> None:
     from taskharbor.drivers.contract.rollups import Period
-    from taskharbor.views.documents import ROLLUPS_NOTE, PointDocument, Series
+    from taskharbor.views.rollup_documents import ROLLUPS_NOTE, PointDocument, Series
 
     ago = None if since is None else timedelta(seconds=since)
     points, total = session.run(lambda harbor: harbor.stats._series_and_total(queue, task, ago, step))

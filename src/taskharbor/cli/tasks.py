@@ -103,7 +103,7 @@ def _named(name: str, is_tag: bool) -> dict[str, str]:
 def _tell(session: Session, name: str, is_tag: bool, *, held: bool, text: str) -> None:
     if session.screen.as_json:
         from taskharbor.drivers.contract.holds import HoldKind
-        from taskharbor.views.documents import HoldFlag
+        from taskharbor.views.tasks import HoldFlag
 
         kind = HoldKind.TAG if is_tag else HoldKind.TASK
         session.screen.document(HoldFlag(kind, name, held))

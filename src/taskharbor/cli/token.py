@@ -8,7 +8,8 @@ import click
 
 from taskharbor.cli.parameters import duration
 from taskharbor.cli.session import Session, with_session
-from taskharbor.views.documents import NewToken, TokenDocument, TokenList, instant
+from taskharbor.views.documents import instant
+from taskharbor.views.token_documents import NewToken, TokenDocument, TokenList
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor

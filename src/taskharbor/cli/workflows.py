@@ -50,7 +50,7 @@ def list_workflows(session: Session, limit: int, cursor: str | None, state: Work
     )
     screen = session.screen
     if screen.as_json:
-        from taskharbor.views.documents import WorkflowDocument, WorkflowPage
+        from taskharbor.views.workflow_documents import WorkflowDocument, WorkflowPage
 
         screen.document(WorkflowPage([WorkflowDocument.of(each) for each in page], next_cursor))
         return
@@ -89,7 +89,8 @@ def show(session: Session, workflow_id: str) -> None:
     """
     found, jobs, attempts = session.run(lambda harbor: _read(harbor, workflow_id))
     if session.screen.as_json:
-        from taskharbor.views.documents import JobDocument, WorkflowWithJobs
+        from taskharbor.views.job_documents import JobDocument
+        from taskharbor.views.workflow_documents import WorkflowWithJobs
 
         documents = [JobDocument.of(job) for job in jobs.values()]
         session.screen.document(WorkflowWithJobs.of(found, jobs=documents))
@@ -178,7 +179,7 @@ def retry(session: Session, workflow_id: str, force: bool) -> None:
 
 def _tell(screen: Screen, found: Workflow) -> None:
     if screen.as_json:
-        from taskharbor.views.documents import WorkflowDocument
+        from taskharbor.views.workflow_documents import WorkflowDocument
 
         screen.document(WorkflowDocument.of(found))
     else:

@@ -13,7 +13,7 @@ from taskharbor.errors import StoreError
 from taskharbor.server.errors import ApiError, api_error, logger
 from taskharbor.server.shares import Shares
 from taskharbor.telemetry.events import JOB_EVENTS, Event
-from taskharbor.views.documents import EventDocument
+from taskharbor.views.job_documents import EventDocument
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor

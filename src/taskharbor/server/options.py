@@ -12,7 +12,7 @@ from taskharbor.client.options import checked_instant
 from taskharbor.codec import reason_of, shorten
 from taskharbor.errors import ConfigurationError
 from taskharbor.rules.retry import RetryPolicy
-from taskharbor.views.documents import RetryDocument
+from taskharbor.views.retry_documents import RetryDocument
 
 INSTANTS = frozenset(
     {"run_at", "expires_at", "enqueued_after", "enqueued_before", "finished_after", "finished_before"}

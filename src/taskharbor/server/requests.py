@@ -13,7 +13,8 @@ from taskharbor.rules.fingerprint import ERROR_SHOWN
 from taskharbor.rules.meta import ENTRIES_MAX
 from taskharbor.rules.replaying import BRAKE
 from taskharbor.rules.retry import MAX_ATTEMPTS
-from taskharbor.views.documents import Retry, Uuid
+from taskharbor.views.documents import Uuid
+from taskharbor.views.retry_documents import Retry
 from taskharbor.workflow.handle import WorkflowState
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]

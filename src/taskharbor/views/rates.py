@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskharbor.views.documents import Document, PointDocument, QueueDocument, WorkerDocument
+from taskharbor.views.documents import Document
+from taskharbor.views.queue_documents import QueueDocument
+from taskharbor.views.rollup_documents import PointDocument
+from taskharbor.views.workers import WorkerDocument
 
 RECENT_POINTS = 6  # the last one is not over yet; with minutes, these are the last five to six minutes
 

@@ -3,18 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta
 
 from taskharbor.clock import MICROS_PER_SECOND, from_micros
 from taskharbor.drivers.capabilities import Records
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.records import State
-from taskharbor.views.documents import QueueDocument, RunningDocument, Stats, WorkerDocument, instant
+from taskharbor.views.documents import Document, Time, Uuid, instant
+from taskharbor.views.queue_documents import QueueDocument
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
     from taskharbor.drivers.base import LeaseRecord, WorkerRecord
     from taskharbor.records import JobRecord
+
+
+class RunningDocument(Document):
+    """A job that a worker has been executing for longer than a heartbeat."""
+
+    id: Uuid
+    task: str
+    started_at: Time
+    seconds: float
+    overdue_seconds: Annotated[float, Meta(description="How long ago its timeout passed.")] | None
+    cancel_requested: bool
+
+
+class WorkerDocument(Document):
+    """A worker that is running or holds leases. If only its leases are known, many fields are null."""
+
+    worker: str
+    open: Annotated[int, Meta(description="Jobs that it holds and has not settled.")]
+    expires_at: Annotated[Time, Meta(description="When its last lease expires.")] | None
+    expired: bool
+    running: list[RunningDocument]
+    slots: int | None
+    queues: Annotated[list[str], Meta(description="The queues that it serves; null: all.")] | None
+    host: str | None
+    pid: int | None
+    started_at: Time | None
+    supervisor: str | None
+    version: Annotated[str, Meta(description="Of its application.")] | None
+    memory_mib: Annotated[int, Meta(description="Resident memory of its process.")] | None
+    loop_lag_seconds: (
+        Annotated[float, Meta(description="The longest that its event loop ran late in the last seconds.")]
+        | None
+    )
+
+
+class Stats(Document):
+    """Counts of jobs by state, the queues, and what the workers do."""
+
+    counts: dict[State, int]
+    queues: list[QueueDocument]
+    workers: list[WorkerDocument]
 
 
 async def stats_of(harbor: Harbor, running_max: int | None = None) -> Stats:

@@ -15,7 +15,7 @@ from taskharbor.cli.screen import span
 from taskharbor.client.handle import Attempt, Job
 from taskharbor.client.harbor import Harbor
 from taskharbor.records import AttemptStatus, JobRecord, State
-from taskharbor.views.documents import HistoryEntry, JobDocument, JobWithHistory
+from taskharbor.views.job_documents import HistoryEntry, JobDocument, JobWithHistory
 
 QUEUE = "demo"
 LOOK_SECONDS = 0.05

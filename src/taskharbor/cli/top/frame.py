@@ -13,8 +13,8 @@ from taskharbor.cli.screen import Cell, span
 from taskharbor.cli.stats import doing, ignored_request
 from taskharbor.client.handle import Job
 from taskharbor.records import State
-from taskharbor.views.documents import JobDocument, Stats
-from taskharbor.views.workers import stats_of
+from taskharbor.views.job_documents import JobDocument
+from taskharbor.views.workers import Stats, stats_of
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor

@@ -12,7 +12,7 @@ from taskharbor.records import State
 from taskharbor.server.dashboard.rendering import seconds as in_words
 from taskharbor.server.drawing import Bar, Mark, Row
 from taskharbor.views.actions import ActionDocument
-from taskharbor.views.documents import AttemptDocument, JobDocument
+from taskharbor.views.job_documents import AttemptDocument, JobDocument
 
 _ENDED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
 _KINDS = {

@@ -26,7 +26,7 @@ from taskharbor.server.limits import parsed_json
 from taskharbor.server.own_tasks import STARTED_BY
 from taskharbor.server.routes import audit, dlq, jobs
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import AttemptDocument, History, JobDocument
+from taskharbor.views.job_documents import AttemptDocument, History, JobDocument
 
 pages = Pages()
 

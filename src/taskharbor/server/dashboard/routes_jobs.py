@@ -26,7 +26,7 @@ from taskharbor.server.dashboard.view import PAGE_HEADERS, View
 from taskharbor.server.errors import ApiError, api_error
 from taskharbor.server.routes import dlq, jobs, queues, tasks
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import JobDocument
+from taskharbor.views.job_documents import JobDocument
 
 pages = Pages()
 

@@ -16,9 +16,9 @@ from taskharbor.drivers.contract.rollups import Period
 from taskharbor.server.dashboard.pages import Nav, Pages
 from taskharbor.server.dashboard.view import View
 from taskharbor.server.routes import dlq, stats
-from taskharbor.views.documents import PointDocument, Series, Stats
 from taskharbor.views.rates import backlog_of, rates_of, serving
-from taskharbor.views.workers import stats_of
+from taskharbor.views.rollup_documents import PointDocument, Series
+from taskharbor.views.workers import Stats, stats_of
 
 pages = Pages()
 

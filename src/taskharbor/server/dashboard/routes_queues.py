@@ -22,8 +22,9 @@ from taskharbor.server.dashboard.routes_overview import (
 from taskharbor.server.dashboard.view import LIVE_SECONDS, View
 from taskharbor.server.routes import queues, stats
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import QueueDemandDocument, QueueDocument
+from taskharbor.views.queue_documents import QueueDocument
 from taskharbor.views.rates import backlog_of, rates_of, serving
+from taskharbor.views.rollup_documents import QueueDemandDocument
 
 pages = Pages()
 

@@ -18,7 +18,8 @@ from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import Run, Svg, strip
 from taskharbor.server.routes import jobs, schedules
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import AttemptDocument, History, ScheduleDocument
+from taskharbor.views.job_documents import AttemptDocument, History
+from taskharbor.views.schedule_documents import ScheduleDocument
 
 pages = Pages()
 

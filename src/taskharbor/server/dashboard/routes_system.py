@@ -18,8 +18,8 @@ from taskharbor.server.dashboard.view import LIVE_SECONDS, View
 from taskharbor.server.routes import audit
 from taskharbor.server.tokens import Role
 from taskharbor.telemetry.logs import masked, masked_url
-from taskharbor.views.documents import TokenDocument
 from taskharbor.views.findings import examine
+from taskharbor.views.token_documents import TokenDocument
 
 pages = Pages()
 

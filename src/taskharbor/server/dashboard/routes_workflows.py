@@ -13,7 +13,7 @@ from taskharbor.server.dashboard.view import View
 from taskharbor.server.drawing import Node, graph
 from taskharbor.server.routes import jobs, workflows
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import JobDocument
+from taskharbor.views.job_documents import JobDocument
 
 pages = Pages()
 

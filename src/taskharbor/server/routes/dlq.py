@@ -9,8 +9,8 @@ from taskharbor.server.own_tasks import require_admin_for_own
 from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
 from taskharbor.views.bulk import CountDocument, Discarded, Requeued
-from taskharbor.views.documents import JobDocument, JobPage
 from taskharbor.views.group_documents import ErrorGroupDocument, ErrorGroups
+from taskharbor.views.job_documents import JobDocument, JobPage
 
 routes = Routes("dead letters")
 

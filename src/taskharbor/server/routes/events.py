@@ -11,7 +11,7 @@ from taskharbor.server.events import Listener
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.tokens import Role
 from taskharbor.telemetry.events import JOB_EVENTS
-from taskharbor.views.documents import EventDocument
+from taskharbor.views.job_documents import EventDocument
 
 routes = Routes("events")
 

@@ -16,14 +16,8 @@ from taskharbor.server.paging import page_of_jobs
 from taskharbor.server.tokens import Role
 from taskharbor.server.trace_context import store_traced
 from taskharbor.views.bulk import Cancelled, Changed, CountDocument, Deleted
-from taskharbor.views.documents import (
-    AttemptDocument,
-    History,
-    JobDocument,
-    JobPage,
-    LatestAction,
-    RetryMetricsDocument,
-)
+from taskharbor.views.job_documents import AttemptDocument, History, JobDocument, JobPage, LatestAction
+from taskharbor.views.retry_documents import RetryMetricsDocument
 from taskharbor.views.why import WhyDocument
 
 routes = Routes("jobs")

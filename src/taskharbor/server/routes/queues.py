@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import QueueDocument, QueueFlag, QueueList
+from taskharbor.views.queue_documents import QueueDocument, QueueFlag, QueueList
 
 routes = Routes("queues")
 

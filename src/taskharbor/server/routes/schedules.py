@@ -13,7 +13,7 @@ from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given, given_anew
 from taskharbor.server.own_tasks import refuse_own_task
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import ScheduleDocument, ScheduleList
+from taskharbor.views.schedule_documents import ScheduleDocument, ScheduleList
 
 routes = Routes("schedules")
 

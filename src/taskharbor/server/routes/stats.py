@@ -7,14 +7,8 @@ from taskharbor.server import requests
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import instant
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import (
-    Autoscale,
-    PointDocument,
-    QueueDemandDocument,
-    Series,
-    Stats,
-)
-from taskharbor.views.workers import stats_of
+from taskharbor.views.rollup_documents import Autoscale, PointDocument, QueueDemandDocument, Series
+from taskharbor.views.workers import Stats, stats_of
 
 routes = Routes("stats")
 

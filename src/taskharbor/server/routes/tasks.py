@@ -5,8 +5,7 @@ from __future__ import annotations
 from taskharbor.drivers.contract.holds import HoldKind
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import HoldFlag, TaskList
-from taskharbor.views.tasks import tasks_of
+from taskharbor.views.tasks import HoldFlag, TaskList, tasks_of
 
 routes = Routes("tasks")
 

@@ -6,7 +6,7 @@ from taskharbor.server import requests
 from taskharbor.server.operation import Call, Routes
 from taskharbor.server.options import given
 from taskharbor.server.tokens import Role
-from taskharbor.views.documents import WorkflowDocument, WorkflowPage
+from taskharbor.views.workflow_documents import WorkflowDocument, WorkflowPage
 
 routes = Routes("workflows")
 
