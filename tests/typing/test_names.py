@@ -10,7 +10,7 @@ import pytest
 
 from taskharbor import AttemptStatus, Delivery, EventName, Reason, State, WorkflowState, records
 from taskharbor.client import filters, options, schedule
-from taskharbor.client.harbor import Declaration
+from taskharbor.client.declaring import Declaration
 from taskharbor.telemetry.events import EVENT_NAMES
 from taskharbor.workflow.handle import WorkflowStateName
 

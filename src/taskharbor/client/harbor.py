@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
@@ -18,8 +17,6 @@ from taskharbor.client.code_version import checked_version, found_version
 from taskharbor.client.handle import Job
 from taskharbor.client.options import (
     FIRST_INSTANT,
-    OWN_OPTIONS,
-    TASK_OPTIONS,
     EnqueueOptions,
     checked_options,
     checked_retry_of_code,
@@ -27,20 +24,19 @@ from taskharbor.client.options import (
     new_job,
     refuse_none_of_declared,
     refuse_stranger,
-    refuse_unknown,
     with_expiries,
 )
 from taskharbor.client.retention import Retention
 from taskharbor.client.sync_methods import sync_method
-from taskharbor.client.task import Isolation, Signature, Task, default_name
+from taskharbor.client.task import Isolation, Signature, Task
 from taskharbor.client.transaction import Transaction, block_of, refuse_inside_transaction
 from taskharbor.clock import Clock, seconds_to_micros
-from taskharbor.codec import agreeing, checked_name, counted, decode_result, encode_payload, shorten
+from taskharbor.codec import checked_name, counted, decode_result, encode_payload, shorten
 from taskharbor.context import Context
 from taskharbor.drivers.base import AlikeJobs, Driver, Enqueued
-from taskharbor.errors import ConfigurationError, PayloadError
+from taskharbor.errors import ConfigurationError
 from taskharbor.function_refs import forbid_during_import
-from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob, Recurrence
+from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.sealing import PayloadCodec, Sealing
 from taskharbor.telemetry.events import EventName, Events
@@ -51,6 +47,7 @@ if TYPE_CHECKING:
 
     from taskharbor.client.audit import Audit
     from taskharbor.client.dead_letters import DeadLetters
+    from taskharbor.client.declaring import Declaration
     from taskharbor.client.holds import Holding
     from taskharbor.client.queues import Queues
     from taskharbor.client.schedules import Schedules
@@ -270,6 +267,8 @@ class Harbor:
         the handler in a process of its own, which a timeout kills; it has to be at the top level of a module that can
         be imported. With `schedule` it recurs: a worker makes it so when it starts.
         """
+        from taskharbor.client.declaring import Declaration
+
         declaration = Declaration(self, **declared)
         return declaration if function is None else declaration(function)
 
@@ -547,99 +546,6 @@ class Harbor:
         return False
 
 
-class Declaration:
-    """`@harbor.task(…)` before it meets its function."""
-
-    def __init__(
-        self,
-        harbor: Harbor,
-        name: str | None = None,
-        aliases: Iterable[str] = (),
-        parameter_aliases: Mapping[str, str] | None = None,
-        raw: bool = False,
-        isolation: Isolation | None = None,
-        schedule: str | Recurring | None = None,
-        timezone: str = "UTC",
-        misfire: Misfire | MisfireName = "run_once",
-        misfire_grace: float = 60.0,
-        dead_letter: bool = False,
-        **options: Unpack[EnqueueOptions],
-    ) -> None:
-        self._harbor = harbor
-        self._recurs = {
-            "schedule": schedule,
-            "timezone": timezone,
-            "misfire": misfire,
-            "misfire_grace": misfire_grace,
-            "dead_letter": dead_letter,
-        }
-        self._name = name
-        self._aliases = _checked_aliases(aliases)
-        self._parameter_aliases = parameter_aliases
-        self._raw = raw
-        self._isolation = isolation
-        self._options = options
-        refuse_unknown(options.keys() - OWN_OPTIONS, TASK_OPTIONS)
-        unfit = OWN_OPTIONS & options.keys()
-        if unfit:
-            raise ConfigurationError(
-                f"{', '.join(sorted(unfit))} {agreeing(len(unfit), 'belongs', 'belong')} to one job, not to a task; "
-                f"give {agreeing(len(unfit), 'it', 'them')} with .using(…)"
-            )
-        checked_options(dict(options), declared=True)  # a wrong one raises where it was written
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
-    ) -> Task[Concatenate[Context, P], Coroutine[Any, Any, R], P, R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], R], /
-    ) -> Task[Concatenate[Context, P], R, P, R]: ...
-    @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> Task[P, Coroutine[Any, Any, R], P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
-    def __call__(self, function: Callable[..., Any], /) -> Any:
-        _refuse_unfit(function)
-        task: Task[Any, Any, Any, Any] = Task(
-            self._harbor,
-            function,
-            name=checked_name("task", self._name if self._name is not None else default_name(function)),
-            aliases=self._aliases,
-            parameter_aliases=self._parameter_aliases,
-            raw=self._raw,
-            isolation=self._isolation,
-            options=self._options,
-        )
-        task.recurrence = self._recurrence(task)
-        self._harbor._register(task)
-        return task
-
-    def _recurrence(self, task: Task[Any, Any, Any, Any]) -> Recurrence | None:
-        from taskharbor.schedule import EXAMPLES
-
-        if self._recurs["schedule"] is None:
-            defaults = ("UTC", "run_once", 60.0, False)
-            if tuple(self._recurs.values())[1:] != defaults:
-                raise ConfigurationError(
-                    f"{task.name} says how it recurs, but not when; give it a schedule, for example {EXAMPLES}"
-                )
-            return None
-        from taskharbor.client.schedule import checked_recurrence
-
-        try:
-            task.plan.decode("{}")
-        except PayloadError as error:
-            raise ConfigurationError(
-                f"{task.name} has a schedule, so it is called without arguments, but {error}; "
-                "give its parameters defaults, or use harbor.schedules.add(name, task, payload, schedule=…)"
-            ) from None
-        return checked_recurrence(task.name, self._harbor.application, self._recurs, declared=True)
-
-
 def _driver_for(url: str, clock: Clock | None) -> Driver:
     from taskharbor.drivers.registry import driver_for  # the importing of it waits for a harbor that needs it
 
@@ -672,23 +578,6 @@ def _http_allow(entries: Iterable[str] | None) -> AllowList:
     from taskharbor.http.addresses import allow_list
 
     return allow_list(entries)
-
-
-def _checked_aliases(aliases: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(aliases, str) or not isinstance(aliases, Iterable):
-        raise ConfigurationError(f"aliases must be a list of names, not {shorten(aliases)}")
-    return tuple(checked_name("task", alias) for alias in aliases)
-
-
-def _refuse_unfit(function: object) -> None:
-    if not callable(function):
-        raise ConfigurationError(
-            f"a task is a function, not {shorten(function)}; to give it a name: @harbor.task(name=…)"
-        )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(
-            f"{shorten(function)} is a generator, which has no result of its own; let the task return a value"
-        )
 
 
 def _checked_signature(signature: Signature[Any], index: int) -> Signature[Any]:
