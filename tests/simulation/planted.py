@@ -17,7 +17,7 @@ from taskharbor.drivers.memory import leases, settle
 from taskharbor.drivers.memory.driver import MemoryDriver
 from taskharbor.errors import StoreError
 from taskharbor.records import State
-from taskharbor.rules import policy, retry, settling
+from taskharbor.rules import policy, retry_decision, settling
 from taskharbor.rules.outcome import HandedBack, Succeeded
 from taskharbor.worker import run
 from taskharbor.worker.handlers import outcomes
@@ -181,7 +181,7 @@ def held_ones_claimed() -> Any:
 
 @plant("one failure more than the limit is retried")
 def limit_off_by_one() -> Any:
-    decide = retry.decide_failure
+    decide = retry_decision.decide_failure
 
     def generous(info: Any, **settings: Any) -> Any:
         limit = settings["job_max_attempts"]

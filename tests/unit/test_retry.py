@@ -24,11 +24,9 @@ from taskharbor.rules.retry import (
     ErrorInfo,
     RetryPolicy,
     TypeName,
-    decide_failure,
-    effective_limit,
-    policy_in_force,
     resolve_max_attempts,
 )
+from taskharbor.rules.retry_decision import decide_failure, effective_limit, policy_in_force
 
 BOOM = ValueError("boom")
 LOWEST, HIGHEST = 0.0, 1 - 2**-53  # the ends of what random.random() returns

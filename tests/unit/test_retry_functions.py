@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from taskharbor import ConfigurationError, Failure, RetryAfter, RetryPolicy, Unrecoverable
 from taskharbor.clock import MAX_SECONDS
 from taskharbor.records import Reason
-from taskharbor.rules.retry import ErrorInfo, decide_failure
+from taskharbor.rules.retry import ErrorInfo
+from taskharbor.rules.retry_decision import decide_failure
 
 EXACT: dict[str, Any] = {"max_attempts": 4, "initial": 1, "maximum": 60, "jitter": None}
 

@@ -32,7 +32,8 @@ from taskharbor.rules.outcome import (
     Succeeded,
     Unrunnable,
 )
-from taskharbor.rules.retry import UNSET, Decision, RetryPolicy, decide_failure
+from taskharbor.rules.retry import UNSET, Decision, RetryPolicy
+from taskharbor.rules.retry_decision import decide_failure
 
 SUPERVISED_MAX_LOSSES = 20  # losses although a supervisor was there: deployments, not poison
 # Losses in a row that the worker survived: a handler may block the worker's loop for longer than the lease. An outage
