@@ -46,5 +46,10 @@ def _be_patient() -> None:
     worker.EVENTS_SECONDS = pool.CLOSE_SECONDS = 20.0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    bytecode.import_a_share(session.config.args)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -58,6 +59,46 @@ def test_bytecode_of_modules_that_tests_wrote_does_not_pile_up(
     bytecode.keep(kept)
     assert not earlier.exists()
     assert source.exists()
+
+
+def test_bytecode_of_a_project_among_the_temporary_files_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    project = Path(tempfile.gettempdir()) / "checkouts" / "project"
+    ours = bytecode.mirrored(kept, project / "src" / "tasks.py")
+    theirs = bytecode.mirrored(kept, project.parent / "other" / "app.py")
+    for file in (ours, theirs):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    bytecode.remove(
+        bytecode.mirrored(kept, Path(tempfile.gettempdir())), but=bytecode.mirrored(kept, project)
+    )
+    assert ours.exists()
+    assert not theirs.exists()
+
+
+def test_test_processes_share_the_modules_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    for number in range(3):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{number}")
+        bytecode.import_a_share(["tests/filters", "tests/test_bytecode.py::test_of_this_module"])
+    there = {file.stem for file in (bytecode.PROJECT / "tests" / "filters").glob("test_*.py")}
+    assert sorted(imported) == sorted({*(f"tests.filters.{name}" for name in there), "tests.test_bytecode"})
+
+
+def test_module_that_cannot_be_imported_is_left_to_the_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_broken.py").write_text("raise ValueError")
+    monkeypatch.setattr(bytecode, "PROJECT", tmp_path)
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "1")
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    bytecode.import_a_share(["tests"])
+    assert "tests.test_broken" not in sys.modules
 
 
 def test_a_run_that_writes_bytecode_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
