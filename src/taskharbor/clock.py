@@ -136,8 +136,7 @@ class SystemClock:
     def now(self) -> int:
         return time.time_ns() // 1000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
         import asyncio

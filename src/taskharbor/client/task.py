@@ -184,6 +184,7 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
         self._options = checked_options(dict(options), declared=True)
         # The declared policy: a RetryPolicy, None if there is to be none, or UNSET.
         self.declared_policy: RetryPolicy | None | UnsetType = options.get("retry", UNSET)
+        self.declared_timeout: float | None = self._options["options"].get("timeout")
         self.is_at_most_once = self._options.get("delivery") is Delivery.AT_MOST_ONCE
         self._decode_result = result_decoder(function)
         self.__name__ = getattr(function, "__name__", name)
@@ -223,11 +224,6 @@ class Task(Enqueueable[P, R], Generic[C, V, P, R]):
     @property
     def declared_max_attempts(self) -> int | None:
         value: int | None = self._options["options"].get("max_attempts")
-        return value
-
-    @property
-    def declared_timeout(self) -> float | None:
-        value: float | None = self._options["options"].get("timeout")
         return value
 
     @property

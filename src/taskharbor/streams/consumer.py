@@ -246,7 +246,7 @@ class PolledConsumer:
         if first is None:
             return []
         rest = self._consumer.consume(room - 1, 0) if room > 1 else []
-        return [message for message in (first, *rest) if self._is_message(message)]
+        return [each for each in (first, *rest) if each.error() is None or self._is_message(each)]
 
     def _is_message(self, message: Any) -> bool:
         error = message.error()

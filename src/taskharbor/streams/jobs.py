@@ -23,7 +23,7 @@ from taskharbor.records import (
     read_options,
 )
 from taskharbor.streams.dead_jobs import unkeepable_job, unreadable_job
-from taskharbor.streams.messages import Place, Readable, Unreadable, read_message, with_place
+from taskharbor.streams.messages import Place, Unreadable, read_message, with_place
 
 
 class Held(Struct, eq=False, gc=False):
@@ -104,15 +104,10 @@ class MessageJobs:
         if isinstance(read, Unreadable):
             return read
         place = self.place_of(message)
-        meta = with_place(read.meta, place, key)
-        return Held(place, self._claimed(place, read, meta, now), len(body or b""))
-
-    def _claimed(self, place: Place, read: Readable, meta: str | None, now: int) -> Claimed:
         at = place.timestamp * 1_000
         if not 0 < at < now:  # its producer may say anything about its time
             at = now
-        options = self._usual_options if read.options is None else self._with_copy(read.options)
-        return Claimed(
+        claimed = Claimed(
             place.job_id,
             read.task,
             read.payload,
@@ -123,9 +118,10 @@ class MessageJobs:
             1,
             at,
             at,
-            options=options,
-            meta=meta,
+            options=self._usual_options if read.options is None else self._with_copy(read.options),
+            meta=with_place(read.meta, place, key),
         )
+        return Held(place, claimed, len(body or b""))
 
     def _with_copy(self, options: str) -> str | None:
         """The options of a message's job: should it die, at whatever attempt, a copy goes to the topic."""

@@ -83,7 +83,7 @@ def log_digest(cluster: str, topic: str, group: str) -> bytes:
     return hashlib.blake2b(f"{cluster}\0{topic}\0{group}".encode(), digest_size=16).digest()
 
 
-class Envelope(Struct, rename="camel"):
+class Envelope(Struct, rename="camel", gc=False):
     """A message that says everything itself. What else it holds is left alone: its producer may be newer."""
 
     task: str
@@ -93,17 +93,6 @@ class Envelope(Struct, rename="camel"):
     max_attempts: int | None = None
     timeout: float | None = None
     meta: dict[str, str] | None = None
-
-    @property
-    def says_no_more(self) -> bool:
-        """Whether it is a task and a payload, and nothing beside them."""
-        return (
-            self.id is None
-            and self.correlation_id is None
-            and self.max_attempts is None
-            and self.timeout is None
-            and self.meta is None
-        )
 
 
 class Readable(Struct, gc=False):
@@ -148,23 +137,28 @@ def read_message(
             if (named := _named_by(key, is_task)) is not None:
                 return _of_payload(named, body, given)
             return unreadable(f"it does not say its task: {error}", body)
-        return _of_envelope(envelope, given)
+        return _of_envelope(envelope, given, len(body))
     except Exception as error:  # noqa: BLE001 - a number that no store keeps, too deep a nesting, and what else there is
         return unreadable(clean_text(str(error), 400), body)
 
 
-def _of_envelope(envelope: Envelope, given: Mapping[str, str]) -> Readable:
-    task = checked_name("task", envelope.task)
-    payload = bytes(envelope.payload)
-    if not payload.startswith(b"{"):
-        raise ConfigurationError(
-            f"a payload is a JSON object, not {shorten(payload.decode(errors='replace'))}"
-        )
-    if not given and envelope.says_no_more and len(payload) <= PAYLOAD_LIMIT:
-        return Readable(task, payload.decode())  # nearly every message
+def _of_envelope(envelope: Envelope, given: Mapping[str, str], size: int) -> Readable:
+    task = _task_name(envelope.task)
+    payload = str(envelope.payload, "utf-8")
+    if not payload.startswith("{"):
+        raise ConfigurationError(f"a payload is a JSON object, not {shorten(payload)}")
+    says_no_more = (
+        envelope.id is None
+        and envelope.correlation_id is None
+        and envelope.max_attempts is None
+        and envelope.timeout is None
+        and envelope.meta is None
+    )
+    if says_no_more and not given and size <= PAYLOAD_LIMIT:
+        return Readable(task, payload)  # nearly every message
     return _readable(
         task,
-        payload,
+        bytes(envelope.payload),
         given,
         correlation_id=envelope.correlation_id,
         max_attempts=_positive(envelope.max_attempts),
@@ -174,9 +168,14 @@ def _of_envelope(envelope: Envelope, given: Mapping[str, str]) -> Readable:
     )
 
 
+@lru_cache(1_024)
+def _task_name(name: str) -> str:
+    return checked_name("task", name)
+
+
 def _of_payload(task: str, body: bytes, given: Mapping[str, str]) -> Readable:
     _decode_object(body)  # all of it is JSON, and an object
-    return _readable(checked_name("task", task), body, given)
+    return _readable(_task_name(task), body, given)
 
 
 def _readable(
@@ -225,7 +224,7 @@ def with_place(meta: str | None, place: Place, key: bytes | None) -> str | None:
     entry = ""
     if key is not None and (shown := entry_of_bytes(key)) is not None:
         entry = f',"{KEY_ENTRY}":{_text(shown).decode()}'
-    own = f'{_topic_text(place.topic)}"{place.partition}","{OFFSET_ENTRY}":"{place.offset}"{entry}}}'
+    own = f'{_partition_text(place.topic, place.partition)}{place.offset}"{entry}}}'
     if meta is None:
         return own
     is_simple = (
@@ -239,8 +238,9 @@ def with_place(meta: str | None, place: Place, key: bytes | None) -> str | None:
 
 
 @cache
-def _topic_text(topic: str) -> str:
-    return f'{{"{TOPIC_ENTRY}":{_text(topic).decode()},"{PARTITION_ENTRY}":'
+def _partition_text(topic: str, partition: int) -> str:
+    named = f'"{TOPIC_ENTRY}":{_text(topic).decode()},"{PARTITION_ENTRY}":"{partition}"'
+    return f'{{{named},"{OFFSET_ENTRY}":"'
 
 
 def entry_of_bytes(key: bytes) -> str | None:

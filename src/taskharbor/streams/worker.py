@@ -407,7 +407,7 @@ class StreamWorker:
         assert self._loop is not None, "`run` made it"
 
         def is_handed_over_first(task: str) -> bool:
-            known = harbor._known(task)
+            known = harbor.tasks.get(task) or harbor._known(task)
             return known is not None and known.is_at_most_once
 
         policy, dead = worker.retry, self.dead_letter_topic

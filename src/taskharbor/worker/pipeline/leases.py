@@ -26,7 +26,7 @@ class StoreTime:
         self._ahead = clock.now() - self.asking()
 
     def now(self) -> int:
-        return self.asking() + self._ahead
+        return round(self._clock.monotonic() * MICROS_PER_SECOND) + self._ahead
 
     def asking(self) -> int:
         """Return the time of a question to the store, by our own clock, for `learn`."""
