@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import click
-import pytest
 
 import taskharbor
 from benchmarks.cli import parser as benchmarks_parser
@@ -77,32 +76,40 @@ def known_options(command: click.Command) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_exist(page: Path) -> None:
-    for line in commands_in(page):
-        words = [word for word in shlex.split(line)[1:] if word not in ("…", "…'")]
-        command: click.Command = cli
-        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-            found = command.get_command(click.Context(command), words.pop(0))
-            assert found is not None, f"{named(page)}: {line}"
-            command = found
-        for word in words:
-            if word.startswith("-") and len(word) > 1:
-                assert word.partition("=")[0] in known_options(command), f"{named(page)}: {line}"
+def is_known(line: str) -> bool:
+    """Tell whether the command of a line exists, and has the options that the line gives."""
+    words = [word for word in shlex.split(line)[1:] if word not in ("…", "…'")]
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(click.Context(command), words.pop(0))
+        if found is None:
+            return False
+        command = found
+    options = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}
+    return options <= known_options(command)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_attributes_exist(page: Path) -> None:
-    if page.name == "api.md":
-        return  # generated from them
-    for code in inline_code(page):
-        if place_in(code):
-            continue
-        for owner, name in _ATTRIBUTE.findall(code):
-            if owner == "event":
-                assert name in taskharbor.Event.__struct_fields__, f"{named(page)}: {code}"
-            else:
-                assert hasattr(OWNERS[owner], name), f"{named(page)}: {code}"
+def codes() -> Iterator[tuple[str, str]]:
+    """Every piece of `code` of every page, after the page's name."""
+    return ((named(page), code) for page in PAGES for code in inline_code(page))
+
+
+def test_commands_exist() -> None:
+    lines = [(named(page), line) for page in PAGES for line in commands_in(page)]
+    assert [f"{page}: {line}" for page, line in lines if not is_known(line)] == []
+
+
+def test_attributes_exist() -> None:
+    assert [
+        f"{page}: {code}"
+        for page, code in codes()
+        if Path(page).name != "api.md"  # generated from them
+        if not place_in(code)
+        for owner, name in _ATTRIBUTE.findall(code)
+        if not (
+            name in taskharbor.Event.__struct_fields__ if owner == "event" else hasattr(OWNERS[owner], name)
+        )
+    ] == []
 
 
 def place_in(code: str) -> str | None:
@@ -134,10 +141,9 @@ def exists(place: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_places_in_the_code_exist(page: Path) -> None:
-    missing = [code for code in inline_code(page) if (place := place_in(code)) and not exists(place)]
-    assert not missing, f"{named(page)}: {missing}"
+def test_places_in_the_code_exist() -> None:
+    places = [(page, place) for page, code in codes() if (place := place_in(code))]
+    assert [f"{page}: {place}" for page, place in places if not exists(place)] == []
 
 
 def rules_of(page: Path) -> list[str]:
@@ -172,35 +178,31 @@ def test_names() -> frozenset[str]:
 test_names.__test__ = False  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_tests_exist(page: Path) -> None:
-    for code in inline_code(page):
-        if not _PATH.match(code):
-            for name in _TEST.findall(code):
-                assert name in test_names(), f"{named(page)}: {code}"
+def test_tests_exist() -> None:
+    assert [
+        f"{page}: {code}"
+        for page, code in codes()
+        if not _PATH.match(code)
+        if not test_names().issuperset(_TEST.findall(code))
+    ] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_files_exist(page: Path) -> None:
-    for code in inline_code(page):
-        if _PATH.match(code):
-            assert (ROOT / code).exists(), f"{named(page)}: {code}"
+def test_files_exist() -> None:
+    paths = [(page, code) for page, code in codes() if _PATH.match(code)]
+    assert [f"{page}: {path}" for page, path in paths if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_variables_exist(page: Path) -> None:
+def test_variables_exist() -> None:
     source = "".join(file.read_text() for file in (ROOT / "src").glob("**/*.py"))
-    for name in _VARIABLE.findall(page.read_text()):
-        assert name in source, f"{named(page)}: {name}"
+    variables = {(named(page), name) for page in PAGES for name in _VARIABLE.findall(page.read_text())}
+    assert [f"{page}: {name}" for page, name in sorted(variables) if name not in source] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_lone_options_belong_to_a_command(page: Path) -> None:
+def test_lone_options_belong_to_a_command() -> None:
     every = {option for command in _all_commands(cli) for option in known_options(command)}
     every |= {option for action in benchmarks_parser()._actions for option in action.option_strings}
-    for code in inline_code(page):
-        if _OPTION.match(code):
-            assert code in every, f"{named(page)}: {code}"
+    options = [(page, code) for page, code in codes() if _OPTION.match(code)]
+    assert [f"{page}: {option}" for page, option in options if option not in every] == []
 
 
 def _all_commands(group: click.Group) -> Iterator[click.Command]:
@@ -212,12 +214,19 @@ def _all_commands(group: click.Group) -> Iterator[click.Command]:
             yield from _all_commands(command)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_make_targets_exist(page: Path) -> None:
+def test_make_targets_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for code in (*inline_code(page), *(block.text for block in blocks(page))):
-        for target in re.findall(r"(?:^|\$ )make ([a-z-]+)", code, re.MULTILINE):
-            assert target in targets, f"{named(page)}: make {target}"
+    codes_and_blocks = (
+        (named(page), code)
+        for page in PAGES
+        for code in (*inline_code(page), *(block.text for block in blocks(page)))
+    )
+    assert [
+        f"{page}: make {target}"
+        for page, code in codes_and_blocks
+        for target in re.findall(r"(?:^|\$ )make ([a-z-]+)", code, re.MULTILINE)
+        if target not in targets
+    ] == []
 
 
 def test_words_of_the_contract_are_all_in_it() -> None:
