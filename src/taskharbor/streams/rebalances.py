@@ -7,17 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from taskharbor.clock import Clock, wait_for
+from taskharbor.clock import wait_for
 from taskharbor.drivers.base import Claimed
 from taskharbor.drivers.contract.handing_over import NotOwner
 from taskharbor.settle_batch import REFUSALS
 from taskharbor.streams.consumer import Assigned, Commit
 from taskharbor.streams.first import FirstMessages
-from taskharbor.streams.handing import Handing
-from taskharbor.streams.jobs import Held, MessageJobs
-from taskharbor.streams.lines import BLOCKED_MAX, Lines, Order
+from taskharbor.streams.jobs import Held
+from taskharbor.streams.lines import BLOCKED_MAX, Order
 from taskharbor.streams.offsets import decode
-from taskharbor.streams.taken import Taken
+from taskharbor.streams.parts import Parts
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
@@ -26,24 +25,10 @@ HAND_OVER_SECONDS = 5.0  # for what runs on when its partition goes away
 
 
 class Rebalances:
-    def __init__(
-        self,
-        topic: str,
-        taken: Taken,
-        first: FirstMessages,
-        lines: Lines,
-        handing: Handing,
-        jobs: MessageJobs,
-        clock: Clock,
-        revoke_seconds: float,
-    ) -> None:
+    def __init__(self, topic: str, parts: Parts, first: FirstMessages, revoke_seconds: float) -> None:
         self._topic = topic
-        self._taken = taken
+        self._taken, self._lines, self._handing, self._jobs, self._clock = parts
         self._first = first
-        self._lines = lines
-        self._handing = handing
-        self._jobs = jobs
-        self._clock = clock
         self._revoke_seconds = revoke_seconds
         self.is_revoking = False  # partitions go away, and their handlers may end
         # Ends what the executor has not begun of the partitions that go away; the worker sets it.

@@ -15,16 +15,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from taskharbor.drivers.base import (
-    CancelRequests,
     Claim,
     ClaimRequest,
     Driver,
-    ExpiredLease,
-    Extended,
-    Extension,
-    Heartbeat,
-    JobSource,
-    PlainSuccesses,
     SettleAnswer,
     SettleResult,
     Transition,
@@ -40,24 +33,23 @@ from taskharbor.streams.first import First, FirstMessages, copied
 from taskharbor.streams.handing import Handing
 from taskharbor.streams.jobs import Held, MessageJobs, Rules
 from taskharbor.streams.lines import BLOCKED_MAX, Lines, Order
+from taskharbor.streams.log_source import BUFFER_BYTES, LogSource
 from taskharbor.streams.messages import Unreadable
-from taskharbor.streams.operators import Operators
+from taskharbor.streams.parts import Parts
 from taskharbor.streams.rebalances import Rebalances
-from taskharbor.streams.taken import Changes, Taken
+from taskharbor.streams.taken import Taken
 from taskharbor.streams.tending import Tending
 from taskharbor.telemetry.logs import log_line
 from taskharbor.telemetry.metrics.meter import Meter
-from taskharbor.worker.supervisor.channel import LostMessage
 from taskharbor.worker.upkeep.retrying import Outages
 
 logger = logging.getLogger("taskharbor.stream")
 
-BUFFER_BYTES = 16 * 1_048_576  # of messages that no handler has begun
 COPY_AGAIN_SECONDS = 1.0
 FOLLOWERS_AT_ONCE = 500  # messages that go to the store with one that failed; those behind them follow
 
 
-class StreamSource(JobSource):
+class StreamSource(LogSource[Held]):
     """What a worker needs of a source of jobs, on top of a topic. What has to last goes to the harbor's store.
 
     The parts: `Taken` has the messages and offsets in memory, `MessageJobs` makes jobs of messages, `Lines` keep their
@@ -82,45 +74,22 @@ class StreamSource(JobSource):
         revoke_seconds: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._store = store
+        super().__init__(store, rules.queue, loop)
         self._topic = topic
-        self.clock = store.clock
         self._capacity = capacity
         self._rules = rules
-        self._loop = loop
         self._log_of = log_of  # the digest of a topic's id, the cluster and the group
         self._jobs = MessageJobs(topic, rules, self.clock)
         self._handing = Handing(store, outages, rules.queue, self._jobs)
         self._taken = Taken()
         self._first = FirstMessages()
         self._lines = Lines(order, self._jobs, holds=holds)
+        self._is_ordered = order is not Order.NONE
         self._holds = holds
-        self._changes = Changes(self.clock)
-        self.rebalances = Rebalances(
-            topic,
-            self._taken,
-            self._first,
-            self._lines,
-            self._handing,
-            self._jobs,
-            self.clock,
-            revoke_seconds,
-        )
-        self.tending = Tending(
-            self._lines,
-            self._taken,
-            self._handing,
-            self._jobs,
-            self.clock,
-            begin=self._begin,
-            disown=self._disown,
-        )
+        parts = Parts(self._taken, self._lines, self._handing, self._jobs, self.clock)
+        self.rebalances = Rebalances(topic, parts, self._first, revoke_seconds)
+        self.tending = Tending(parts, begin=self._begin, disown=self._disown)
         self._disowned: set[int] = set()  # partitions that another worker took over, as the store says
-        self.operators = Operators(store, rules.queue, self._changes.announce)
-        self.losses: dict[str, LostMessage] = {}  # by the ids of their jobs; the worker sets it
-        self._settling: set[asyncio.Future[None]] = set()
-        self.is_closing = False  # nothing more is taken from the log
-        self._failure: asyncio.Future[None] = loop.create_future()
 
     def parts(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the worker, for as long as it does."""
@@ -179,33 +148,6 @@ class StreamSource(JobSource):
             )
             await self._handing.repeatedly(partial(self._settle_each, [transition], self.clock.now()))
             self.losses.pop(held.claimed.id, None)
-
-    async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
-        """Extend by itself: no other worker has these messages while their partitions are this consumer's."""
-        instant = self.clock.now() if now is None else now
-        extended = [Extended(each.token, SettleAnswer.DONE, instant + each.lease) for each in extensions]
-        return Heartbeat(instant, extended, self.operators.paused, self.operators.holds)
-
-    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
-        return CancelRequests(0)  # a message cannot be cancelled before it is a job
-
-    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
-        return None
-
-    async def settle(
-        self, transitions: Sequence[Transition], *, now: int | None = None
-    ) -> list[SettleResult]:
-        instant = self.clock.now() if now is None else now
-        if isinstance(transitions, PlainSuccesses):
-            held = [self._taken.pop(job_id) for job_id in transitions.ids]
-            self._end(each for each in held if each is not None)
-            done = SettleResult(
-                SettleAnswer.DONE, State.SUCCEEDED, at=instant
-            )  # reports tell how long it took
-            if None not in held:
-                return [done] * len(held)
-            return [done if each is not None else SettleResult(SettleAnswer.NOT_RUNNING) for each in held]
-        return await self._settle_each(transitions, instant)
 
     async def _settle_each(self, transitions: Sequence[Transition], now: int) -> list[SettleResult]:
         """Hand over what did not succeed, and then count all of it as finished."""
@@ -283,11 +225,14 @@ class StreamSource(JobSource):
         """Whether those behind a message wait for its job."""
         return held.line is not None and (handed.to is not State.DEAD or self._holds)
 
+    def _pop(self, job_id: str) -> Held | None:
+        return self._taken.pop(job_id)
+
     def _end(self, ended: Iterable[Held]) -> None:
         """Note that messages have ended, or stand in the store; those behind them begin."""
         ended = list(ended)
         self._taken.finish([each.place for each in ended])
-        if self._lines.order is not Order.NONE:
+        if self._is_ordered:
             for each in ended:
                 following = self._lines.leave(each)
                 if following is not None:
@@ -304,12 +249,6 @@ class StreamSource(JobSource):
         )
         self.rebalances.lost(sorted(partitions))
         self._disowned |= partitions
-
-    def change_token(self) -> int:
-        return self._changes.token
-
-    async def wait_for_change(self, token: int, seconds: float) -> None:
-        await self._changes.wait(token, seconds)
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
         return await self._store.get(ids, now=now)
@@ -341,7 +280,7 @@ class StreamSource(JobSource):
             place, size = self._jobs.place_of(message), len(message.value() or b"")
             self._first.add(First(place, self._jobs.unreadable(place, held), size, held, message))
             return
-        if self._lines.order is not Order.NONE:
+        if self._is_ordered:
             held.line = self._lines.key_of(held.place, message.key())
             if not self._lines.enter(held):
                 return
@@ -431,18 +370,8 @@ class StreamSource(JobSource):
     def lost(self, partitions: Sequence[int]) -> None:
         self._loop.call_soon_threadsafe(self.rebalances.lost, partitions)
 
-    def failed(self, error: Exception) -> None:
-        def tell() -> None:
-            if not self._failure.done():
-                self._failure.set_exception(error)
-
-        self._loop.call_soon_threadsafe(tell)
-
     def _on_loop(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    async def until_failure(self) -> None:
-        await asyncio.shield(self._failure)
 
     # -- for metrics --
 

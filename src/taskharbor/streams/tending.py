@@ -6,13 +6,11 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from taskharbor.clock import Clock
 from taskharbor.drivers.contract.handing_over import HandOverAnswer, NotOwner
 from taskharbor.streams.first import First
-from taskharbor.streams.handing import Handing
-from taskharbor.streams.jobs import Held, MessageJobs
-from taskharbor.streams.lines import BLOCKED_MAX, Lines
-from taskharbor.streams.taken import Taken
+from taskharbor.streams.jobs import Held
+from taskharbor.streams.lines import BLOCKED_MAX
+from taskharbor.streams.parts import Parts
 
 APPEND_AT_ONCE = 500
 PAUSE_SECONDS = 0.02  # between two rounds; twice as long after each that found nothing to do
@@ -22,21 +20,9 @@ LOOK_SECONDS = 1.0  # between two looks at which backlogs have ended, where mess
 
 class Tending:
     def __init__(
-        self,
-        lines: Lines,
-        taken: Taken,
-        handing: Handing,
-        jobs: MessageJobs,
-        clock: Clock,
-        *,
-        begin: Callable[[Held], None],
-        disown: Callable[[NotOwner], None],
+        self, parts: Parts, *, begin: Callable[[Held], None], disown: Callable[[NotOwner], None]
     ) -> None:
-        self._lines = lines
-        self._taken = taken
-        self._handing = handing
-        self._jobs = jobs
-        self._clock = clock
+        self._taken, self._lines, self._handing, self._jobs, self._clock = parts
         self._begin = begin
         self._disown = disown
         self._look_at = 0.0

@@ -106,13 +106,7 @@ class StreamWorker:
         if retries not in ("store", "topics"):
             raise ConfigurationError(f'retries is "store" or "topics", not {shorten(retries)}')
         self.retries: Literal["store", "topics"] = retries
-        self.order = Order(_chosen("order", order, ("none", "key", "partition")))
-        self.on_dead = _chosen("on_dead", on_dead, ("next", "hold"))
-        if self.on_dead == "hold" and self.order is Order.NONE:
-            raise ConfigurationError(
-                "on_dead='hold' keeps messages behind a dead one waiting, and without an order none is behind another; "
-                "give order='key' or order='partition' as well"
-            )
+        self.order, self.on_dead = _checked_order(order, on_dead)
         self.harbor = harbor
         self.topic = checked_name("topic", topic)
         self.group = checked_name("group", group)
@@ -133,28 +127,9 @@ class StreamWorker:
             HandOver.of(harbor.driver)
         self._sender = Sender(self._brokers)
         self._revoke_seconds = revoke_seconds
-        self._worker = Worker(
-            harbor,
-            [self.queue],
-            concurrency,
-            retry=retry,
-            grace_seconds=grace_seconds,
-            name=name,
-            metrics=metrics,
-        )
-        served = [self.queue] if serves_retries and retries == "store" else []
-        if self.dead_letter_topic is not None and retries == "store":
-            served.append(dead_letter_queue(self.topic))
-        self._retries: Worker | None = None
-        if served:
-            name = f"{self._worker.name}-retries"
-            self._retries = Worker(
-                harbor, served, concurrency, retry=retry, grace_seconds=grace_seconds, name=name
-            )
-            self._retries._calls_hooks = False
-            # One meter counts what happens to messages, here and in the store, and one writes the roll-ups.
-            self._retries._meter = self._worker._meter
-            self._retries.rollups = False
+        both: dict[str, Any] = {"concurrency": concurrency, "retry": retry, "grace_seconds": grace_seconds}
+        self._worker = Worker(harbor, [self.queue], **both, name=name, metrics=metrics)
+        self._retries = None if retries == "topics" else self._of_the_store(serves_retries, both)
         self._ingester: Ingester | None = None
         if ingest and retries == "topics":
             raise ConfigurationError(
@@ -177,6 +152,20 @@ class StreamWorker:
         self._consumer: Any = None  # a PolledConsumer or the TopicsConsumers
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _of_the_store(self, serves_retries: bool, options: dict[str, Any]) -> Worker | None:
+        """The worker for what becomes of messages in the store; None if it would serve no queue."""
+        served = [self.queue] if serves_retries else []
+        if self.dead_letter_topic is not None:
+            served.append(dead_letter_queue(self.topic))
+        if not served:
+            return None
+        worker = Worker(self.harbor, served, **options, name=f"{self._worker.name}-retries")
+        worker._calls_hooks = False
+        # One meter counts what happens to messages, here and in the store, and one writes the roll-ups.
+        worker._meter = self._worker._meter
+        worker.rollups = False
+        return worker
 
     @property
     def name(self) -> str:
@@ -473,6 +462,17 @@ class StreamWorker:
     async def __aexit__(self, *_: object) -> None:
         self.stop()
         await self._background
+
+
+def _checked_order(order: str, on_dead: str) -> tuple[Order, str]:
+    chosen = Order(_chosen("order", order, ("none", "key", "partition")))
+    then = _chosen("on_dead", on_dead, ("next", "hold"))
+    if then == "hold" and chosen is Order.NONE:
+        raise ConfigurationError(
+            "on_dead='hold' keeps messages behind a dead one waiting, and without an order none is behind another; "
+            "give order='key' or order='partition' as well"
+        )
+    return chosen, then
 
 
 def _chosen(option: str, given: str, choices: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -17,17 +17,12 @@ from msgspec.structs import replace
 
 from taskharbor.clock import wait_for
 from taskharbor.drivers.base import (
-    CancelRequests,
     Claim,
     Claimed,
     ClaimRequest,
     Driver,
-    ExpiredLease,
-    Extended,
     Extension,
     Heartbeat,
-    JobSource,
-    PlainSuccesses,
     SettleAnswer,
     SettleResult,
     Transition,
@@ -36,10 +31,9 @@ from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
 from taskharbor.rules.policy import LOST_SUPERVISED, Loss, weigh_loss
+from taskharbor.streams.log_source import BUFFER_BYTES, LogSource
 from taskharbor.streams.messages import Place, Unreadable, read_message, unreadable, with_place
 from taskharbor.streams.offsets import decode
-from taskharbor.streams.operators import Operators
-from taskharbor.streams.taken import Changes
 from taskharbor.streams.topics import trails
 from taskharbor.streams.topics.consumer import TopicAssigned
 from taskharbor.streams.topics.moves import Ledger, Move, Partition, Record
@@ -48,11 +42,9 @@ from taskharbor.streams.topics.sleeping import Held, Sleeping
 from taskharbor.streams.topics.tiers import Tiers
 from taskharbor.streams.topics.trails import ROWS_MAX, Foreign
 from taskharbor.telemetry.logs import log_line
-from taskharbor.worker.supervisor.channel import LostMessage
 
 logger = logging.getLogger("taskharbor.stream")
 
-BUFFER_BYTES = 16 * 1_048_576  # of messages that no handler has begun
 ASIDE_UNITS = 8  # waits of the smallest tier before a message of a held task is looked at again
 
 
@@ -68,7 +60,7 @@ class TopicsOptions(Struct, frozen=True):
     revoke_seconds: float
 
 
-class TopicsSource(JobSource):
+class TopicsSource(LogSource[Held]):
     """What a worker needs of a source of jobs, on top of a topic and its retry topics.
 
     The messages belong to the loop. The methods of `consumer.TopicsListener` are called by the consumer's thread.
@@ -84,12 +76,10 @@ class TopicsSource(JobSource):
         records: Records,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._store = store
-        self.clock = store.clock
+        super().__init__(store, options.queue, loop)
         self._options = options
         self._tiers = tiers
         self._records = records
-        self._loop = loop
         self.ledger = Ledger(loop)
         self._buffer: deque[Held] = deque()  # no handler has begun them
         self._buffer_bytes = 0
@@ -97,20 +87,14 @@ class TopicsSource(JobSource):
         self._sleeping = Sleeping(self.clock)
         self._rewind: dict[Partition, int] = {}  # retry partitions that are to be read again, and from where
         self._leaving: set[Partition] = set()
-        self._changes = Changes(self.clock)
-        self.operators = Operators(store, options.queue, self._changes.announce)
-        self.losses: dict[str, LostMessage] = {}  # by the ids of their jobs; the worker sets it
-        self._settling: set[asyncio.Future[Any]] = set()
-        self.is_closing = False  # nothing more is taken from the log
         self._finished = asyncio.Event()
-        self._failure: asyncio.Future[None] = loop.create_future()
         self.wake: Callable[[], None] = lambda: None  # makes a transaction at once
         # Ends what the executor has not begun of the partitions that go away; the worker sets it.
         self.hand_back: Callable[[Callable[[Claimed], bool]], None] = lambda unwanted: None
 
     def parts(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the worker, for as long as it does."""
-        return [self._look_at_sleeping(), self.operators.watch(), self._until_failure()]
+        return [self._look_at_sleeping(), self.operators.watch(), self.until_failure()]
 
     # -- what the worker asks --
 
@@ -160,15 +144,13 @@ class TopicsSource(JobSource):
         settling.add_done_callback(self._settling.discard)
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
-        """Extend by itself: no other worker has these messages while their partitions are this consumer's.
+        """Extend by itself.
 
         A message of an `at_most_once` task begins after this has committed its offset: it cannot come again.
         """
         for job_id in [job_id for each in extensions for job_id in each.at_most_once]:
             await self._commit_first(job_id)
-        instant = self.clock.now() if now is None else now
-        extended = [Extended(each.token, SettleAnswer.DONE, instant + each.lease) for each in extensions]
-        return Heartbeat(instant, extended, self.operators.paused, self.operators.holds)
+        return await super().extend(extensions, now=now)
 
     async def _commit_first(self, job_id: str) -> None:
         held = self._held.get(job_id)
@@ -179,31 +161,6 @@ class TopicsSource(JobSource):
                 held = self._held.pop(job_id, None) and None
         if held is None:
             raise StoreUnavailable(f"message {job_id} went to another worker before it began")
-
-    async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
-        return CancelRequests(0)  # a message is no job that a caller could name
-
-    async def take_expired(self, token: str, lease: int, *, now: int | None = None) -> ExpiredLease | None:
-        return None
-
-    async def settle(
-        self, transitions: Sequence[Transition], *, now: int | None = None
-    ) -> list[SettleResult]:
-        instant = self.clock.now() if now is None else now
-        if isinstance(transitions, PlainSuccesses):
-            held = [self._held.pop(job_id, None) for job_id in transitions.ids]
-            self._finish([each for each in held if each is not None])
-            done = SettleResult(SettleAnswer.DONE, State.SUCCEEDED, at=instant)
-            if None not in held:
-                return [done] * len(held)
-            return [done if each is not None else SettleResult(SettleAnswer.NOT_RUNNING) for each in held]
-        return await self._settle_each(transitions, instant)
-
-    def change_token(self) -> int:
-        return self._changes.token
-
-    async def wait_for_change(self, token: int, seconds: float) -> None:
-        await self._changes.wait(token, seconds)
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
         return [None] * len(ids)
@@ -241,7 +198,7 @@ class TopicsSource(JobSource):
             self._keep(held, t, now)
         for held in (*finished, *(held for held, _ in moved.values())):
             self._held.pop(held.claimed.id, None)
-        self._finish(finished)
+        self._end(finished)
         have_moved = await self._until_moved([move for _, move in moved.values()])
         for index, has_moved in zip(moved, have_moved, strict=True):
             if not has_moved:
@@ -296,8 +253,11 @@ class TopicsSource(JobSource):
         self._send([Move(held.place, self._records.soon(held, held.trail, now)) for held in failed])
         self._finished.set()
 
-    def _finish(self, messages: Sequence[Held]) -> None:
-        self.ledger.finish(each.place for each in messages if not each.is_committed)
+    def _pop(self, job_id: str) -> Held | None:
+        return self._held.pop(job_id, None)
+
+    def _end(self, ended: Iterable[Held]) -> None:
+        self.ledger.finish(each.place for each in ended if not each.is_committed)
         self._finished.set()
 
     def _send(self, moves: Sequence[Move]) -> None:
@@ -470,16 +430,6 @@ class TopicsSource(JobSource):
         gone = frozenset(partitions)
         self.ledger.forget(gone)  # at once: the next transaction has nothing of them
         self._loop.call_soon_threadsafe(self._forget, gone)
-
-    def failed(self, error: Exception) -> None:
-        def tell() -> None:
-            if not self._failure.done():
-                self._failure.set_exception(error)
-
-        self._loop.call_soon_threadsafe(tell)
-
-    async def _until_failure(self) -> None:
-        await asyncio.shield(self._failure)
 
     # -- partitions that go away --
 
