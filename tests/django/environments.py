@@ -55,13 +55,14 @@ class Project(NamedTuple):
     def manage(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return self.run(self.folder / "manage.py", *arguments, **environ)
 
-    def cases(self, name: str, **environ: str) -> None:
-        """Run the cases of a file under pytest, in this project."""
+    def cases(self, *names: str, **environ: str) -> None:
+        """Run the cases of these files under pytest, in one process of this project."""
         # Python 3.12.3 and older warn of SQLite's numbered parameters; newer ones know that they are in order.
         warnings = ("-W", "error", "-W", "ignore:Binding:DeprecationWarning")
         options = ("-q", "-p", "no:cacheprovider", *warnings, "--override-ini=python_files=case_*.py")
         folders = (f"--rootdir={CASES}", f"--confcutdir={CASES}")
-        done = self.run("-m", "pytest", *options, *folders, "-c", os.devnull, CASES / f"{name}.py", **environ)
+        files = [CASES / f"{name}.py" for name in names]
+        done = self.run("-m", "pytest", *options, *folders, "-c", os.devnull, *files, **environ)
         assert done.returncode == 0, done.stdout
 
 

@@ -12,9 +12,8 @@ every_django = pytest.mark.parametrize("series", environments.SERIES)
 
 
 @every_django
-@pytest.mark.parametrize("case", ["case_contract", "case_transactions", "case_dashboard"])
-def test_cases_hold(series: str, case: str, database: dict[str, Any]) -> None:
-    environments.project(series, database).cases(case)
+def test_cases_hold(series: str, database: dict[str, Any]) -> None:
+    environments.project(series, database).cases("case_contract", "case_transactions", "case_dashboard")
 
 
 def test_times_are_naive_without_use_tz(project: environments.Project) -> None:
