@@ -95,33 +95,9 @@ class WorkerRun:
             reporter=reporter,
         )
         self._cancel_watch = CancelWatch(source, leases=leases, lease_keeper=self._lease_keeper, clock=clock)
-        self._executor = Executor(
-            pipeline,
-            clock=clock,
-            middlewares=harbor.middlewares,
-            tracing=harbor.tracing,
-            processes=ProcessRunner(ProcessPool(harbor, clock, worker.handler_max_jobs), clock),
-            reporter=reporter,
-            lease_keeper=self._lease_keeper,
-            recurring=recurring,
-            results=Results(store),
-            cells=None if worker._supervisor_link is None else worker._supervisor_link.cells,
-            takes_interrupts=worker._takes_interrupts,
-            make_threads=worker._make_threads,
-        )
+        self._executor = self._new_executor(store, reporter, recurring)
         colleagues = Colleagues(driver, clock, harbor, worker.name, self._time)
-        self._committer = Committer(
-            pipeline,
-            self._executor,
-            worker_policy=worker.retry,
-            unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
-            max_losses=worker.max_losses,
-            recurring=recurring,
-            colleagues=colleagues,
-            clock=clock,
-            reporter=reporter,
-            code_version=harbor.version,
-        )
+        self._committer = self._new_committer(reporter, recurring, colleagues)
         self._retirement = Retirement(
             pipeline,
             self._executor,
@@ -141,22 +117,7 @@ class WorkerRun:
             reporter=reporter,
             before_collecting=self._lease_keeper.extend_expired,
         )
-        self._fetcher = Fetcher(
-            pipeline,
-            self._executor,
-            queues=worker.queues,
-            lease=worker.lease,
-            max_losses=worker.max_losses,
-            poll_seconds=worker.poll_seconds,
-            expected_pace=worker._expected_pace,
-            clock=clock,
-            harbor=harbor,
-            report_unreadable=self._maintenance.report_unreadable,
-            retirement=self._retirement,
-            colleagues=colleagues,
-            supervisor_link=worker._supervisor_link,
-            reporter=reporter,
-        )
+        self._fetcher = self._new_fetcher(reporter, colleagues)
         self._loop_lag = LoopLag()
         self._presence = Presence(driver, clock, self._who)
         self._rollups = RollupWriter(
@@ -164,6 +125,57 @@ class WorkerRun:
             clock,
             meter=self._meter if worker.rollups else None,
             now=self._time.now,
+        )
+
+    def _new_executor(self, store: PatientStore, reporter: Reporter, recurring: Recurring) -> Executor:
+        worker, harbor = self._worker, self._worker.harbor
+        return Executor(
+            self._pipeline,
+            clock=self._clock,
+            middlewares=harbor.middlewares,
+            tracing=harbor.tracing,
+            processes=ProcessRunner(ProcessPool(harbor, self._clock, worker.handler_max_jobs), self._clock),
+            reporter=reporter,
+            lease_keeper=self._lease_keeper,
+            recurring=recurring,
+            results=Results(store),
+            cells=None if worker._supervisor_link is None else worker._supervisor_link.cells,
+            takes_interrupts=worker._takes_interrupts,
+            make_threads=worker._make_threads,
+        )
+
+    def _new_committer(self, reporter: Reporter, recurring: Recurring, colleagues: Colleagues) -> Committer:
+        worker = self._worker
+        return Committer(
+            self._pipeline,
+            self._executor,
+            worker_policy=worker.retry,
+            unrunnable_grace_seconds=worker.unrunnable_grace_seconds,
+            max_losses=worker.max_losses,
+            recurring=recurring,
+            colleagues=colleagues,
+            clock=self._clock,
+            reporter=reporter,
+            code_version=worker.harbor.version,
+        )
+
+    def _new_fetcher(self, reporter: Reporter, colleagues: Colleagues) -> Fetcher:
+        worker = self._worker
+        return Fetcher(
+            self._pipeline,
+            self._executor,
+            queues=worker.queues,
+            lease=worker.lease,
+            max_losses=worker.max_losses,
+            poll_seconds=worker.poll_seconds,
+            expected_pace=worker._expected_pace,
+            clock=self._clock,
+            harbor=worker.harbor,
+            report_unreadable=self._maintenance.report_unreadable,
+            retirement=self._retirement,
+            colleagues=colleagues,
+            supervisor_link=worker._supervisor_link,
+            reporter=reporter,
         )
 
     # -- start, work, stop --
