@@ -131,6 +131,27 @@ def serve(
     session.run(work, create=True)
 
 
+def _allow_only_this_machine(host: str, *, behind_proxy: bool) -> None:
+    """Without a token every caller may do everything, so only this machine is served, and the log says so."""
+    from taskharbor.server.auth import is_loopback
+    from taskharbor.server.errors import logger
+
+    if not is_loopback(host):
+        raise click.ClickException(
+            f"the store has no token, so every caller that reaches {host} could do everything: make one with "
+            "`taskharbor token create`, or serve only this machine, with --host 127.0.0.1"
+        )
+    if behind_proxy:
+        raise click.ClickException(
+            "the store has no token, so every client of the trusted proxy could do everything: make one "
+            "with `taskharbor token create`"
+        )
+    logger.warning(
+        "the store has no token: only this machine is served, and every caller on it may do everything; make one "
+        "with `taskharbor token create` before you put a proxy in front of this server"
+    )
+
+
 async def serve_harbor(
     harbor: Harbor,
     host: str,
@@ -146,7 +167,6 @@ async def serve_harbor(
 
     from taskharbor.drivers.typed_records import TOKENS
     from taskharbor.server.app import application
-    from taskharbor.server.auth import is_loopback
     from taskharbor.server.clients import trusted_proxies
     from taskharbor.server.connections import Connections, guarded
     from taskharbor.server.errors import logger
@@ -157,20 +177,7 @@ async def serve_harbor(
     await harbor.driver.open()
     is_open = not await TOKENS.all(harbor.driver)
     if is_open:
-        if not is_loopback(host):
-            raise click.ClickException(
-                f"the store has no token, so every caller that reaches {host} could do everything: make one with "
-                "`taskharbor token create`, or serve only this machine, with --host 127.0.0.1"
-            )
-        if proxies:
-            raise click.ClickException(
-                "the store has no token, so every client of the trusted proxy could do everything: make one "
-                "with `taskharbor token create`"
-            )
-        logger.warning(
-            "the store has no token: only this machine is served, and every caller on it may do everything; make one "
-            "with `taskharbor token create` before you put a proxy in front of this server"
-        )
+        _allow_only_this_machine(host, behind_proxy=bool(proxies))
     app = application(
         harbor, open_on_loopback=is_open, trusted_proxies=trusted_proxy, metrics_prefix=metrics_prefix
     )
