@@ -210,7 +210,7 @@ async def work(driver: PostgresDriver) -> None:
     await driver.append_rollups([Rollup(now - HOUR, queue, "task", Figures(started=1))])
     assert await driver.fold_rollups(10_000, now=now)
     assert await driver.rollups(now - HOUR, now, Period.MINUTE, queue=queue)
-    await driver._fold_tallies()
+    await driver._settler.fold_tallies()
     await succeed_together(driver, f"together {queue}", now)
     old = dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR)
     assert await driver.prune(old, 10_000, now=now + HOUR)
@@ -319,7 +319,7 @@ async def operate(driver: PostgresDriver, prepared: tuple[str, int, Sequence[str
     assert session in await SESSIONS.all(driver)
     assert await SESSIONS.drop(driver, [session.digest]) == 1
     await collect(driver, now + HOUR)
-    await driver._fold_tallies()
+    await driver._settler.fold_tallies()
     old = dict.fromkeys((State.SUCCEEDED, State.DEAD, State.CANCELLED), now + HOUR)
     assert await driver.prune(old, 10_000, now=now + HOUR) >= 2
     assert not await driver.prune(old, 10_000, now=now + HOUR)  # what successes shared goes after them

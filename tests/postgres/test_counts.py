@@ -6,8 +6,7 @@ import asyncpg
 import pytest
 
 from taskharbor.drivers.base import Cancel, ClaimRequest, Transition
-from taskharbor.drivers.postgres import PostgresDriver, reads
-from taskharbor.drivers.postgres import driver as driver_module
+from taskharbor.drivers.postgres import PostgresDriver, reads, settler
 from taskharbor.records import AttemptStatus, JobFilter, NewJob, Reason, State
 
 LEASE = 30_000_000
@@ -108,7 +107,7 @@ async def test_operator_sees_what_he_did(dsn: str, time: Time, monkeypatch: pyte
 
 async def test_counts_of_groups_are_folded_while_jobs_die(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each settle leaves a row; the list of groups would take longer with every one of them."""
-    monkeypatch.setattr(driver_module, "FOLD_GROUPS_EVERY", 4)
+    monkeypatch.setattr(settler, "FOLD_GROUPS_EVERY", 4)
     driver = await _store(dsn, 8)
     for n in range(8):
         claim = await driver.claim(ClaimRequest(f"worker/{n}", LEASE, 1))

@@ -163,7 +163,7 @@ async def test_settle_whose_child_has_a_key_that_a_producer_is_storing_is_put_of
 async def test_many_contended_keys_cost_a_settle_one_long_wait(race: Race) -> None:
     """A batch waits once; then each parent of a keyed child is tried alone, and the others are settled together."""
     tried: list[tuple[int, str]] = []
-    together = race.driver._settle_together
+    together = race.driver._settler.settle_together
 
     async def counted(transitions: Any, now: int | None, key_wait: str) -> Any:
         tried.append((len(transitions), key_wait))
@@ -179,7 +179,7 @@ async def test_many_contended_keys_cost_a_settle_one_long_wait(race: Race) -> No
             success(token, job, inserts=(race.new(idempotency_key=key),))
             for job, key in zip(claim.jobs[2:], keys, strict=True)
         ]
-        with mock.patch.object(race.driver, "_settle_together", counted):
+        with mock.patch.object(race.driver._settler, "settle_together", counted):
             assert await race.settle(*batch) == [SettleAnswer.DONE] * 2 + [SettleAnswer.LATER] * 4
     assert tried == [(6, KEY_WAIT), (2, KEY_WAIT), *[(1, KEY_WAIT_ALONE)] * 4]
 

@@ -57,7 +57,7 @@ def test_role_can_do_its_duty_and_needs_every_right_for_it(hands: Crew, role: Ro
         owner, superuser = hands.driver(hands.owner), await asyncpg.connect(hands.dsn)
         await _do_duty(role, driver, owner)
         for table, right in [(table, right) for table, rights in TABLES.items() for right in rights[role]]:
-            driver._checked = False  # as if it were opened for the first time
+            driver._store.is_checked = False  # as if it were opened for the first time
             await superuser.execute(f'REVOKE {right} ON "{SCHEMA}".{table} FROM {name}')
             with pytest.raises(AccessDenied, match=f"lacks .*{right}.* on the (table|view) {table} in"):
                 await _do_duty(role, driver, owner)

@@ -89,7 +89,7 @@ async def _history(race: Race, job_id: str) -> AttemptRecord:
 
 async def _settled_plainly(session: Any, race: Race, transitions: Sequence[Transition]) -> list[Any] | None:
     """Settle by the fast path on this session, as the driver does."""
-    plain = plain_successes(race.driver._covered, transitions)
+    plain = plain_successes(race.driver._settler.covered, transitions)
     assert plain is not None
     return await settle.settle_plainly(session, transitions, plain)
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextvars
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
     Action,
     ActionFilter,
     ActionPage,
     ActionRecord,
-    AlikeJobs,
-    Cancel,
     CancelRequests,
     Check,
     Claim,
     ClaimRequest,
-    Delete,
     Driver,
     Enqueued,
     ExpiredLease,
@@ -43,7 +39,6 @@ from taskharbor.drivers.base import (
     WorkflowEnqueued,
     WorkflowPage,
     are_plain,
-    jobs_size,
     settle_pieces,
 )
 from taskharbor.drivers.callers import PostgresCaller, caller_of
@@ -75,7 +70,6 @@ from taskharbor.drivers.postgres import (
     backlogs,
     copying,
     endings,
-    enqueue,
     handing_over,
     health,
     ingesting,
@@ -97,14 +91,13 @@ from taskharbor.drivers.postgres.changes import Changes
 from taskharbor.drivers.postgres.claim_hints import ClaimHints
 from taskharbor.drivers.postgres.connections import (
     ALONE_BYTES,
-    TRANSACTION_BYTES,
     Connections,
     Lane,
     Session,
-    Work,
 )
-from taskharbor.drivers.postgres.enqueue_batcher import EnqueueBatcher
-from taskharbor.drivers.postgres.explain import Contended
+from taskharbor.drivers.postgres.enqueuer import Enqueuer
+from taskharbor.drivers.postgres.opened_store import OpenedStore
+from taskharbor.drivers.postgres.settler import Settler
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import (
     AttemptRecord,
@@ -122,14 +115,6 @@ from taskharbor.records import (
 from taskharbor.rules.lifecycle import check_prunable
 from taskharbor.rules.settling import proves_survival
 from taskharbor.sync import import_ahead, in_sync_call, run_on_loop_thread
-
-T = TypeVar("T")
-
-OPERATED_AT_ONCE = 200  # jobs changed in one transaction
-CANCELLED_AT_ONCE = 5_000  # that takes no more statements than one does
-OPERATE_ROUNDS_MAX = 100
-FOLD_EVERY = 200  # settles of this process between two foldings of the tallies
-FOLD_GROUPS_EVERY = 5_000  # deaths that it settles between two foldings of the groups
 
 
 class PostgresDriver(
@@ -171,14 +156,15 @@ class PostgresDriver(
         self.dsn = dsn
         self.schema = schema
         self.clock = clock or SystemClock()
-        self._decides = clock  # None: the server's
         self._sql = sql.statements(schema)
         self._connections = Connections(
             dsn, schema, self._sql, pooler=not listen, most=checked_connections(connections)
         )
+        self._store = store = OpenedStore(self._connections, dsn, schema, clock)
+        self._run, self._transact = store.run, store.transact
         self._changes = Changes(self._connections, listen=listen, clock=self.clock)
-        self._gathering = EnqueueBatcher(self._store_plain)
-        self._covered = settle.Covered()
+        self._enqueuer = Enqueuer(store, self._changes, listen=listen)
+        self._settler = Settler(store)
         self._trails = ClaimHints(self.clock)
         self._listen = listen
         self._identity: str | None = None
@@ -186,9 +172,6 @@ class PostgresDriver(
             f"taskharbor_transaction_{id(self)}", default=None
         )
         self._counted = reads.Counted()
-        self._checked = False
-        self._settles = 0
-        self._deaths = 0
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None) -> PostgresDriver:
@@ -205,28 +188,10 @@ class PostgresDriver(
     def __repr__(self) -> str:
         return f"PostgresDriver({address_of(self.dsn)!r}, schema={self.schema!r})"
 
-    def _time(self, now: int | None) -> int | None:
-        """The time that was given, or None for the server's."""
-        return now if now is not None or self._decides is None else self._decides.now()
-
-    async def _run(self, lane: Lane, work: Work[T], now: int | None = None, *, prompt: bool = False) -> T:
-        if not self._checked:
-            await self.open()
-        return await self._connections.run(lane, work, self._time(now), prompt=prompt)
-
-    async def _transact(
-        self, lane: Lane, work: Work[T], now: int | None = None, *, prompt: bool = False
-    ) -> T:
-        if not self._checked:
-            await self.open()
-        return await self._connections.transact(lane, work, self._time(now), prompt=prompt)
-
     # -- life --
 
     async def open(self) -> None:
-        if not self._checked:
-            await self._connections.run(Lane.REST, lambda s: schema.ensure(s, self.dsn, self.schema))
-            self._checked = True
+        await self._store.open()
 
     async def open_for_work(self) -> None:
         await self.open()
@@ -240,20 +205,20 @@ class PostgresDriver(
     async def close(self) -> None:
         await self._changes.close()
         await self._connections.close()
-        self._checked = False
+        self._store.is_checked = False
         self._identity = None
 
     async def migrate(self) -> list[str]:
         async with self._connections.dedicated() as connection:
             applied = await schema.migrate(connection, self._sql, self.dsn, self.schema)
-        self._checked = False
+        self._store.is_checked = False
         return applied
 
     async def check(self) -> list[Check]:
         return await self._connections.run(Lane.REST, lambda s: health.checks(s, self.dsn, self.schema))
 
     async def now(self) -> int:
-        return await self._connections.run(Lane.REST, lambda s: s.now(), self._time(None))
+        return await self._connections.run(Lane.REST, lambda s: s.now(), self._store.time(None))
 
     # -- the hot path --
 
@@ -263,49 +228,15 @@ class PostgresDriver(
         session = self._caller_session.get()
         if session is not None:
             session.caller.refuse_synchronous()
-            return await session.enqueue(jobs, await self._expected(session), self._time(now))
+            return await session.enqueue(jobs, await self._expected(session), self._store.time(now))
         try:
             if are_plain(jobs):
-                answers = await self._gathering.store(jobs, now)
+                answers = await self._enqueuer.gathering.store(jobs, now)
             else:
-                answers = await self._store_each(jobs, now)
+                answers = await self._enqueuer.store_each(jobs, now)
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), [job.id for job in jobs]) from error
         return answers
-
-    async def _store_plain(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
-        if isinstance(jobs, AlikeJobs) and len(jobs) > enqueue.BATCH_MAX:
-            return await self._store_in_turn(jobs, now)
-        if len(jobs) > 1 and jobs_size(jobs) > ALONE_BYTES:
-            return await self._store_each(jobs, now)
-        announced = False
-        if len(jobs) == 1 and self._listen and (sender := self._changes.sender_if_quiet()) is not None:
-            [job], channel = jobs, self._changes.channel
-            stored, announced = await self._run(
-                Lane.REST, lambda s: enqueue.enqueue_announced(s, job, channel, sender), now
-            )
-        else:
-            stored = await self._run(Lane.REST, lambda s: enqueue.enqueue_plain(s, jobs), now)
-        if stored is None:
-            return await self._store_each(jobs, now)
-        if announced:
-            self._changes.post()
-        else:
-            self._changes.tell(urgent=True)
-        return stored
-
-    async def _store_in_turn(self, jobs: AlikeJobs, now: int | None) -> list[Enqueued]:
-        try:
-            stored = await self._transact(Lane.REST, lambda s: enqueue.enqueue_in_turn(s, jobs), now)
-        except enqueue.NotNew:
-            return await self._store_each(jobs, now)
-        self._changes.tell(urgent=True)
-        return stored
-
-    async def _store_each(self, jobs: Sequence[NewJob], now: int | None) -> list[Enqueued]:
-        stored = await self._transact(Lane.REST, lambda s: enqueue.enqueue(s, jobs), now)
-        self._changes.tell(urgent=True)
-        return stored
 
     async def enqueue_workflow(
         self, workflow: NewWorkflow, jobs: Sequence[NewJob], *, now: int | None = None
@@ -314,7 +245,7 @@ class PostgresDriver(
         if session is not None:
             session.caller.refuse_synchronous()
             expected = await self._expected(session)
-            return await session.enqueue_workflow(workflow, jobs, expected, self._time(now))
+            return await session.enqueue_workflow(workflow, jobs, expected, self._store.time(now))
         try:
             answer = await self._transact(
                 Lane.REST, lambda s: workflows.enqueue_workflow(s, workflow, jobs), now
@@ -329,7 +260,7 @@ class PostgresDriver(
         claim, seen = await self._run(Lane.CLAIM, lambda s: leases.claim(s, request, look), now, prompt=True)
         claim = self._trails.learn(request, look, claim, seen)
         if seen is not None:  # else the answer to a repeated claim: not all that the lease covers
-            self._covered.remember(request.token, claim)
+            self._settler.covered.remember(request.token, claim)
         return claim
 
     async def extend(self, extensions: Sequence[Extension], *, now: int | None = None) -> Heartbeat:
@@ -337,7 +268,7 @@ class PostgresDriver(
         run = self._transact if any(each.at_most_once for each in extensions) else self._run
         heartbeat = await run(Lane.SETTLE, lambda s: leases.extend(s, extensions), now, prompt=True)
         alive = [each.token for each in heartbeat.leases if proves_survival(each.answer)]
-        await self._mark_survived(alive, now)
+        await self._settler.mark_survived(alive, now)
         return heartbeat
 
     async def cancel_requests(self, tokens: Sequence[str], since: int | None = None) -> CancelRequests:
@@ -357,92 +288,19 @@ class PostgresDriver(
     ) -> list[SettleResult]:
         answers: list[SettleResult] = []
         for batch in settle_pieces(transitions, ALONE_BYTES):
-            answers += await self._settle(batch, now)
+            answers += await self._settler.settle(batch, now, self.shared_from)
             self._changes.tell(urgent=False)
-            await self._fold_now_and_then()
+            await self._settler.fold_now_and_then()
         return answers
-
-    async def _settle(
-        self, transitions: Sequence[Transition], now: int | None
-    ) -> builtins.list[SettleResult]:
-        plain = settle.plain_successes(self._covered, transitions)
-        if plain is not None:
-            answers = await self._run(
-                Lane.SETTLE,
-                lambda s: settle.settle_plainly(s, transitions, plain, self.shared_from),
-                now,
-                prompt=True,
-            )
-            if answers is not None:
-                return answers
-        # Several transactions rather than one: no lease is locked while the whole of the batch is on its way.
-        answers = []
-        for some in settle_pieces(transitions, TRANSACTION_BYTES):
-            answers += await self._settle_beside_producers(some, now)
-        self._deaths += sum(settled.state is State.DEAD for settled in answers)
-        return answers
-
-    async def _settle_beside_producers(
-        self, transitions: Sequence[Transition], now: int | None
-    ) -> builtins.list[SettleResult]:
-        """Settle a batch. A child with a key that an open transaction of a producer stores delays only its parent."""
-        try:
-            return await self._settle_together(transitions, now, settle.KEY_WAIT)
-        except Contended:
-            pass
-        keyed = [i for i, t in enumerate(transitions) if settle.has_keyed_children(t)]
-        others = sorted(set(range(len(transitions))) - set(keyed))
-        settled = await self._settle_together([transitions[i] for i in others], now, settle.KEY_WAIT)
-        answers = dict(zip(others, settled, strict=True))
-        for i in keyed:
-            try:
-                [answers[i]] = await self._settle_together([transitions[i]], now, settle.KEY_WAIT_ALONE)
-            except Contended:
-                answers[i] = SettleResult(SettleAnswer.LATER)
-        return [answers[i] for i in range(len(transitions))]
-
-    async def _settle_together(
-        self, transitions: Sequence[Transition], now: int | None, key_wait: str
-    ) -> builtins.list[SettleResult]:
-        if not transitions:
-            return []
-        work = partial(settle.settle, transitions=transitions, key_wait=key_wait)
-        answers = await self._transact(Lane.SETTLE, work, now, prompt=True)
-        pairs = zip(transitions, answers, strict=True)
-        alive = {t.token for t, settled in pairs if proves_survival(settled.answer, t.worker)}
-        await self._mark_survived(alive, now)
-        return answers
-
-    async def _fold_now_and_then(self) -> None:
-        self._settles += 1
-        if self._deaths >= FOLD_GROUPS_EVERY:
-            self._deaths = 0
-            await self._run(Lane.SETTLE, lambda s: s.do("fold_groups"), prompt=True)
-        if self._settles % FOLD_EVERY == 0:
-            await self._fold_tallies()
-
-    async def _fold_tallies(self) -> None:
-        await self._run(Lane.SETTLE, lambda s: s.do("fold_tallies"), prompt=True)
-        await self._run(Lane.SETTLE, lambda s: s.do("fold_groups"), prompt=True)
 
     async def note(self, notes: Sequence[Note], *, now: int | None = None) -> list[SettleAnswer]:
-        if not notes:
-            return []
-        answers = await self._transact(Lane.SETTLE, lambda s: settle.note(s, notes), now, prompt=True)
-        alive = {n.token for n, answer in zip(notes, answers, strict=True) if proves_survival(answer)}
-        await self._mark_survived(alive, now)
-        return answers
+        return await self._settler.note(notes, now) if notes else []
 
     async def catch_up(self, limit: int, *, now: int | None = None) -> builtins.list[str]:
         rows = await self._run(Lane.REST, lambda s: s.rows("catch_up", limit, s.given_now), now, prompt=True)
         if rows:
             self._changes.tell(urgent=any(row["released"] for row in rows))
         return sorted(row["id"] for row in rows)
-
-    async def _mark_survived(self, tokens: Iterable[str], now: int | None) -> None:
-        """Mark one lease after the other, each in its own transaction: none of them waits with a lock in its hands."""
-        for token in tokens:
-            await self._transact(Lane.REST, partial(leases.mark_survived, token=token), now, prompt=True)
 
     def change_token(self) -> int:
         return self._changes.count()
@@ -455,7 +313,7 @@ class PostgresDriver(
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
         session = self._caller_session.get()
         if session is not None and session.caller.reaches_here():
-            return await session.get(ids, self._time(now))
+            return await session.get(ids, self._store.time(now))
         return await self._run(Lane.REST, lambda s: reads.get(s, ids), now, prompt=True)
 
     async def count(
@@ -626,44 +484,12 @@ class PostgresDriver(
         now: int | None = None,
         action: Action | None = None,
     ) -> list[OperationResult]:
-        answers: dict[int, OperationResult] = {}
-        size = CANCELLED_AT_ONCE if isinstance(operation, Cancel) else OPERATED_AT_ONCE
-        for chunk in operate.rounds(operation, ids, size):
-            await self._operate(operation, ids, chunk, answers, now, action)
+        answers = await operate.in_rounds(self._store, operation, ids, action, now)
         if ids:
             self._counted.forget()
-            requested = any(answer.verdict is OperationVerdict.REQUESTED for answer in answers.values())
+            requested = any(answer.verdict is OperationVerdict.REQUESTED for answer in answers)
             self._changes.tell(urgent=True, cancels=requested)
-        return [answers[position] for position in range(len(ids))]
-
-    async def _operate(
-        self,
-        operation: Operation,
-        ids: Sequence[str],
-        chunk: list[int],
-        answers: dict[int, OperationResult],
-        now: int | None,
-        action: Action | None,
-    ) -> None:
-        """Until each has an answer: one that moved while we looked is looked for again, in a new transaction."""
-        left = chunk
-        for _ in range(OPERATE_ROUNDS_MAX):
-            wanted = [ids[position] for position in left]
-            done = await self._transact(
-                Lane.REST, partial(operate.operate, operation=operation, ids=wanted, action=action), now
-            )
-            answers.update({position: done[ids[position]] for position in left if ids[position] in done})
-            left = [position for position in left if position not in answers]
-            if not left:
-                return
-            await asyncio.sleep(0)
-            if isinstance(operation, Delete):
-                held = [ids[position] for position in left]
-                await self._run(Lane.REST, lambda s, h=held: s.rows("wait_for_jobs", h))  # type: ignore[misc]
-        they = agreeing(len(left), "it", "they")
-        raise StoreUnavailable(
-            f"{counted(len(left), 'job')} moved faster than {they} could be changed; try again"
-        )
+        return answers
 
     async def pause(
         self, queue: str, paused: bool, *, now: int | None = None, action: Action | None = None

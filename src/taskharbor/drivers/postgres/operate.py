@@ -6,11 +6,14 @@ a claim, which takes no such lock, takes the place's row instead, so that one of
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import UNSET
 
+from taskharbor.codec import agreeing, counted
 from taskharbor.drivers.base import (
     NOT_BEGUN,
     OPERATOR,
@@ -27,12 +30,18 @@ from taskharbor.drivers.base import (
     with_dependants,
 )
 from taskharbor.drivers.postgres import audit, moving, places, workflows
-from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.connections import Lane, Session
 from taskharbor.drivers.postgres.enqueue import columns
 from taskharbor.drivers.postgres.moving import add_tallies
+from taskharbor.drivers.postgres.opened_store import OpenedStore
 from taskharbor.drivers.postgres.places import Found
+from taskharbor.errors import StoreUnavailable
 from taskharbor.records import State
 from taskharbor.rules import operating as rules
+
+OPERATED_AT_ONCE = 200  # jobs changed in one transaction
+CANCELLED_AT_ONCE = 5_000  # that takes no more statements than one does
+OPERATE_ROUNDS_MAX = 100
 
 
 def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int]]:
@@ -54,6 +63,51 @@ def rounds(operation: Operation, ids: Sequence[str], size: int) -> list[list[int
         chunks[-1].append(position)
         met.add(ids[position])
     return chunks
+
+
+async def in_rounds(
+    store: OpenedStore,
+    operation: Operation,
+    ids: Sequence[str],
+    action: Action | None,
+    now: int | None,
+) -> list[OperationResult]:
+    """Operate on any number of jobs, so many in one transaction."""
+    answers: dict[int, OperationResult] = {}
+    size = CANCELLED_AT_ONCE if isinstance(operation, Cancel) else OPERATED_AT_ONCE
+    for chunk in rounds(operation, ids, size):
+        await _until_answered(store, operation, ids, chunk, answers, now, action)
+    return [answers[position] for position in range(len(ids))]
+
+
+async def _until_answered(
+    store: OpenedStore,
+    operation: Operation,
+    ids: Sequence[str],
+    chunk: list[int],
+    answers: dict[int, OperationResult],
+    now: int | None,
+    action: Action | None,
+) -> None:
+    """Until each has an answer: one that moved while we looked is looked for again, in a new transaction."""
+    left = chunk
+    for _ in range(OPERATE_ROUNDS_MAX):
+        wanted = [ids[position] for position in left]
+        done = await store.transact(
+            Lane.REST, partial(operate, operation=operation, ids=wanted, action=action), now
+        )
+        answers.update({position: done[ids[position]] for position in left if ids[position] in done})
+        left = [position for position in left if position not in answers]
+        if not left:
+            return
+        await asyncio.sleep(0)
+        if isinstance(operation, Delete):
+            held = [ids[position] for position in left]
+            await store.run(Lane.REST, lambda s, h=held: s.rows("wait_for_jobs", h))  # type: ignore[misc]
+    they = agreeing(len(left), "it", "they")
+    raise StoreUnavailable(
+        f"{counted(len(left), 'job')} moved faster than {they} could be changed; try again"
+    )
 
 
 async def operate(
