@@ -74,6 +74,13 @@ def test_enqueue_before_migrate_says_what_to_run(project: Project) -> None:
     assert "python manage.py migrate" in done.stdout
 
 
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_reading_before_migrate_names_djangos_command(project: Project) -> None:
+    done = project.manage("harbor", "list")
+    assert done.returncode != 0
+    assert "make it with `manage.py migrate`" in done.stdout
+
+
 def test_commands_work_on_the_jobs_of_the_project(project: Project) -> None:
     project.manage("migrate")
     added, failed = _enqueue(
@@ -99,6 +106,7 @@ def test_worker_of_another_backend(project: Project) -> None:
     done = project.manage("harbor", "--backend=nosuch", "list")
     assert done.returncode != 0
     assert "nosuch" in done.stdout
+    assert "unexpected" not in done.stdout
 
 
 def test_worker_starts_from_another_folder(project: Project, tmp_path: Path) -> None:
@@ -176,6 +184,10 @@ def test_check_warns_of_jobs_in_unknown_queues(project: Project) -> None:
         ({"OPTIONS": {"database_alias": "default"}}, "takes database, store, harbor"),
         ({"OPTIONS": {"store": "schema=x"}}, "is a dict, not"),
         ({"OPTIONS": {"harbor": {"url": "memory://"}}}, "'database' names"),
+        (
+            {"OPTIONS": {"harbor": {"retentio": {}}}},
+            "has 'retentio', which Harbor does not take; it takes retention",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["sqlite"])

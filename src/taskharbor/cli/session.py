@@ -67,9 +67,11 @@ class Session:
         if not isinstance(harbor.driver, SQLiteDriver) or os.path.exists(harbor.driver.path):
             return
         named = self.app or self.url or os.environ.get("TASKHARBOR_URL")
+        program = click.get_current_context().find_root().info_name or "taskharbor"
+        migrate = f"{program.removesuffix(' harbor')} migrate"  # Django's own, below `manage.py harbor`
         raise click.ClickException(
             f"{'' if named else 'no store was named and '}{harbor.driver.path} does not exist; "
-            f"{'check the name' if named else 'give --url or --app'}, or make it with `taskharbor migrate`"
+            f"{'check the name' if named else 'give --url or --app'}, or make it with `{migrate}`"
         )
 
     def run(self, work: Callable[[Harbor], Awaitable[T]], *, create: bool = False) -> T:

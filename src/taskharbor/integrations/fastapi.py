@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import Depends
 
+from taskharbor.codec import shorten
+from taskharbor.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
@@ -22,6 +25,11 @@ def transaction(
     only if that session commits. `scope` is that of the session's dependency, if it has one.
     """
 
+    if not callable(session):
+        raise ConfigurationError(
+            "transaction(harbor, session) takes the function that FastAPI calls for a session, "
+            f"such as get_session, not {shorten(session)}"
+        )
     given_by = Depends(session, scope=scope)
 
     # Asynchronous, so that the endpoint runs in its context; FastAPI gives a synchronous one a context of its own.

@@ -55,6 +55,7 @@ def test_strangers_sign_in_first(visitor):
     answer = visitor.get(PAGE)
     assert (answer.status_code, answer.headers["Location"]) == (302, "/accounts/login/?next=/staff/jobs/")
     assert visitor.get(f"{PAGE}live", **{"Sec-Fetch-Dest": "empty"}).status_code == 403
+    assert visitor.get(f"{PAGE}api/v1/jobs").status_code == 403  # a program cannot sign in on a page
     assert visitor.post(f"{PAGE}api/v1/jobs", {}, **SAME_SITE).status_code == 403
 
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import django
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+
+from taskharbor.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
@@ -25,7 +28,10 @@ def _loaded(name: str | None) -> Harbor:
     from taskharbor.integrations.django.harbors import get_harbor
 
     declared.import_all()
-    found = get_harbor(name)
+    try:
+        found = get_harbor(name)
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(str(error)) from error
     assert isinstance(found.tasks, declared.DeclaredTasks), "get_harbor() makes it so"
     found.tasks.add_all()
     _ = found.version  # the project's: from here on the command line says which module made the harbor

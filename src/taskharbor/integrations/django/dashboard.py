@@ -29,6 +29,7 @@ Authorize = Callable[[Any], Allowed]
 _REQUEST = "taskharbor.django"  # in the scope: what Django's request may do
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _STREAM = "text/event-stream"
+_FOR_PROGRAMS = ("api/", "metrics")  # a form to sign in would be no answer to a program
 
 
 def staff(request: HttpRequest) -> Allowed:
@@ -68,7 +69,7 @@ class _Served:
             raise PermissionDenied("the URL of the dashboard ends with a slash")
         allowed = await sync_to_async(self._authorize)(request)  # it may ask the database for the user
         if allowed is None:
-            return await sync_to_async(_refuse)(request)
+            return await sync_to_async(_refuse)(request, path)
         _refuse_other_sites(request)
         call = _Call(_scope(request, path, allowed), request.body)
         if isinstance(request, ASGIRequest):
@@ -82,10 +83,12 @@ class _Served:
         return self._made[id(harbor)]
 
 
-def _refuse(request: HttpRequest) -> HttpResponse:
+def _refuse(request: HttpRequest, path: str) -> HttpResponse:
     user = getattr(request, "user", None)
     wants_page = (
-        request.method in ("GET", "HEAD") and request.headers.get("Sec-Fetch-Dest", "document") == "document"
+        request.method in ("GET", "HEAD")
+        and request.headers.get("Sec-Fetch-Dest", "document") == "document"
+        and not path.startswith(_FOR_PROGRAMS)
     )
     if (user is None or not user.is_authenticated) and wants_page:
         return redirect_to_login(request.get_full_path())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,12 +12,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from msgspec import Struct
 
+from taskharbor.client.harbor import Harbor
 from taskharbor.codec import shorten
 
 # Of OPTIONS. `database` and `store` say where the jobs are, `harbor` has keywords of Harbor; the others are defaults
 # for the tasks, as @task takes them from Django 6.1 on.
 TASK_OPTIONS = ("max_attempts", "retry", "timeout", "delivery")
 KNOWN = ("database", "store", "harbor", *TASK_OPTIONS)
+_DECIDED_HERE = {"url", "driver", "clock"}
+_HARBOR_TAKES = [name for name in inspect.signature(Harbor).parameters if name not in _DECIDED_HERE]
 VENDORS = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}
 # What libpq's names in DATABASES["…"]["OPTIONS"] are in a URL. The rest is psycopg's own business.
 _LIBPQ = (
@@ -48,11 +52,17 @@ class BackendSettings(Struct, frozen=True):
         for name in ("store", "harbor"):
             if not isinstance(options.get(name, {}), Mapping):
                 raise ImproperlyConfigured(f"{where}[{name!r}] is a dict, not {shorten(options[name])}")
-        refused = sorted({"url", "driver", "clock"} & set(options.get("harbor", {})))
+        refused = sorted(_DECIDED_HERE & set(options.get("harbor", {})))
         if refused:
             raise ImproperlyConfigured(
                 f"{where}['harbor'] cannot have {', '.join(refused)}: the jobs live in Django's database, which "
                 "'database' names"
+            )
+        unknown = sorted(set(options.get("harbor", {})) - set(_HARBOR_TAKES))
+        if unknown:
+            raise ImproperlyConfigured(
+                f"{where}['harbor'] has {', '.join(map(shorten, unknown))}, which Harbor does not take; "
+                f"it takes {', '.join(_HARBOR_TAKES)}"
             )
         return cls(
             alias,
