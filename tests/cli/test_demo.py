@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -105,3 +106,9 @@ async def test_an_hour_of_a_shop_is_work_that_has_happened(tmp_path, monkeypatch
 
 def test_demo_serve_takes_no_store(run):
     assert "leave --url and --json out" in run("demo", "--serve", "--json", code=2).error
+
+
+def test_serving_without_the_extra_is_one_line(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    error = run("demo", "--serve", store=None, code=1).error
+    assert error.startswith("the dashboard needs the extra: pip install 'taskharbor[server]'")

@@ -145,6 +145,7 @@ def test_payloads_that_are_none(run):
     assert "must be a JSON object" in run("enqueue", "echo", "[1]", code=2).error
     assert "neither name=text nor name:=json" in run("enqueue", "echo", "a=1", "b", code=2).error
     assert "names 'a' twice" in run("enqueue", "echo", "a=1", "a=2", code=2).error
+    assert """'hello'; write to=a@b.c or {""" in run("enqueue", "echo", "hello", code=2).error
     assert "the value of a is not valid JSON" in run("enqueue", "echo", "a:=x", code=2).error
     assert "not valid JSON" in run("enqueue", "echo", '{"a": NaN}', code=2).error
 

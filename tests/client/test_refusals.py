@@ -166,7 +166,7 @@ PAYLOADS: list[tuple[Any, str]] = [
     ({"x": -INFINITY}, "-inf is no number in JSON"),
     (circular, "nested deeper than 100 levels, or contains itself"),
     ({"x": deep}, "nested deeper than 100 levels"),
-    ({"x": object()}, "is a object, which has no form in JSON"),
+    ({"x": object()}, "has the type object, which has no form in JSON"),
     ({"x": Hostile()}, "Hostile"),
     ({"x": print}, "has no form in JSON"),
     ({"x": 1j}, "has no form in JSON"),

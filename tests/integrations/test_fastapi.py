@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from taskharbor import Harbor
+from taskharbor import ConfigurationError, Harbor
 from taskharbor.integrations.fastapi import transaction
 from tests.postgres import store
 
@@ -91,3 +91,17 @@ def test_job_exists_exactly_when_the_requests_transaction_commits(
         [job] = harbor.jobs.list()
         assert job.payload == {"number": 7}
         app.state.engine.dispose()
+
+
+def test_transaction_takes_the_function_that_makes_the_session() -> None:
+    harbor = Harbor("memory://")
+    with pytest.raises(
+        ConfigurationError, match="calls for a session, such as get_session, not 'get_session'"
+    ):
+        transaction(harbor, "get_session")  # type: ignore[arg-type]
+
+
+def test_authorize_is_a_function() -> None:
+    harbor = Harbor("memory://")
+    with pytest.raises(ConfigurationError, match="authorize is a function .* not 'admin'"):
+        harbor.asgi(authorize="admin")  # type: ignore[arg-type]

@@ -49,14 +49,9 @@ def dev(session: Session, host: str, port: int, concurrency: int, no_reload: boo
     Example:
       taskharbor dev -A app:harbor
     """
-    try:
-        import uvicorn  # noqa: F401
+    from taskharbor.cli.serve import require_server
 
-        import taskharbor.server.app  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"the dashboard needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
-        ) from None
+    require_server("the dashboard needs")
     if no_reload:
         run_here(session, host, port, concurrency)
     else:

@@ -108,7 +108,7 @@ def parse_payload(words: Sequence[str]) -> Payload:
     if len(words) == 1 and words[0] == "-":
         return Payload(_object(sys.stdin.read()))
     if len(words) == 1 and (words[0].lstrip()[:1] in ("{", "[", '"', "") or "=" not in words[0]):
-        return Payload(_object(words[0]))
+        return Payload(_object(words[0], instead='; write to=a@b.c or {"to": "a@b.c"}'))
     values: dict[str, Any] = {}
     texts = set()
     for word in words:
@@ -131,8 +131,10 @@ def named_value(word: str) -> tuple[str, Any, bool]:
     return name, _decoded(right, f"the value of {name}") if is_json else right, is_json
 
 
-def _object(text: str, what: str = "the payload", example: str = '{"to": "a@b.c"}') -> dict[str, Any]:
-    payload = _decoded(text, what)
+def _object(
+    text: str, what: str = "the payload", example: str = '{"to": "a@b.c"}', instead: str = ""
+) -> dict[str, Any]:
+    payload = _decoded(text, what, instead)
     if not isinstance(payload, dict):
         raise click.UsageError(
             f"{what} must be a JSON object such as {example}, not a {type(payload).__name__}"
@@ -140,10 +142,10 @@ def _object(text: str, what: str = "the payload", example: str = '{"to": "a@b.c"
     return payload
 
 
-def _decoded(text: str, what: str) -> Any:
+def _decoded(text: str, what: str, instead: str = "") -> Any:
     import msgspec
 
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise click.UsageError(f"{what} is not valid JSON ({error}): {text[:60]!r}") from None
+        raise click.UsageError(f"{what} is not valid JSON ({error}): {text[:60]!r}{instead}") from None

@@ -22,6 +22,18 @@ class CannotListen(click.ClickException):
         super().__init__(f"{host}:{port} cannot be listened on; choose another port with --port")
 
 
+def require_server(who: str) -> None:
+    """Say in one line what to install, where the extra `server` is missing."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import taskharbor.server.app  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{who} the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
+        ) from None
+
+
 LEVELS = ["debug", "info", "warning", "error"]
 
 
@@ -102,14 +114,7 @@ def serve(
     from taskharbor.telemetry import logs
 
     logs.configure(log_format or ("json" if session.screen.as_json else "text"), log_level)
-    try:
-        import uvicorn  # noqa: F401
-
-        import taskharbor.server.app  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"serving needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
-        ) from None
+    require_server("serving needs")
 
     from taskharbor.cli.work_options import open_to_http_jobs
 

@@ -458,8 +458,14 @@ class Harbor:
             from taskharbor.server.app import application
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                f"the REST interface needs the extra: pip install 'taskharbor[server]' ({error.name} is missing)"
+                "the dashboard and the REST interface need the extra: "
+                f"pip install 'taskharbor[server]' ({error.name} is missing)"
             ) from error
+        if authorize is not None and not callable(authorize):
+            raise ConfigurationError(
+                "authorize is a function that takes the request and returns a role or None, "
+                f"not {shorten(authorize)}"
+            )
         return application(self, authorize=authorize, trusted_proxies=trusted_proxies)
 
     def lifespan(self, *, worker: bool | Worker = False, inner: Inner | None = None) -> Lifespan:

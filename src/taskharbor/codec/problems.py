@@ -77,7 +77,7 @@ def _problem_of_type(item: object) -> str | None:
     if item is None or isinstance(item, _SCALARS) or _is_container(item):
         return None
     return (
-        f"{shorten(item)} is a {type(item).__qualname__}, which has no form in JSON; "
+        f"{shorten(item)} has the type {type(item).__qualname__}, which has no form in JSON; "
         "pass plain values, a dataclass, a msgspec struct or a pydantic model"
     )
 
@@ -85,7 +85,9 @@ def _problem_of_type(item: object) -> str | None:
 def _problem_of_key(key: object) -> str | None:
     if isinstance(key, _SCALARS):
         return None
-    return f"{shorten(key)} is a {type(key).__qualname__}, and in JSON every key is text; use text keys"
+    return (
+        f"{shorten(key)} has the type {type(key).__qualname__}, and in JSON every key is text; use text keys"
+    )
 
 
 def _one_key(item: dict[Any, Any]) -> str | None:

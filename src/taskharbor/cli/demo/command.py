@@ -61,9 +61,11 @@ def _serve(folder: Path, port: int, screen: Screen) -> None:
     import os
 
     from taskharbor.cli.dev import run_here
+    from taskharbor.cli.serve import require_server
     from taskharbor.cli.session import Session
     from taskharbor.telemetry import logs
 
+    require_server("the dashboard needs")  # before an hour of work is made for nothing
     screen.line("An hour of a shop's work happens, in a few seconds …")
     path = folder / "shop.db"
     os.environ["TASKHARBOR_URL"] = f"sqlite:///{path}"  # where the shop's harbor keeps its jobs
