@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 
 from taskharbor import Context, Harbor
 from taskharbor.records import State
 from taskharbor.streams import StreamWorker
+from taskharbor.streams.consumer import PolledConsumer
+from taskharbor.streams.topics.consumer import TopicsConsumer
 from tests.streams.log import PATIENCE_SECONDS, QUICK_BEATS, Log, until
 from tests.streams.test_worker import working
 from tools.kafka_server import MOCK_LACKS, Broker, OwnBroker
@@ -28,6 +30,7 @@ from tools.kafka_server import MOCK_LACKS, Broker, OwnBroker
 MEMBER = Path(__file__).parent / "member.py"
 OUTAGE_SECONDS = float(os.environ.get("TASKHARBOR_FAULT_STREAM_OUTAGE_SECONDS", "1"))
 AGAIN_SECONDS = 10.0  # after the broker has noticed everything, the lag has fallen
+MODES: dict[str, dict[str, Any]] = {"store": {}, "topics": {"retries": "topics"}, "ingest": {"ingest": True}}
 SESSION_SECONDS = 6  # after that, it notices that the worker is another member by now
 
 
@@ -120,11 +123,110 @@ async def test_worker_that_stops_while_a_partition_is_revoked_loses_nothing(
             await until(log.is_committed)
 
 
+@pytest.mark.parametrize("mode", ["store", "topics"])
+async def test_partition_that_leaves_while_it_is_paused_is_read_when_it_comes_back(
+    memory: Harbor, log: Log, noted: Noted, monkeypatch: pytest.MonkeyPatch, mode: str
+):
+    """The client keeps a pause beyond the assignment, and would keep the partition paused."""
+    monkeypatch.setattr("taskharbor.streams.worker.AHEAD", 0)
+    queue = f"stream:{log.topic}"
+    await memory.queues.apause(queue)
+    options = {"concurrency": 5, **MODES[mode]}
+    async with working(memory, log, **options) as first:
+        await until(lambda: _partitions(first) == {0, 1})
+        log.put_calls("note", range(20), partition=0)
+        log.put_calls("note", range(20, 40), partition=1)
+        await until(lambda: _paused(first) == {0, 1})
+        async with working(memory, log, name="second", **options) as second:
+            await until(lambda: len(_partitions(first)) == len(_partitions(second)) == 1)
+        await until(lambda: _partitions(first) == {0, 1})
+        await memory.queues.aresume(queue)
+        await until(lambda: noted.has(range(40)))
+        await until(log.is_committed)
+
+
+def _partitions(worker: StreamWorker) -> set[int]:
+    return set() if worker._source is None else {each.partition for each in worker._presence().partitions}
+
+
+def _paused(worker: StreamWorker) -> set[int]:
+    return {each.partition for each in worker._presence().partitions if each.paused}
+
+
+# -- clients that read elsewhere -----------------------------------------------------------------
+
+CONSUMERS: dict[str, Any] = {"store": PolledConsumer, "topics": TopicsConsumer}
+
+
+@pytest.mark.parametrize("mode", ["store", "topics"])
+async def test_client_reads_from_the_offset_that_the_worker_was_told(
+    memory: Harbor, log: Log, noted: Noted, monkeypatch: pytest.MonkeyPatch, mode: str
+):
+    """If it asked the brokers by itself, it could hear of an older one. Here, it would."""
+    read_committed = CONSUMERS[mode]._read_committed
+
+    def read_and_set_back(self: Any, consumer: Any, partitions: list[Any]) -> list[Any]:
+        known: list[Any] = read_committed(self, consumer, partitions)
+        if ours := [each for each in known if each.topic == log.topic]:
+            begins = [TopicPartition(each.topic, each.partition, 0) for each in ours]
+            consumer.commit(offsets=begins, asynchronous=False)
+        return known
+
+    monkeypatch.setattr(CONSUMERS[mode], "_read_committed", read_and_set_back)
+    log.put_calls("note", range(20), partition=0)
+    log.commit([TopicPartition(log.topic, 0, 10)])
+    async with working(memory, log, **MODES[mode]):
+        await until(lambda: noted.has(range(10, 20)))
+        await until(log.is_committed)
+    assert sorted(noted.done.elements()) == list(range(10, 20))
+
+
+@pytest.mark.parametrize("mode", ["store", "topics"])
+async def test_partition_goes_on_when_the_client_has_read_from_before_its_offset(
+    memory: Harbor,
+    log: Log,
+    noted: Noted,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+):
+    """What was behind the worker is left out, and what is before it is executed once."""
+    caplog.set_level(logging.WARNING)
+    module = "taskharbor.streams.consumer" if mode == "store" else "taskharbor.streams.topics.consumer"
+
+    def assign_wrongly(consumer: Any, config: Any, partitions: list[Any]) -> None:
+        consumer.incremental_assign([TopicPartition(each.topic, each.partition, 0) for each in partitions])
+
+    monkeypatch.setattr(f"{module}.assign", assign_wrongly)
+    log.put_calls("note", range(20), partition=0)
+    log.commit([TopicPartition(log.topic, 0, 10)])
+    async with working(memory, log, **MODES[mode]):
+        await until(lambda: noted.has(range(10, 20)))
+        log.put_calls("note", range(20, 30), partition=0)
+        await until(lambda: noted.has(range(20, 30)))
+        await until(log.is_committed)
+    assert sorted(noted.done.elements()) == list(range(10, 30))
+    assert f"messages of {log.topic}[0] from before 10 came" in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["store", "topics"])
+async def test_log_that_ends_before_what_was_committed_is_read_from_its_begin(
+    memory: Harbor, log: Log, noted: Noted, caplog: pytest.LogCaptureFixture, mode: str
+):
+    caplog.set_level(logging.WARNING)
+    log.put_calls("note", range(20), partition=0)
+    log.commit([TopicPartition(log.topic, 0, 1_000)])
+    async with working(memory, log, **MODES[mode]):
+        await until(lambda: noted.has(range(20)))
+        await until(log.is_committed)
+    assert "made anew" in caplog.text
+
+
 # -- processes and brokers that go away ----------------------------------------------------------
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("how", ["none"])
+@pytest.mark.parametrize("how", ["none", "topics"])
 async def test_frozen_process_goes_on_and_warns_when_its_partitions_are_gone(
     log: Log, tmp_path: Path, how: str
 ):
@@ -174,7 +276,6 @@ def _shares(log: Log) -> list[int]:
     return sorted(len(each.assignment.topic_partitions) for each in group.members)
 
 
-MODES: dict[str, dict[str, Any]] = {"store": {}, "topics": {"retries": "topics"}, "ingest": {"ingest": True}}
 OUTAGES = [("store", "killed"), ("topics", "frozen")]
 if OUTAGE_SECONDS > AGAIN_SECONDS:  # the long form
     OUTAGES = [(mode, how) for mode in MODES for how in ("killed", "frozen")]

@@ -96,14 +96,21 @@ def test_what_was_finished_before_is_not_executed_again():
     assert partition.to_commit() == (10, "")
 
 
-def test_nothing_is_taken_or_committed_of_a_log_that_begins_again():
+def test_nothing_is_taken_or_committed_of_a_log_that_begins_again_until_it_is_trusted():
     partition = PartitionOffsets(1_000)
     assert partition.take(1_000)
     assert not partition.take(0)
-    assert partition.jumps() == [(1_001, 0)]
+    assert partition.is_in_doubt
     partition.finish(1_000)
     assert not partition.take(1)
+    assert not partition.take(1_001)
     assert partition.to_commit() is None
+    assert partition.position == 1_001
+    partition.trust()
+    assert not partition.is_in_doubt
+    assert partition.take(1_001)
+    assert partition.to_commit() == (1_001, "")
+    assert partition.jumps() == []
 
 
 def test_gaps_are_reported_once_and_not_for_a_group_that_is_new_to_the_partition():

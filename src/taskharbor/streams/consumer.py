@@ -35,6 +35,13 @@ COMMIT_SECONDS = 5.0  # how long a commit that must be answered may take
 CONNECT_SECONDS = 10.0
 AGAIN_SECONDS = 0.5  # before a question that the brokers did not answer is asked again
 
+# Errors of a seek in a partition of which the client does not fetch just now.
+SEEK_LATER = frozenset({KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._TIMED_OUT})
+READ_AGAIN = (
+    "messages of {topic}[{partition}] from before {offset} came, which this worker had behind it; "
+    "it reads on from {offset}"
+)
+
 # Errors after which polling goes on: the client connects again by itself.
 _PASSING = frozenset(
     {
@@ -125,8 +132,15 @@ class Listener(Protocol):
     def to_commit(self) -> Sequence[Commit]: ...
 
     def jumps(self) -> Sequence[Jump]:
-        """Where offsets were left out, or began again, since the last call."""
+        """Where offsets were left out, since the last call."""
         ...
+
+    def in_doubt(self) -> Sequence[tuple[int, int]]:
+        """The partitions of which an older message came, and where they had been. Nothing of them is taken."""
+        ...
+
+    def trust(self, partition: int) -> None:
+        """Take messages of this partition again, from where it had been."""
 
     def failed(self, error: Exception) -> None:
         """The thread has ended because of this."""
@@ -234,6 +248,9 @@ class PolledConsumer:
             self._hold_back()
             self._commit()
             self._look_at_jumps()
+            for partition, position in self._listener.in_doubt():
+                if partition in self._assigned:
+                    self._look_into(partition, position)
             if disowned := self._assigned.intersection(self._listener.disowned()):
                 self._take_again(sorted(disowned))
             self._ends.look(self._consumer, [(self._topic, each) for each in self._assigned])
@@ -266,9 +283,7 @@ class PolledConsumer:
     def _look_at_jumps(self) -> None:
         """Log where messages were deleted before this worker had read them. (Compaction leaves gaps as well.)"""
         for jump in self._listener.jumps():
-            if jump.found < jump.expected:
-                self._begin_anew([jump.partition])
-            elif self._earliest(jump.partition) > jump.expected:
+            if self._earliest(jump.partition) > jump.expected:
                 log_line(
                     logger,
                     logging.ERROR,
@@ -281,6 +296,34 @@ class PolledConsumer:
                         "found": jump.found,
                     },
                 )
+
+    def _look_into(self, partition: int, position: int) -> None:
+        """Find out why an older message came, and go on: in a topic that was made anew, or where this one had been.
+
+        After rebalances in quick succession the client may read from an older place than the one it was told.
+        """
+        place = TopicPartition(self._topic, partition, position)
+        try:
+            topic_id = self._watch.find()
+            end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
+            # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
+            is_anew = topic_id != self._topic_id or topic_id == self._topic or end < position
+            if not is_anew:
+                self._consumer.seek(place)
+        except KafkaException as error:
+            if not self._passes(error.args[0]) and error.args[0].code() not in SEEK_LATER:
+                raise
+            return  # it is looked into again
+        if is_anew:
+            self._begin_anew([partition])
+            return
+        self._listener.trust(partition)
+        log_line(
+            logger,
+            logging.WARNING,
+            READ_AGAIN,
+            {"topic": self._topic, "partition": partition, "offset": position},
+        )
 
     def _begin_anew(self, partitions: Sequence[int]) -> None:
         """Read partitions from their begin: the topic was deleted, and another one made under its name."""
@@ -404,13 +447,15 @@ class PolledConsumer:
     # -- rebalances --
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        known = self._read_committed(consumer, partitions)
         given = [
             Assigned(each.partition, each.offset if each.offset >= 0 else None, each.metadata)
-            for each in self._read_committed(consumer, partitions)
+            for each in known
         ]
         if not given:
             return  # the worker stops
         self._listener.assigned(self._read_topic_id(), given)
+        assign(consumer, self._config, known)
         self._assigned |= {each.partition for each in partitions}
         self._has_joined = True
         log_line(
@@ -474,6 +519,9 @@ class PolledConsumer:
         )
 
     def _forget(self, gone: Sequence[int]) -> None:
+        # The client keeps a pause beyond the assignment: the partition would stay paused when it comes back.
+        if paused := (self._paused | self._held_back).intersection(gone):
+            self._consumer.resume([TopicPartition(self._topic, each) for each in paused])
         self._assigned.difference_update(gone)
         self._paused.difference_update(gone)
         self._held_back.difference_update(gone)
@@ -482,6 +530,24 @@ class PolledConsumer:
         """Commit the rest. (Closing the consumer revokes its partitions.)"""
         self._in_flight = ()
         self._commit_now([each for each in self._listener.to_commit() if each.partition in self._assigned])
+
+
+def is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether a consumer of these settings is told what partitions come and go, and not what all of its are."""
+    strategy = str(config.get("partition.assignment.strategy", ""))
+    return "cooperative" in strategy or config.get("group.protocol") == "consumer"
+
+
+def assign(consumer: Any, config: Mapping[str, Any], partitions: Sequence[Any]) -> None:
+    """Let the client read these partitions from the offsets in them.
+
+    Left to itself, it would ask for the committed offsets a second time. If another answer came, it would read
+    elsewhere than this worker counts from.
+    """
+    if is_incremental(config):
+        consumer.incremental_assign(list(partitions))
+    else:
+        consumer.assign(list(partitions))
 
 
 def passes(error: Any) -> bool:

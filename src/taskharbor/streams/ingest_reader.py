@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
-from taskharbor.streams.consumer import CONNECT_SECONDS, explained, passes
+from taskharbor.streams.consumer import CONNECT_SECONDS, explained, is_incremental, passes
 from taskharbor.streams.ends import Ends
 from taskharbor.streams.ingest_jobs import LogId, Made
 from taskharbor.telemetry.logs import log_line
@@ -84,8 +84,7 @@ class IngestReader:
             "auto.offset.reset": "error",
             "on_commit": self._on_commit,
         }
-        strategy = str(config.get("partition.assignment.strategy", ""))
-        self._is_incremental = "cooperative" in strategy or config.get("group.protocol") == "consumer"
+        self._is_incremental = is_incremental(config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"taskharbor-ingest-{topic}")
         self._stopping = threading.Event()
         self._consumer: Any = None

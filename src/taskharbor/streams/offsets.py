@@ -41,7 +41,7 @@ class PartitionOffsets:
         self._ends = 0  # how many have finished, so that nothing is encoded twice
         self._acknowledged_with: tuple[int, int] = (-1, -1)
         self._jumps: list[tuple[int, int]] = []
-        self._is_of_the_past = False
+        self._is_in_doubt = False  # an older offset came: this log may be of the past
 
     @property
     def first_open(self) -> int:
@@ -68,13 +68,16 @@ class PartitionOffsets:
     def take(self, offset: int) -> bool:
         """Note that a message came; return whether it is to be executed: False if it was finished before.
 
-        If offsets begin again, the log was made anew. What is known here is of the old log then: nothing more is taken
-        or committed until the partition is assigned again.
+        If offsets begin again, the log was made anew, or the client reads from the wrong place. Nothing more is taken
+        or committed until someone has found out: see `trust`.
         """
-        if offset != self._position:
-            self._jump(offset)
-        if self._is_of_the_past:
+        if self._is_in_doubt:
             return False
+        if offset < self._position:
+            self._is_in_doubt = True
+            return False
+        if offset > self._position:
+            self._jump(offset)
         self._position = offset + 1
         self._is_new_to_group = False
         if offset in self._finished:
@@ -89,11 +92,18 @@ class PartitionOffsets:
     def _jump(self, offset: int) -> None:
         if not self._is_new_to_group and len(self._jumps) < JUMPS_MAX:
             self._jumps.append((self._position, offset))
-        if offset < self._position:
-            self._is_of_the_past = True
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an offset came that is older than the position, and it is not known yet why."""
+        return self._is_in_doubt
+
+    def trust(self) -> None:
+        """Go on: the log is the one that it was, and is read from the position on."""
+        self._is_in_doubt = False
 
     def jumps(self) -> list[tuple[int, int]]:
-        """Return the offsets that were expected and came instead, where both differ, since the last call."""
+        """Return the offsets that were expected and the later ones that came instead, since the last call."""
         jumps, self._jumps = self._jumps, []
         return jumps
 
@@ -116,7 +126,7 @@ class PartitionOffsets:
 
     def to_commit(self) -> tuple[int, str] | None:
         """Return the offset and the metadata to commit; None if the broker has them already."""
-        if self._is_of_the_past:
+        if self._is_in_doubt:
             return None
         offset = self.first_open
         if (offset, self._ends) == self._acknowledged_with:

@@ -352,6 +352,15 @@ class StreamSource(LogSource[Held]):
     def jumps(self) -> list[Jump]:
         return self._taken.jumps()
 
+    def in_doubt(self) -> list[tuple[int, int]]:
+        return self._taken.in_doubt()
+
+    def trust(self, partition: int) -> None:
+        async def trust() -> None:  # on the loop: after what came before
+            self._taken.trust(partition)
+
+        self._on_loop(trust())
+
     def committed(self, commits: Sequence[Commit]) -> None:
         self._taken.committed(commits)
 

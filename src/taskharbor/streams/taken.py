@@ -118,6 +118,17 @@ class Taken:
         with self._lock:
             return [Jump(number, *jump) for number, each in self._offsets.items() for jump in each.jumps()]
 
+    def in_doubt(self) -> list[tuple[int, int]]:
+        """The partitions of which an older message came, and where they had been."""
+        with self._lock:
+            return [(number, each.position) for number, each in self._offsets.items() if each.is_in_doubt]
+
+    def trust(self, partition: int) -> None:
+        """Take messages of this partition again."""
+        with self._lock:
+            if (offsets := self._offsets.get(partition)) is not None:
+                offsets.trust()
+
     def committed(self, commits: Sequence[Commit]) -> None:
         with self._lock:
             for each in commits:

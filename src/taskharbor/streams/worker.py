@@ -339,6 +339,7 @@ class StreamWorker:
             ),
             tiers=tiers,
             dead_letter_topic=self.dead_letter_topic,
+            topic_id=topic.id,
             worker=self.name,
             loop=loop,
         )

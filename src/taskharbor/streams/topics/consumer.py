@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
@@ -21,7 +21,10 @@ from taskharbor.streams.consumer import (
     CONNECT_SECONDS,
     PAUSE_AFTER_SECONDS,
     POLL_SECONDS,
+    READ_AGAIN,
     ROOM_SECONDS,
+    SEEK_LATER,
+    assign,
     explained,
     passes,
 )
@@ -32,6 +35,10 @@ from taskharbor.telemetry.logs import log_line
 logger = logging.getLogger("taskharbor.stream")
 
 GROUP_SECONDS = 0.05  # how long the member's generation is believed; the brokers refuse an old one
+BEGUN_ANEW = (
+    "{topic}[{partition}] was made anew, or cut before offset {offset}, to which this worker had come; "
+    "it is read from its begin"
+)
 FLUSH_SECONDS = 5.0  # for what is finished when a partition goes away
 
 
@@ -72,13 +79,27 @@ class TopicsListener(Protocol):
         """The partitions of which no more is wanted for now."""
         ...
 
+    def in_doubt(self) -> Sequence[tuple[Partition, int]]:
+        """The partitions of which an older message came, and where they had been. Nothing of them is taken."""
+        ...
+
+    def trust(self, partition: Partition) -> None:
+        """Take messages of this partition again, from where it had been."""
+
     def failed(self, error: Exception) -> None:
         """The thread has ended because of this."""
 
 
 class TopicsConsumer:
-    def __init__(self, config: Mapping[str, Any], topics: Sequence[str], listener: TopicsListener) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        listener: TopicsListener,
+        is_anew: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._config = dict(config)
+        self._is_anew = is_anew  # whether the topic was deleted and made anew; asks the brokers
         self.topics: Sequence[str] = list(topics)
         self._listener = listener
         self._stopping = threading.Event()
@@ -169,6 +190,9 @@ class TopicsConsumer:
             messages = self._wait_for_room()
         if messages:
             self._listener.arrived(messages)
+        for partition, position in self._listener.in_doubt():
+            if partition in self._assigned:
+                self._look_into(partition, position)
         self._ends.look(self._consumer, self._assigned)
 
     def _poll(self, room: int) -> list[Any]:
@@ -223,16 +247,41 @@ class TopicsConsumer:
                 {"topic": f"{partition[0]}[{partition[1]}]", "offset": offset, "error": error.args[0].str()},
             )
 
+    def _look_into(self, partition: Partition, position: int) -> None:
+        """Find out why an older message came, and go on where this worker had been, unless the log is another one.
+
+        After rebalances in quick succession the client may read from an older place than the one it was told.
+        """
+        place = TopicPartition(*partition, position)
+        try:
+            end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
+            is_anew = end < position or self._is_anew()
+            self._consumer.seek(TopicPartition(*partition, OFFSET_BEGINNING) if is_anew else place)
+        except KafkaException as error:
+            if not passes(error.args[0]) and error.args[0].code() not in SEEK_LATER:
+                raise
+            return  # it is looked into again
+        if is_anew:
+            self._listener.forget([partition])
+            self._listener.assigned([TopicAssigned(partition, None, None)])
+        else:
+            self._listener.trust(partition)
+        told = {"topic": partition[0], "partition": partition[1], "offset": position}
+        log_line(logger, logging.WARNING, BEGUN_ANEW if is_anew else READ_AGAIN, told)
+
     # -- rebalances --
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        known = self._read_committed(consumer, partitions)
         given = [
             TopicAssigned(
                 (each.topic, each.partition), each.offset if each.offset >= 0 else None, each.metadata
             )
-            for each in self._read_committed(consumer, partitions)
+            for each in known
         ]
         self._listener.assigned(given)
+        if known or not partitions:
+            assign(consumer, self._config, known)
         self._assigned |= {each.partition for each in given}
         self._tell("partitions came to this worker: {partitions}", [each.partition for each in given])
 
@@ -292,6 +341,9 @@ class TopicsConsumer:
 
     def _forget(self, gone: Sequence[Partition]) -> None:
         self._listener.forget(gone)
+        # The client keeps a pause beyond the assignment: the partition would stay paused when it comes back.
+        if paused := self._paused.intersection(gone):
+            self._consumer.resume([TopicPartition(*each) for each in paused])
         self._assigned.difference_update(gone)
         self._paused.difference_update(gone)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from taskharbor.drivers.base import Driver
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import ConfigurationError
-from taskharbor.streams.brokers import Brokers
+from taskharbor.streams.brokers import Brokers, TopicWatch
 from taskharbor.streams.topics.consumer import TopicsConsumer
 from taskharbor.streams.topics.records import Records
 from taskharbor.streams.topics.source import TopicsOptions, TopicsSource
@@ -92,6 +92,7 @@ def opened(
     *,
     tiers: Tiers,
     dead_letter_topic: str,
+    topic_id: str,
     worker: str,
     loop: asyncio.AbstractEventLoop,
 ) -> tuple[TopicsSource, TopicsConsumers]:
@@ -99,11 +100,17 @@ def opened(
     records = Records(tiers, dead_letter_topic, options.group)
     source = TopicsSource(store, options, tiers, records, loop)
     committed = {"isolation.level": "read_committed"}
+    watch = TopicWatch(brokers, options.topic)
+
+    def is_anew() -> bool:
+        # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
+        return watch.find() != topic_id or topic_id == options.topic
+
     consumers = [
-        TopicsConsumer({**brokers.consumer_settings(group), **committed}, topics, source)
-        for group, topics in (
-            (options.group, [options.topic]),
-            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics),
+        TopicsConsumer({**brokers.consumer_settings(group), **committed}, topics, source, *more)
+        for group, topics, more in (
+            (options.group, [options.topic], [is_anew]),
+            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, []),
         )
     ]
     member = str(brokers.client_settings().get("group.instance.id", worker))

@@ -128,6 +128,19 @@ class Ledger:
             offsets = self._offsets.get(partition)
             return offsets is not None and offsets.take(offset)
 
+    def in_doubt(self) -> list[tuple[Partition, int]]:
+        """The partitions of which an older message came, and where they had been."""
+        with self._lock:
+            return [
+                (partition, each.position) for partition, each in self._offsets.items() if each.is_in_doubt
+            ]
+
+    def trust(self, partition: Partition) -> None:
+        """Take messages of this partition again."""
+        with self._lock:
+            if (offsets := self._offsets.get(partition)) is not None:
+                offsets.trust()
+
     def finish(self, places: Iterable[Place]) -> None:
         """Note that these have succeeded."""
         with self._lock:

@@ -406,6 +406,15 @@ class TopicsSource(LogSource[Held]):
         """The partitions whose head waits, or that are to be read again."""
         return frozenset((*self._sleeping.partitions(), *list(self._rewind)))
 
+    def in_doubt(self) -> list[tuple[Partition, int]]:
+        return self.ledger.in_doubt()
+
+    def trust(self, partition: Partition) -> None:
+        async def trust() -> None:  # on the loop: after what came before
+            self.ledger.trust(partition)
+
+        asyncio.run_coroutine_threadsafe(trust(), self._loop).result()
+
     def arrived(self, messages: Sequence[Any]) -> None:
         self.ledger.arriving(len(messages), are_retries=self._are_retries(messages))
         self._loop.call_soon_threadsafe(self._take, messages)
