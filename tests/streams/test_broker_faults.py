@@ -139,9 +139,12 @@ async def test_partition_that_leaves_while_it_is_paused_is_read_when_it_comes_ba
         await until(lambda: _paused(first) == {0, 1})
         async with working(memory, log, name="second", **options) as second:
             await until(lambda: len(_partitions(first)) == len(_partitions(second)) == 1)
+            await memory.queues.aresume(queue)
+            await until(lambda: noted.has(range(40)) and not _paused(first))
         await until(lambda: _partitions(first) == {0, 1})
-        await memory.queues.aresume(queue)
-        await until(lambda: noted.has(range(40)))
+        log.put_calls("note", range(40, 60), partition=0)
+        log.put_calls("note", range(60, 80), partition=1)
+        await until(lambda: noted.has(range(80)))
         await until(log.is_committed)
 
 
