@@ -43,10 +43,12 @@ OURS = "taskharbor stream"
 BARS: Sequence[tuple[str, str, str, float | None]] = (
     (NOOP, OURS, "asyncio loop", 0.4),
     (NOOP, OURS, "faststream", 1.0),
+    (NOOP, OURS, "faststream workers", 1.0),
     (NOOP, OURS, "faststream batch", 1.0),
     (NOOP, OURS, "bare consume loop", None),
     (WORKING, OURS, "asyncio loop", 0.8),
     (WORKING, OURS, "faststream", 1.0),
+    (WORKING, OURS, "faststream workers", 1.0),
     (WORKING, OURS, "faststream batch", 1.0),
     ("jobs stored", "ingest sqlite", "enqueue_many sqlite", 0.6),
     ("jobs stored", "ingest postgres", "enqueue_many postgres", 0.7),

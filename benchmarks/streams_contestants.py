@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 CONCURRENCY = 100
@@ -137,32 +138,69 @@ async def bare_loop(count: int, work: float) -> Figures:
     return handled.figures
 
 
-async def faststream(count: int, work: float, *, batch: bool = False) -> Figures:
+@dataclass
+class Payload:
+    n: int
+
+
+@dataclass
+class Message:
+    task: str
+    payload: Payload
+
+
+async def faststream(
+    count: int, work: float, *, batch: bool = False, commits_first: bool = False, workers: int = 1
+) -> Figures:
+    """Validate each message, await the handler of the task that it names, and commit after that.
+
+    With several workers FastStream can only commit first: what a crash interrupts is lost.
+    """
+    from faststream import AckPolicy
     from faststream.confluent import KafkaBroker
 
-    handled = Handled(count)
+    handled, limit = Handled(count), asyncio.Semaphore(CONCURRENCY)
     broker = KafkaBroker(brokers(), logger=None)
-    options: dict[str, Any] = {"group_id": new_group(), "auto_offset_reset": "earliest"}
+    options: dict[str, Any] = {
+        "group_id": new_group(),
+        "auto_offset_reset": "earliest",
+        "ack_policy": AckPolicy.ACK_FIRST if commits_first else AckPolicy.ACK,
+    }
+
+    async def note(payload: Payload) -> None:
+        if work:
+            await asyncio.sleep(work)
+        handled.one()
+
+    handlers = {"note": note}
+
+    async def limited(message: Message) -> None:
+        async with limit:
+            await handlers[message.task](message.payload)
+
     if batch:
 
         @broker.subscriber(topic(), batch=True, max_records=AT_ONCE, **options)
-        async def notes(messages: list[dict[str, Any]]) -> None:
-            for _ in messages:
-                if work:
-                    await asyncio.sleep(work)
-                handled.one()
+        async def take_batch(messages: list[Message]) -> None:
+            if work:
+                await asyncio.gather(*map(limited, messages))
+                return
+            for message in messages:  # where no handler waits for anything, tasks would only cost
+                await handlers[message.task](message.payload)
     else:
 
-        @broker.subscriber(topic(), **options)
-        async def note(message: dict[str, Any]) -> None:
-            if work:
-                await asyncio.sleep(work)
-            handled.one()
+        @broker.subscriber(topic(), max_workers=workers, **options)
+        async def take(message: Message) -> None:
+            await handlers[message.task](message.payload)
 
     await broker.start()
     await handled.done.wait()
     await broker.stop()
     return handled.figures
+
+
+async def faststream_workers(count: int, work: float) -> Figures:
+    return await faststream(count, work, commits_first=True, workers=CONCURRENCY)
 
 
 async def faststream_batch(count: int, work: float) -> Figures:
@@ -317,6 +355,7 @@ CONTESTANTS: dict[str, Callable[[int, float], Any]] = {
     "taskharbor stream": ours,
     "asyncio loop": asyncio_loop,
     "faststream": faststream,
+    "faststream workers": faststream_workers,
     "faststream batch": faststream_batch,
     "bare consume loop": bare_loop,
 }
