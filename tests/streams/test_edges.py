@@ -287,6 +287,9 @@ def test_committed_offsets_are_asked_for_until_the_brokers_answer(monkeypatch: p
                 raise KafkaException(KafkaError(self.answers.pop()))
             return [TopicPartition("t", 0, 7)]
 
+        def assign(self, partitions: Any) -> None:
+            self.read_from = partitions
+
     class Told:
         def assigned(self, topic_id: str, partitions: Any) -> None:
             self.topic_id, self.partitions = topic_id, partitions

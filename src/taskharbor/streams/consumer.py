@@ -300,7 +300,7 @@ class PolledConsumer:
     def _look_into(self, partition: int, position: int) -> None:
         """Find out why an older message came, and go on: in a topic that was made anew, or where this one had been.
 
-        After rebalances in quick succession the client may read from an older place than the one it was told.
+        After rebalances in quick succession the client may read from an older place than the given one.
         """
         place = TopicPartition(self._topic, partition, position)
         try:
@@ -533,7 +533,7 @@ class PolledConsumer:
 
 
 def is_incremental(config: Mapping[str, Any]) -> bool:
-    """Whether a consumer of these settings is told what partitions come and go, and not what all of its are."""
+    """Whether the group names to a consumer of these settings what partitions come and go, and not all that it has."""
     strategy = str(config.get("partition.assignment.strategy", ""))
     return "cooperative" in strategy or config.get("group.protocol") == "consumer"
 

@@ -72,7 +72,7 @@ async def in_rounds(
     action: Action | None,
     now: int | None,
 ) -> list[OperationResult]:
-    """Operate on any number of jobs, so many in one transaction."""
+    """Operate on any number of jobs, a bounded number in each transaction."""
     answers: dict[int, OperationResult] = {}
     size = CANCELLED_AT_ONCE if isinstance(operation, Cancel) else OPERATED_AT_ONCE
     for chunk in rounds(operation, ids, size):

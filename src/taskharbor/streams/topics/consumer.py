@@ -250,7 +250,7 @@ class TopicsConsumer:
     def _look_into(self, partition: Partition, position: int) -> None:
         """Find out why an older message came, and go on where this worker had been, unless the log is another one.
 
-        After rebalances in quick succession the client may read from an older place than the one it was told.
+        After rebalances in quick succession the client may read from an older place than the given one.
         """
         place = TopicPartition(*partition, position)
         try:
