@@ -15,20 +15,22 @@ def test_why_is_one_line(run, harbor):
 
 def test_line_to_copy_has_the_options_that_this_one_was_given(run, harbor, url, tmp_path, monkeypatch):
     """What the environment names, it names for the pasted line as well."""
-    (tmp_path / "shop.py").write_text(f"from taskharbor import Harbor\nharbor = Harbor({url!r})\n")
+    (tmp_path / "pasted_shop.py").write_text(f"from taskharbor import Harbor\nharbor = Harbor({url!r})\n")
     job = harbor.enqueue("send", queue="mail")
     harbor.queues.pause("mail")
     line = "resume it with taskharbor queue resume mail"
     assert run("why", job.id).out.endswith(f"{line} --url {url}\n")
-    assert run("why", job.id, "-A", "shop:harbor", store=None).out.endswith(f"{line} -A shop:harbor\n")
-    monkeypatch.setenv("TASKHARBOR_APP", "shop:harbor")
+    assert run("why", job.id, "-A", "pasted_shop:harbor", store=None).out.endswith(
+        f"{line} -A pasted_shop:harbor\n"
+    )
+    monkeypatch.setenv("TASKHARBOR_APP", "pasted_shop:harbor")
     assert run("why", job.id, store=None).out.endswith(f"{line}\n")
     monkeypatch.delenv("TASKHARBOR_APP")
     monkeypatch.setenv("TASKHARBOR_URL", url)
     assert run("why", job.id, store=None).out.endswith(f"{line}\n")
     harbor.queues.resume("mail")
-    started = run("why", job.id, "-A", "shop:harbor", store=None).out
-    assert started.endswith("start one with taskharbor worker -A shop:harbor --queues mail\n")
+    started = run("why", job.id, "-A", "pasted_shop:harbor", store=None).out
+    assert started.endswith("start one with taskharbor worker -A pasted_shop:harbor --queues mail\n")
 
 
 def test_why_takes_the_beginning_of_an_id_and_shows_the_facts(run, harbor):
