@@ -45,3 +45,11 @@ def test_pages_keep_to_themselves() -> None:
         for number, line in enumerate(page.read_text().splitlines(), 1):
             assert line == line.rstrip(), f"{named(page)}:{number} ends in blanks"
             assert "\t" not in line, f"{named(page)}:{number} has a tab"
+
+
+def test_no_page_has_the_marks_of_a_merge_conflict() -> None:
+    for page in PAGES:
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            assert not line.startswith(("<" * 7, ">" * 7)), (
+                f"{named(page)}:{number} is left of a merge: {line}"
+            )
