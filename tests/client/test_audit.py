@@ -185,7 +185,7 @@ def test_tokens_are_recorded_without_their_secret(timed: Harbor) -> None:
     )
     text = msgspec.json.encode([created, revoked]).decode()
     assert token not in text
-    assert token.rpartition("_")[2] not in text
+    assert token.split("_", 2)[2] not in text
     assert record.digest not in text
 
 
