@@ -77,8 +77,9 @@ def _described(older_than: float | None, states: tuple[str, ...], limit: int | N
 def migrate(session: Session) -> None:
     """Bring the store's schema up to date.
 
-    The first command or process that uses a new store creates its schema. Run this for a store that is
-    shared with another application, and for upgrades before the new workers start.
+    On PostgreSQL, only this command makes or changes the schema: run it before the new workers start. On
+    SQLite, the first process that stores something does it by itself; run this for a database that belongs to
+    another application, or to choose the moment of an upgrade.
 
     \b
     Example:
