@@ -59,7 +59,8 @@ VARIANTS = (
 def measure(store: str, jobs: int, scratch: Path) -> dict[str, dict[str, float]]:
     """Return the jobs a second and the microseconds of the worker's processor by job, for each variant."""
     found: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in VARIANTS}
-    _drain(store, OFF, jobs // 4, scratch)  # imports, and the processor's own warming up
+    for variant in VARIANTS:  # imports, and the processor's own warming up
+        _drain(store, variant, jobs // 10, scratch)
     for variant in (*VARIANTS, *reversed(VARIANTS)):
         found[variant.name].append(_drain(store, variant, jobs, scratch))
     return {
