@@ -343,6 +343,8 @@ def publish(
     missing = [
         each for each in page.sections if each.name not in kept and (not wanted or each.name in wanted)
     ]
+    if not page.path.is_file():  # said before the measurements, which take half an hour
+        raise SystemExit(f"there is no page {page.path}: copy the one in docs/ there, or leave --page out")
     with ExitStack() as servers:
         facts = machine(servers) if missing else {}
         for section in missing:

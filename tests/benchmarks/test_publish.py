@@ -138,6 +138,13 @@ def test_a_section_that_is_in_the_file_is_not_measured_again(page: Page, tmp_pat
     assert ran == ["ours", "ours"]
 
 
+def test_a_page_that_is_not_there_is_said_before_anything_is_measured(page: Page, tmp_path: Path) -> None:
+    page.path.unlink()
+    with pytest.raises(SystemExit, match="there is no page"):
+        published(page, tmp_path / "results.json")
+    assert ran == []
+
+
 def test_the_page_names_machine_command_versions_and_failures(page: Page, tmp_path: Path) -> None:
     published(page, tmp_path / "results.json")
     text = page.path.read_text()
