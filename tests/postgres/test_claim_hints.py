@@ -18,7 +18,7 @@ from taskharbor.drivers.postgres.claim_hints import ClaimHints, HintLane, Search
 from taskharbor.records import AttemptStatus, Delivery, NewJob, State
 from tests.postgres import store
 from tests.postgres.duties import new
-from tests.postgres.snapshots import entries_read, snapshot_held
+from tests.postgres.snapshots import entries_read, pages_read, snapshot_held
 
 SECOND = 1_000_000
 LEASE = 3_600 * SECOND
@@ -159,6 +159,34 @@ async def test_search_that_finds_a_lane_empty_brings_the_trail_up_to_date(dsn: s
         assert (await yard.claim(10)).searched is False
         walked = await entries_read(driver, before) - before
     assert walked < DEAD / 5
+
+
+async def test_claims_follow_a_trail_past_entries_that_are_marked_as_dead(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No snapshot is held, and no vacuum has come yet. A search counts none of these entries, and reads their pages."""
+    monkeypatch.setattr(claim_hints, "FAR", 10 * DEAD)
+    monkeypatch.setattr(claim_hints, "FAR_PAGES", 15)
+    monkeypatch.setattr(claim_hints, "LANE_PAGES", 5)
+    clock = ManualClock()
+    driver = PostgresDriver(dsn, clock=clock)
+    await driver.migrate()
+    yard = Yard(driver, clock)
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("ALTER TABLE taskharbor.ready SET (autovacuum_enabled = off)")
+    await yard.bury()
+    assert (await yard.claim(1)).searched  # past all of them: it marks them
+    assert (await yard.claim(1)).searched  # reads the pages again, and begins a trail
+    before = await pages_read(driver)
+    for _ in range(5):
+        assert (await yard.claim(1)).searched is False
+    assert await pages_read(driver) - before < 5 * 15
+    await connection.execute("VACUUM taskharbor.ready")
+    await connection.close()
+    clock.advance(1)
+    assert (await yard.claim(1)).searched
+    assert (await yard.claim(1)).searched  # it is near again, so every claim is a search
+    await driver.close()
 
 
 async def test_trail_ends_with_the_snapshot(bare: Yard) -> None:

@@ -1,10 +1,14 @@
 """Where the next claim begins to look, while the search for it is a far one.
 
-Claims delete rows. As long as an open transaction may still see them, the server cannot remove them, and a
-search for the first live row walks past every one. A claim that has walked far leaves a trail (see the function
-`claim_on_trail` in `migrations/0016_initial/4_claim.sql`); the next ones follow it, and search the whole of
-the queues every now and then for what lies beside it: a job that was handed back to its old place, one whose
-transaction committed late, a queue or a priority that was not there before.
+Claims delete rows. Until the server vacuums, their entries stay in the index, and a search for the first live row walks
+past every one. A claim that has walked far leaves a trail (see the function `claim_on_trail` in
+`migrations/0016_initial/4_claim.sql`); the next ones follow it, and search the whole of the queues every now and then
+for what lies beside it: a job that was handed back to its old place, one whose transaction committed late, a queue or a
+priority that was not there before.
+
+The function counts the dead entries that a search looks at, and leaves a trail if there are many. Once no transaction
+can see a row any more, the first search that meets its entry marks it, and later ones pass it without counting it. They
+still read its page. So the pages are counted here, and a claim after one that read many is told to leave a trail.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from taskharbor.clock import MICROS_PER_SECOND, Clock, from_micros
 from taskharbor.drivers.base import Claim, Claimed, ClaimRequest
 
 FAR = 20_000  # dead entries of the index that a search walks past: some ten milliseconds
+FAR_PAGES = 1_000  # of the index that a search reads: some milliseconds
+LANE_PAGES = 30  # a search reads no more for a queue and priority without dead entries
+JOBS_ON_A_PAGE = 50  # at least
 # Microseconds that a transaction may last after it has enqueued, and its jobs lie on the trail.
 LATE = 250_000
 SEARCH_SECONDS_MIN = 1.0  # from one search to the next
@@ -42,6 +49,7 @@ class SearchPlan(Struct, frozen=True):
     trail: str | None = None  # as the last claim gave it
     search: bool = True  # everywhere, not only on the trail
     many: bool = False  # there are probably many jobs to take at once: see `take_unlocked` in the same file
+    begins_trail: bool = False  # whatever it walks past
 
 
 class SearchReport(Struct, frozen=True):
@@ -50,6 +58,7 @@ class SearchReport(Struct, frozen=True):
     trail: str | None  # None: the search was not far
     searched: int  # microseconds
     many: bool = False
+    pages: int = 0  # of the index that it read
 
 
 _encode = msgspec.json.Encoder().encode
@@ -68,21 +77,22 @@ class ClaimHints:
         self._trails: dict[tuple[str, ...] | None, _Trail] = {}
         self._lanes: dict[tuple[str, int], None] = {}  # where jobs were found: the latest last
         self._many: set[tuple[str, ...] | None] = set()  # the queues whose last claim had many plain jobs
+        self._paged: set[tuple[str, ...] | None] = set()  # the queues whose last search read many pages
 
     def look(self, request: ClaimRequest) -> SearchPlan:
         if not _looks(request):
             return SearchPlan()
-        many = request.queues in self._many
+        many, paged = request.queues in self._many, request.queues in self._paged
         known = self._trails.get(request.queues)
         if known is None:
-            return SearchPlan(many=many)
+            return SearchPlan(many=many, begins_trail=paged)
         now = self._clock.monotonic()
         if now < known.search_at:
             return SearchPlan(known.trail, search=False, many=many)
         # Should it take longer than its answer is waited for, the trail is followed before it is tried again.
         known.searched *= 2
         known.search_at = now + _pause_after(known.searched)
-        return SearchPlan(known.trail, many=many)
+        return SearchPlan(known.trail, many=many, begins_trail=paged)
 
     def learn(
         self, request: ClaimRequest, look: SearchPlan, claim: Claim, seen: SearchReport | None
@@ -98,6 +108,13 @@ class ClaimHints:
             self._remember(claim.jobs[0])
             self._remember(claim.jobs[-1])
         trail = seen.trail
+        if look.search:
+            self._paged.discard(request.queues)
+            if self._read_many_pages(request, claim, seen):
+                if len(self._paged) < TRAILS_MAX:
+                    self._paged.add(request.queues)
+            elif look.begins_trail:
+                trail = None  # it is near again
         if trail is not None and look.trail is None:
             trail = self._begun(trail, request, claim.now)
         if trail is None:
@@ -117,6 +134,10 @@ class ClaimHints:
         search_due = claim.now + max(0, round((known.search_at - now) * MICROS_PER_SECOND))
         next_due = search_due if claim.next_due is None else min(claim.next_due, search_due)
         return replace(claim, next_due=next_due, searched=False)
+
+    def _read_many_pages(self, request: ClaimRequest, claim: Claim, seen: SearchReport) -> bool:
+        lanes = max(len(request.queues or ()), len(self._lanes))
+        return seen.pages >= FAR_PAGES + LANE_PAGES * lanes + len(claim.jobs) // JOBS_ON_A_PAGE
 
     def _remember(self, job: Claimed) -> None:
         lane = (job.queue, -job.priority)

@@ -42,7 +42,7 @@ async def claim(
         "claim", token, worker_of(token), request.lease, min(request.limit, LIMIT_MAX),
         None if request.queues is None else list(request.queues), min(request.once_limit, LIMIT_MAX),
         request.suspects, request.supervised, session.given_now, look.trail, look.search,
-        claim_hints.FAR, claim_hints.LATE,
+        0 if look.begins_trail else claim_hints.FAR, claim_hints.LATE,
         request.bytes_limit, request.max_losses, look.many,
         list(request.aside) or None, list(request.recall) or None,
     )  # fmt: skip
@@ -65,7 +65,7 @@ async def claim(
         now, expires_at, jobs, next_due, suspects_waiting, more=more, unreadable=tuple(aside),
         max_losses=request.max_losses, aside=tuple(rows[-1]["labels"]), holds=frozenset(rows[-1]["holds"]),
     )  # fmt: skip
-    return claim, SearchReport(trail, searched, many)
+    return claim, SearchReport(trail, searched, many, rows[-1]["pages"])
 
 
 def _jobs_in(row: asyncpg.Record) -> list[Claimed] | None:

@@ -1,5 +1,13 @@
+-- The claim, and how many pages of the order's index it read: those before it are counted first, since it asks for them.
 -- name: claim
-SELECT * FROM {schema}.claim_on_trail($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+SELECT c.*, pg_stat_get_xact_blocks_fetched(b.index) - b.pages AS pages
+FROM (
+    SELECT i.index, pg_stat_get_xact_blocks_fetched(i.index) AS pages
+    FROM (SELECT '{schema}.ready_pkey'::regclass::oid AS index) AS i OFFSET 0
+) AS b
+CROSS JOIN LATERAL {schema}.claim_on_trail(
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, CASE WHEN b.pages IS NOT NULL THEN $12::bigint END, $13, $14, $15, $16,
+    $17, $18) AS c
 
 -- name: lease
 SELECT coalesce($2::timestamptz, clock_timestamp()) AS now, l.expires_at, l.max_losses
