@@ -41,7 +41,9 @@ TestCoreWithSteps = conformance.suite(offering(Steps, Upkeep))
 def test_every_capability_is_listed() -> None:
     """The conformance suite skips the chapter of one that is not, on every store, and the reference leaves it out."""
     defined = {
-        each for each in vars(capabilities).values() if isinstance(each, type) and issubclass(each, Capability)
+        each
+        for each in vars(capabilities).values()
+        if isinstance(each, type) and issubclass(each, Capability)
     }
     assert defined - {Capability} == set(CAPABILITIES)
 

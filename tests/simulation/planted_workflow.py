@@ -152,7 +152,9 @@ def not_cancelled() -> Any:
     return mock.patch.object(Store, "cancel_dependants", return_value=None)
 
 
-@plant("a retried member does not restore the dependants that its failure cancelled", WorkflowWorld, "on_failure")
+@plant(
+    "a retried member does not restore the dependants that its failure cancelled", WorkflowWorld, "on_failure"
+)
 def not_restored() -> Any:
     return mock.patch.object(Store, "restore_dependants", return_value=None)
 
