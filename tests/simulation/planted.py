@@ -349,7 +349,7 @@ def timeout_by_wall_clock() -> Any:
     return mock.patch.object(run, "StoreTime", ByWallClock)
 
 
-@plant("the heart stops after its first failure")
+@plant("the heartbeat stops after its first failure")
 def heart_stops() -> Any:
     async def once(self: Any) -> None:
         with contextlib.suppress(StoreError):

@@ -86,7 +86,7 @@ def all_made_up() -> Any:
     return mock.patch.object(recurrence, "next_due", one_by_one)
 
 
-@plant("an occurrence that is too late is run all the same", HecticWorld, "misfire")
+@plant("an occurrence that is too late is run anyway", HecticWorld, "misfire")
 def late_ones_run() -> Any:
     return _both(
         mock.patch.object(executor, "is_missed", return_value=False),
@@ -99,7 +99,7 @@ def begun_ones_dropped() -> Any:
     return mock.patch.object(rearming, "has_begun", return_value=False)
 
 
-@plant("a settle does not heed that the schedule was changed", RecurringWorld, "")
+@plant("a settle ignores that the schedule was changed", RecurringWorld, "")
 def version_unheeded() -> Any:
     settle_one = settle._settle
 
@@ -123,7 +123,7 @@ def extra_consumes() -> Any:
     return mock.patch.object(recurrence.Run, "of", classmethod(ordinary))
 
 
-@plant("what was asked for while it ran is forgotten", RecurringWorld, "run now")
+@plant("a request to run now is forgotten if the schedule is running", RecurringWorld, "run now")
 def again_forgotten() -> Any:
     def once(armed: Any, transition: Any, options: Any) -> Any:
         asked = options.recurrence is not None and armed.occurrence is not None
@@ -147,7 +147,7 @@ def cancel_unheeded() -> Any:
     return mock.patch.object(settling, "cancel_wins", return_value=False)
 
 
-@plant("an operator's view of an earlier run is good enough", HecticWorld, "")
+@plant("an operator's verb that relies on an earlier run is not refused", HecticWorld, "")
 def stale_view() -> Any:
     return mock.patch.object(operating, "has_moved_on", return_value=False)
 

@@ -87,7 +87,7 @@ def session_not_awaited() -> Any:
 
 @plant
 def stale_page() -> Any:
-    """a dead child's page is believed as the last heartbeat read it"""
+    """the parent believes what the last heartbeat read from a dead child's shared memory"""
     leases = Reader.leases
 
     def remembered(self: Any) -> list[PublishedLease]:
@@ -102,13 +102,13 @@ def stale_page() -> Any:
 
 @plant
 def claim_under_way_forgotten() -> Any:
-    """the claim that a child was about to be answered is forgotten"""
+    """the claim whose answer had not yet reached the child is forgotten"""
     return mock.patch.object(Reader, "orphaned_leases", Reader.leases)
 
 
 @plant
 def first_lease_only() -> Any:
-    """of several leases of a dead child the first is settled"""
+    """of several leases of a dead child only the first is settled"""
     settle = crash_recovery.settle_orphaned_jobs
 
     async def partly(driver: Any, left: Any, *more: Any, **settings: Any) -> RecoveredJobs:
@@ -192,7 +192,7 @@ def never_restarted() -> Any:
 
 @plant
 def suspects_not_seen_to() -> Any:
-    """nobody executes suspects"""
+    """no worker executes suspects"""
     return mock.patch.object(Supervisor, "_start_suspect_runner", return_value=None)
 
 
@@ -264,13 +264,13 @@ def crowded_seat() -> Any:
 
 @plant
 def never_allowed_to_retire() -> Any:
-    """a child is never told that its predecessor is gone"""
+    """a child never learns that its predecessor is gone"""
     return mock.patch.object(ChildProcess, "allow_retirement", return_value=None)
 
 
 @plant
 def second_word_ends() -> Any:
-    """a child that is told to stop while it retires ends at once"""
+    """a child that gets a signal to stop while it retires ends at once"""
     stop = WorkerRun.stop
 
     def impatient(self: Any) -> None:
@@ -283,5 +283,5 @@ def second_word_ends() -> Any:
 
 @plant
 def orphan_ends_at_once() -> Any:
-    """a child that is told to stop, and then loses its supervisor, ends at once"""
+    """a child that gets a signal to stop, and then loses its supervisor, ends at once"""
     return mock.patch.object(Worker, "_leave", Worker.stop)

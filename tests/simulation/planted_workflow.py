@@ -29,7 +29,7 @@ def steps_forgotten() -> Any:
     return mock.patch.object(LeasedSteps, "read", nothing)
 
 
-@plant("a step gives what was executed, whatever is stored", StepsWorld, "step")
+@plant("a step returns what it computed, even if the store holds another value", StepsWorld, "step")
 def step_not_the_stored() -> Any:
     async def keep(self: Any, name: str, result: str) -> None:
         self._known[name] = StepRecord(result, self._execution.claimed.number)
@@ -62,7 +62,7 @@ def requeue_forgets() -> Any:
     return mock.patch.object(Store, "begin_new_run", forgetful)
 
 
-@plant("a sleep is over for whoever comes back", StepsWorld, "sleep")
+@plant("a sleep is over for the next attempt", StepsWorld, "sleep")
 def sleeps_short() -> Any:
     sleep = Steps._sleep
 
@@ -89,7 +89,7 @@ def losses_stay() -> Any:
 plant("a finalizer is released by the first of its group", WorkflowWorld, "")(released_early)
 
 
-@plant("the last two of a group that settle together release nobody", WorkflowWorld, "fan-in")
+@plant("the last two of a group that settle together release no dependant", WorkflowWorld, "fan-in")
 def nobody_released() -> Any:
     release = settle._release_dependants
     settle_all = settle.settle
@@ -147,17 +147,19 @@ def stored_in_part() -> Any:
     return mock.patch.object(enqueue, "enqueue_workflow", partly)
 
 
-@plant("those that end with a member wait for ever", WorkflowWorld, "on_failure")
+@plant("dependants that should end with a member wait without end", WorkflowWorld, "on_failure")
 def not_cancelled() -> Any:
     return mock.patch.object(Store, "cancel_dependants", return_value=None)
 
 
-@plant("a retried member does not restore those that its failure cancelled", WorkflowWorld, "on_failure")
+@plant(
+    "a retried member does not restore the dependants that its failure cancelled", WorkflowWorld, "on_failure"
+)
 def not_restored() -> Any:
     return mock.patch.object(Store, "restore_dependants", return_value=None)
 
 
-@plant("a retried job does not wait for those before it", WorkflowWorld, "")
+@plant("a retried job does not wait for the jobs that it depends on", WorkflowWorld, "")
 def does_not_wait() -> Any:
     new_run = operating.new_run
 
@@ -167,7 +169,7 @@ def does_not_wait() -> Any:
     return mock.patch.object(operating, "new_run", ready)
 
 
-@plant("nobody is told of a member's death", WorkflowWorld, "failure task")
+@plant("no failure task is added when a member dies", WorkflowWorld, "failure task")
 def no_failure_task() -> Any:
     async def untold(self: Any, transition: Any, job: Any, options: Any, declared: Any = None) -> Any:
         return transition
@@ -175,7 +177,7 @@ def no_failure_task() -> Any:
     return mock.patch.object(failure_tasks.FailureTasks, "added", untold)
 
 
-@plant("every death is told of", WorkflowWorld, "failure task")
+@plant("every death of a member adds another failure task", WorkflowWorld, "failure task")
 def told_too_often() -> Any:
     make = failure_tasks._job
 
@@ -187,7 +189,7 @@ def told_too_often() -> Any:
     return mock.patch.object(failure_tasks, "_job", each)
 
 
-@plant("to cancel a workflow leaves those that wait", WorkflowWorld, "cancel")
+@plant("cancelling a workflow leaves its waiting jobs", WorkflowWorld, "cancel")
 def waiting_not_cancelled() -> Any:
     cancel = operating._cancelled
 
@@ -202,7 +204,7 @@ def members_deleted() -> Any:
     return mock.patch.object(operate, "_is_of_unfinished_workflow", return_value=False)
 
 
-@plant("a workflow counts the dead among those that go on", WorkflowWorld, "workflow")
+@plant("a workflow counts dead members among those that still run", WorkflowWorld, "workflow")
 def dead_go_on() -> Any:
     record = reads.workflow_record
 

@@ -453,6 +453,7 @@ CAPABILITIES: tuple[type[Capability], ...] = (
     Groups,
     Holds,
     HandOver,
+    Ingest,
     Transactions,
     Copying,
 )

@@ -48,7 +48,7 @@ class Ingesting(Chapter):
         assert self.ingest(store, batch) == [Ingested(True, 3, store.now)]
         assert self.offsets(store, 0, 1) == {0: 3}
         [group] = batch.groups
-        assert list(store.claimed_ids(queues=["mail"])) == list(group.ids)
+        assert list(store.claimed_ids(queues=("mail",))) == list(group.ids)
         jobs = [store.job(job_id) for job_id in group.ids]
         assert [job.payload for job in jobs] == list(group.payloads)
         assert [job.meta for job in jobs] == list(group.metas)
