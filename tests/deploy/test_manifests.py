@@ -13,7 +13,7 @@ import click
 import yaml  # type: ignore[import-untyped]  # it says nothing of its types
 
 from taskharbor.cli import cli
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, blocks
 from tools.release import version
 
 DEPLOY = ROOT / "deploy"
@@ -135,3 +135,12 @@ def test_keda_scales_the_worker_by_the_slots_that_it_has() -> None:
     assert trigger["metadata"]["url"].startswith(
         f"http://{service['metadata']['name']}.taskharbor:{port['port']}/api/v1/autoscale?"
     )
+
+
+def test_the_guide_replaces_the_image_that_the_manifests_run() -> None:
+    guide = blocks(ROOT / "docs/howto/kubernetes.md")
+    (own,) = [yaml.safe_load(block.text) for block in guide if "kind: Kustomization" in block.text]
+    assert {image["name"] for image in own["images"]} == {
+        each["image"].partition(":")[0] for each in containers()
+    }
+    assert all((DEPLOY / folder / "kustomization.yaml").exists() for folder in own["resources"])

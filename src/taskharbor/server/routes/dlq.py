@@ -59,7 +59,7 @@ async def replay_dead_jobs(call: Call) -> JobDocument:
     examples={"one queue": {"queue": "mail"}},
 )
 async def requeue_all(call: Call) -> Requeued:
-    """Requeue every dead job that matches, except at_most_once jobs."""
+    """Requeue every dead job that matches, except at_most_once jobs that may have begun."""
     return Requeued.of(await call.harbor.dlq.arequeue_all(**given(call.body)))
 
 
