@@ -162,3 +162,16 @@ def test_the_command_names_files_without_their_folder() -> None:
 def test_an_unknown_section_is_refused(page: Page, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no section third: there are first, second"):
         published(page, tmp_path / "results.json", ["third"])
+
+
+def test_the_readme_quotes_the_published_figures() -> None:
+    page, readme = ((publish.ROOT / name).read_text("utf-8") for name in ("docs/benchmarks.md", "README.md"))
+    rates = [row.split(" | ") for row in page.splitlines() if row.startswith("| taskharbor postgres | ")]
+    [drained] = re.findall(r"drains\s+([\d,]+) jobs a second", readme)
+    assert any(drained == cell.split(" ")[0] for row in rates for cell in row)
+    ratios = page.partition("Taskharbor postgres, times better than")[2]
+    for times, library in re.findall(r"([\d.]+) times ([\w-]+) \(", readme):
+        tuned = " tuned" if library == "graphile-worker" else ""
+        [row] = re.findall(rf"(?mi)^\| {library}{tuned} \|.*$", ratios.partition("###")[0])
+        measured = float(row.split(" | ")[4].partition("x")[0])
+        assert float(times) == pytest.approx(measured, abs=0.051), library

@@ -127,7 +127,7 @@ def requeue_all(
 ) -> None:
     """Start a new run of every dead job that matches.
 
-    It skips at_most_once jobs: requeue them one by one, with --force.
+    It skips at_most_once jobs that may have been executed: requeue them one by one, with --force.
 
     With --brake a job requeues them, in slices of 1, 10, 100 and then 1,000. After each slice it waits until these
     jobs have succeeded or failed, and stops if more than the share failed again in the same way.

@@ -30,7 +30,7 @@ def queue() -> None:
 @queue.command("list")
 @with_session
 def list_queues(session: Session) -> None:
-    """List every queue that has unfinished jobs or is paused.
+    """List every queue that has ready, scheduled or running jobs, or is paused.
 
     \b
     Example:

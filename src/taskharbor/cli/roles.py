@@ -26,7 +26,8 @@ def roles(
 
     \b
     Example:
-      taskharbor roles --producer web --worker jobs --url postgresql://owner@host/db | psql
+      taskharbor roles --producer web --worker jobs --url postgresql://owner@host/db > grants.sql
+      psql postgresql://owner@host/db -f grants.sql
     """
     if not (producers or workers or admins):
         raise click.UsageError("give the database's roles: --producer ROLE, --worker ROLE, --admin ROLE")

@@ -84,7 +84,7 @@ def list_tokens(session: Session) -> None:
 @click.argument("token_id", metavar="ID")
 @with_session
 def revoke(session: Session, token_id: str) -> None:
-    """Revoke the token ID (see `token list`); servers refuse it within two seconds.
+    """Revoke the token ID (see `token list`); servers refuse it after about a second.
 
     \b
     Example:

@@ -72,8 +72,8 @@ class DeadLetters(Operator):
         """Enqueue a job that requeues the matching dead jobs in slices of 1, 10, 100 and then 1,000.
 
         After each slice it waits until all of its jobs have succeeded or failed once. If more than `brake` of them,
-        a share, failed with the fingerprint that they had died of, it stops by itself. It skips at_most_once jobs. It
-        runs on the queue of the newest of these jobs, unless `on_queue` names another.
+        a share, failed with the fingerprint that they had died of, it stops by itself. It skips at_most_once jobs
+        that may have been executed. It runs on the queue of the newest of these jobs, unless `on_queue` names another.
         """
         dead, share = dead_filter(filter, where), checked_brake(brake)
         Steps.of(self._driver)  # or refuse now what could not remember its slices
@@ -140,7 +140,7 @@ class DeadLetters(Operator):
         dry_run: bool = False,
         **where: Unpack[DeadWhere],
     ) -> int:
-        """Requeue every matching dead job except at_most_once ones; return how many.
+        """Requeue every matching dead job, except at_most_once ones that may have been executed; return how many.
 
         With `dry_run`, only count them.
         """

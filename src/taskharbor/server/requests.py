@@ -13,6 +13,7 @@ from taskharbor.rules.fingerprint import ERROR_SHOWN
 from taskharbor.rules.meta import ENTRIES_MAX
 from taskharbor.rules.replaying import BRAKE
 from taskharbor.rules.retry import MAX_ATTEMPTS
+from taskharbor.schedule import EXPRESSION_MAX
 from taskharbor.views.documents import Uuid
 from taskharbor.views.retry_documents import Retry
 from taskharbor.workflow.handle import WorkflowState
@@ -260,7 +261,7 @@ Expression = Annotated[
     str,
     Meta(
         min_length=1,
-        max_length=256,
+        max_length=EXPRESSION_MAX,
         description="Cron with 5 fields, or 6 with seconds first, or an interval such as `@every 30s`.",
         examples=["*/10 * * * * *"],
     ),
