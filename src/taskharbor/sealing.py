@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from taskharbor.codec import ENCODED, PAYLOAD_LIMIT, checked_name, counted, shorten
+from taskharbor.codec import ENCODED, PAYLOAD_LIMIT, SEALED_PREFIX, checked_name, counted, shorten
 from taskharbor.drivers.base import AlikeJobs
 from taskharbor.errors import ConfigurationError, PayloadError, PayloadTooLarge
 from taskharbor.records import JobRecord, NewJob, Progress
 
-SEALED_PREFIX = f'{{"{ENCODED}":'
 _encode = msgspec.json.encode
 
 
@@ -69,7 +68,13 @@ class Sealing:
             raise PayloadError(
                 f"the payload codec {self.name!r} must encode {what} as text without a NUL, not {shorten(data)}"
             )
-        sealed = _encode({ENCODED: self.name, "data": data})
+        try:
+            sealed = _encode({ENCODED: self.name, "data": data})
+        except UnicodeEncodeError as error:
+            raise PayloadError(
+                f"the payload codec {self.name!r} must encode {what} as valid text, and what it returned holds a lone "
+                "surrogate; turn bytes into text with base64"
+            ) from error
         if len(sealed) > limit:
             raise PayloadTooLarge(
                 f"{what} takes {counted(len(sealed), 'byte')} as the payload codec {self.name!r} encodes it, and the "

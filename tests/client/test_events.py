@@ -79,14 +79,15 @@ def test_an_async_subscriber_hears_of_synchronous_enqueues_too(harbor: Harbor):
     assert told(events).job_id == job.id
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
 def test_a_subscriber_that_fails_neither_fails_the_job_nor_the_next_subscriber(
-    harbor: Harbor, caplog: pytest.LogCaptureFixture
+    harbor: Harbor, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ):
     events: queue.Queue[Event] = queue.Queue()
 
     @harbor.on("enqueued")
     def fail(event: Event) -> None:
-        raise ValueError("not today")
+        raise error("not today")
 
     harbor.on("enqueued")(events.put)
     with caplog.at_level(logging.ERROR, logger="taskharbor.events"):

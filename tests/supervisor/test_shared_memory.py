@@ -72,6 +72,21 @@ def test_a_claim_without_an_answer_is_left_behind(both: Both):
     assert both.supervisor.orphaned_leases() == []
 
 
+def test_what_a_handler_wrote_over_costs_no_reader_anything(both: Both):
+    """A child that has written anywhere in its memory: its other jobs are known, and so are those of other children."""
+    spoilt, executions = both.claim(3)
+    whole, _ = both.claim(2)
+    [block] = spoilt.blocks
+    both.child.words[block + shared_memory.IDS] = -1
+    both.child.words[block + shared_memory.COUNT] = 2**40
+    found = {held.serial: held for held in both.supervisor.orphaned_leases()}
+    ids = [execution.claimed.id for execution in executions]
+    assert found[1].unbegun & set(ids) == set(ids[1:])
+    assert len(found[1].unbegun | found[1].begun.keys()) <= BLOCK_JOBS
+    assert len(found[2].unbegun) == 2
+    assert whole.blocks
+
+
 def test_a_lease_that_is_over_is_not_read_and_its_room_is_used_again(both: Both):
     room = both.child.room
     lease, executions = both.claim(500)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from enum import StrEnum
 from typing import Any, get_args
 
 import pytest
 
 from taskharbor import AttemptStatus, Delivery, EventName, Reason, State, WorkflowState, records
-from taskharbor.client import filters, options, schedule
-from taskharbor.client.declaring import Declaration
+from taskharbor.client import declaring, filters, options, schedule
 from taskharbor.telemetry.events import EVENT_NAMES
 from taskharbor.workflow.handle import WorkflowStateName
 
@@ -39,9 +37,8 @@ def test_the_keywords_of_a_bulk_operation_are_the_parts_of_a_filter():
     assert set(filters.CHECKS) == filters.FILTERS
 
 
-def test_the_options_of_a_declaration_are_its_parameters():
-    declared = set(inspect.signature(Declaration).parameters) - {"harbor", "options"}
-    assert declared == options.DECLARED_ONLY
+def test_each_option_of_a_declaration_has_a_default():
+    assert declaring.TASK_DEFAULTS.keys() | declaring.RECURRENCE_DEFAULTS.keys() == options.DECLARED_ONLY
 
 
 def test_what_a_schedule_can_be_given_is_what_it_takes():

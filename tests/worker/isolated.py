@@ -163,6 +163,12 @@ async def hang_async(begun: str, ended: str) -> None:
         raise
 
 
+def wait_for(begun: str, release: str) -> str:
+    tell(begun, str(os.getpid()))
+    wait_for_file(release)
+    return "done"
+
+
 def until_cancelled(ctx: Context, begun: str) -> str:
     tell(begun, str(os.getpid()))
     give_up_at = time.monotonic() + PATIENCE_SECONDS

@@ -20,6 +20,8 @@ from taskharbor.rules import policy
 from taskharbor.rules.policy import UNSETTLED_DELAY_MAX_SECONDS, UNSETTLED_MAX
 from taskharbor.telemetry.attempts import Reporter
 from taskharbor.worker.pipeline import committer
+from tests.worker import isolated
+from tests.worker.apart import apart
 from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
 
 
@@ -180,6 +182,35 @@ async def test_a_bug_in_deciding_about_one_outcome_costs_the_others_nothing(faul
         assert (await until_state(jobs[1], State.SCHEDULED)).attempts == 0
         await clock.jump(1)
         assert (await until_state(jobs[1], State.DEAD)).reason is Reason.EXHAUSTED
+
+
+@pytest.mark.parametrize("kind", ["async", "thread", "process"])
+async def test_a_bug_in_reading_how_a_handler_ended_costs_an_attempt_and_no_slot(
+    memory, monkeypatch, caplog, kind
+):
+    def bug(*_: object) -> None:
+        raise KeyError("a bug")
+
+    async def add_async(x: int) -> int:
+        await asyncio.sleep(0)
+        return x + 2
+
+    def add(x: int) -> int:
+        return x + 2
+
+    if kind == "process":
+        task = apart(memory, isolated.add)
+    else:
+        task = memory.task(name="add", max_attempts=1)(add if kind == "thread" else add_async)
+    job = await task.aenqueue(1)
+    async with working(memory, concurrency=1):
+        with monkeypatch.context() as patched:
+            for reader in ("outcome_of_return", "of_remote"):
+                patched.setattr(f"taskharbor.worker.pipeline.executor.outcomes.{reader}", bug)
+            await until_state(job, State.DEAD)
+        assert await soon((await task.aenqueue(2)).aresult()) == 4
+    assert [attempt.error for attempt in await attempts_of(job)] == ["KeyError: 'a bug'"]
+    assert f"Job {job.id} could not be executed" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["settled", "dependants"])

@@ -203,13 +203,14 @@ async def test_an_event_is_told_after_the_store_has_said_so(harbor):
     assert states == [State.SUCCEEDED]
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
-async def test_a_failing_subscriber_fails_nobody(harbor, caplog, sync):
+async def test_a_failing_subscriber_fails_nobody(harbor, caplog, sync, error):
     failed = threading.Event()
 
     def fail(event: Event) -> None:
         failed.set()
-        raise RuntimeError("subscriber broken")
+        raise error("subscriber broken")
 
     async def fail_async(event: Event) -> None:
         fail(event)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
+import logging
 import subprocess
 import sys
 import threading
@@ -15,8 +17,19 @@ import pytest
 from taskharbor import Harbor, Worker
 from taskharbor.errors import JobFailed
 from taskharbor.records import Reason, State
+from taskharbor.worker.handlers import threads
 from taskharbor.worker.handlers.outcomes import ERROR_MAX, TRACEBACK_MAX
-from tests.worker.stage import attempts_of, soon, statuses, the_job, until, working
+from tests.worker.conftest import STEADY
+from tests.worker.stage import (
+    PATIENCE_SECONDS,
+    attempts_of,
+    soon,
+    statuses,
+    the_job,
+    until,
+    until_state,
+    working,
+)
 
 
 async def test_an_async_handler_runs_on_the_loop_and_its_result_is_kept(harbor, drained):
@@ -55,6 +68,51 @@ async def test_sync_handlers_run_side_by_side_as_far_as_the_slots_reach(harbor):
     await Worker(harbor, concurrency=3).drain()
     for job in jobs:
         assert (await the_job(harbor, job)).state is State.SUCCEEDED
+
+
+def refusing_threads(monkeypatch: pytest.MonkeyPatch, refused: set[int]) -> None:
+    """Let the system have no thread left when these threads for handlers are started, counted from 1."""
+    start, numbers = threading.Thread.start, itertools.count(1)
+
+    def start_or_refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("taskharbor-handler-") and next(numbers) in refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+
+
+async def test_job_for_which_no_thread_can_be_started_fails_and_the_next_one_runs(memory, clock, monkeypatch):
+    refusing_threads(monkeypatch, {1})
+
+    @memory.task
+    def work() -> int:
+        return 1
+
+    async with working(memory, concurrency=1, retry=STEADY):
+        job = await work.aenqueue()
+        await until_state(job, State.SCHEDULED)
+        await clock.jump(1)
+        assert await soon(job.aresult()) == 1
+    assert await statuses(job) == ["failed", "succeeded"]
+    assert (await attempts_of(job))[0].error == "RuntimeError: can't start new thread"
+
+
+async def test_further_thread_that_cannot_be_started_is_tried_again(memory, monkeypatch, caplog):
+    refusing_threads(monkeypatch, {2, 3})
+    monkeypatch.setattr(threads, "GROW_AGAIN_SECONDS", 0.001)
+    both = threading.Barrier(2)
+
+    @memory.task
+    def meet() -> int:
+        return both.wait(PATIENCE_SECONDS)
+
+    jobs = await meet.aenqueue_many([{}, {}])
+    with caplog.at_level(logging.WARNING, "taskharbor.worker"):
+        async with working(memory, concurrency=2):
+            assert sorted([await soon(job.aresult()) for job in jobs]) == [0, 1]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["a further thread for handlers could not be started yet: can't start new thread"] * 2
 
 
 async def test_no_more_handlers_run_at_once_than_there_are_slots(harbor):
@@ -197,6 +255,23 @@ async def test_what_a_handler_raises_before_it_suspends_is_a_failure_too(memory,
     job = await raise_it.aenqueue()
     await soon(drained(memory))
     assert await statuses(job) == ["failed"]
+
+
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+async def test_groups_in_groups_are_a_failure_however_deep_they_are(memory, drained, sync):
+    def nest() -> None:
+        error: Exception = ValueError("the innermost")
+        for _ in range(2 * sys.getrecursionlimit()):
+            error = ExceptionGroup("around it", [error])
+        raise error
+
+    async def nest_async() -> None:
+        nest()
+
+    job = await memory.task(name="t", max_attempts=1)(nest if sync else nest_async).aenqueue()
+    await soon(drained(memory))
+    [attempt] = await attempts_of(job)
+    assert attempt.error == "ExceptionGroup: around it (1 sub-exception)"
 
 
 async def test_a_password_in_a_url_is_not_kept_with_the_error(harbor, drained):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from taskharbor.worker.handlers.isolation.running import CANCEL_PATIENCE_SECONDS
 from taskharbor.worker.pipeline.cancel_watch import LOOK_SECONDS
 from tests.worker import isolated
 from tests.worker.apart import apart, begun, done, is_alive
-from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
+from tests.worker.stage import (
+    PATIENCE_SECONDS,
+    attempts_of,
+    soon,
+    statuses,
+    the_job,
+    until,
+    until_state,
+    working,
+)
 
 # -- timeouts, cancellation, shutdown ------------------------------------------------------------
 
@@ -38,6 +48,31 @@ async def test_a_timeout_kills_the_process_and_frees_the_slot(memory, clock, tmp
     [attempt] = await attempts_of(job)
     assert str(attempt.status) == "timed_out"
     assert attempt.error == "TimeoutError: the attempt took longer than its timeout of 5 s"
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "middleware"])
+async def test_a_result_that_the_worker_reads_after_the_timeout_is_late(memory, clock, tmp_path, wrapped):
+    """The handler has returned in time, and the loop was too busy to hear of it."""
+    if wrapped:
+
+        @memory.middleware
+        async def around(ctx, call):
+            return await call()
+
+    release = tmp_path / "release"
+    task = apart(memory, isolated.wait_for, timeout=5)
+    job = await task.aenqueue(str(tmp_path / "begun"), str(release))
+    async with working(memory, concurrency=1) as worker:
+        await begun(tmp_path / "begun")
+        run: Any = worker._run
+        [process] = [execution.process for execution in run._pipeline.running]
+        await until(lambda: process._call.begun)
+        release.touch()
+        # Until the result is there; the loop has no turn in which it could be read.
+        assert select.select([process._socket], [], [], PATIENCE_SECONDS)[0]
+        clock.advance(5)
+        await until_state(job, State.DEAD)
+    assert await statuses(job) == ["timed_out"]
 
 
 async def test_the_time_a_process_takes_to_start_is_not_the_handlers(memory, clock, tmp_path):

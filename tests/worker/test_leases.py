@@ -12,8 +12,10 @@ from taskharbor.drivers.base import ClaimRequest
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import State
 from taskharbor.rules.policy import SURVIVED_LOSSES_MAX
+from taskharbor.telemetry.metrics import catalogue
+from taskharbor.telemetry.metrics.cells import PROCESS_METRICS
 from taskharbor.worker.pipeline.fetcher import AHEAD_MAX, BATCH_MAX
-from tests.worker.stage import attempts_of, soon, statuses, the_job, until, until_state, working
+from tests.worker.stage import attempts_of, said, soon, statuses, the_job, until, until_state, working
 
 
 async def test_heartbeats_keep_a_long_jobs_lease_alive(memory, clock):
@@ -341,6 +343,33 @@ async def test_a_log_line_says_that_a_lease_was_lost(faulty, store, clock, caplo
             worker.stop()
             await clock.jump(1)
     assert any("a lease expired before it was extended" in record.message for record in caplog.records)
+
+
+async def test_heartbeat_beside_the_settle_of_the_last_job_loses_no_lease(faulty, store, clock, caplog):
+    """The store has settled the job, and so forgotten its lease. The worker has not heard of it yet."""
+    settled, may_hear = asyncio.Event(), asyncio.Event()
+
+    async def hear_late() -> None:
+        settled.set()
+        await may_hear.wait()
+
+    @faulty.task
+    async def work() -> int:
+        return 1
+
+    store.after["settle"] = hear_late
+    job = await work.aenqueue()
+    with caplog.at_level(logging.WARNING, "taskharbor.worker"):
+        async with working(faulty, lease_seconds=3, metrics=True) as worker:
+            await soon(settled.wait())
+            extended = store.calls["extend"]
+            await clock.jump(1)
+            assert store.calls["extend"] > extended
+            may_hear.set()
+            assert await soon(job.aresult()) == 1
+            counted = worker._totals().snapshot().process
+    assert [said(record) for record in caplog.records] == []
+    assert counted[catalogue.offsets(PROCESS_METRICS)[catalogue.EXTENSIONS_REFUSED.name]] == 0
 
 
 async def test_what_was_claimed_ahead_and_cannot_begin_is_handed_back_to_others(memory, clock):

@@ -112,6 +112,17 @@ async def test_nothing_new_is_not_written(
     assert [row.figures.started for row in await rollups(memory)] == [1]
 
 
+async def test_worker_that_runs_again_writes_only_what_is_new(memory: Harbor):
+    @memory.task(name="send")
+    async def send() -> None: ...
+
+    worker = Worker(memory)
+    for _ in range(3):
+        await send.aenqueue()
+        await worker.drain()
+    assert [(row.task, row.figures.succeeded) for row in await rollups(memory)] == [("send", 3)]
+
+
 async def test_rows_of_several_workers_add_up(memory: Harbor, clock: ManualClock):
     for _ in range(3):
         meter = new_meter()

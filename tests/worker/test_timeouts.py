@@ -281,6 +281,56 @@ async def test_a_sync_handlers_slot_stays_occupied_until_it_really_ends(memory, 
     assert await statuses(job) == ["timed_out"]
 
 
+async def test_slot_stays_occupied_although_a_middleware_has_given_up_before(memory, clock):
+    """The handler's thread is cancelled a second time, by its own timeout, and does not end by that either."""
+    begun, release = threading.Event(), threading.Event()
+    give_up, has_given_up = asyncio.Event(), asyncio.Event()
+
+    @memory.task(timeout=5, max_attempts=1)
+    def deaf() -> None:
+        begun.set()
+        while not release.is_set():
+            try:
+                busy_until(release)
+            except Interruption:
+                continue  # it will not listen
+
+    @memory.task
+    def other() -> str:
+        return "mine"
+
+    @memory.middleware
+    async def impatient(ctx, call):
+        if ctx.job.task == other.name:
+            return await call()
+        async with asyncio.timeout(None) as scope:
+
+            async def watch() -> None:
+                await give_up.wait()
+                scope.reschedule(asyncio.get_running_loop().time())
+                asyncio.get_running_loop().call_soon(has_given_up.set)
+
+            watching = asyncio.create_task(watch())
+            try:
+                return await call()
+            finally:
+                await watching
+
+    job = await deaf.aenqueue()
+    async with working(memory, concurrency=1, lease_seconds=30):
+        await until(begun.is_set)
+        waiting = await other.aenqueue()
+        give_up.set()
+        await soon(has_given_up.wait())
+        await clock.jump(20)
+        assert (await the_job(memory, job)).state is State.RUNNING
+        assert (await the_job(memory, waiting)).state is State.READY
+        release.set()
+        await until_state(job, State.DEAD)
+        assert await soon(waiting.aresult()) == "mine"
+    assert await statuses(job) == ["timed_out"]
+
+
 async def test_an_interrupted_thread_serves_the_next_job_unharmed(memory, clock):
     never = threading.Event()
     begun = threading.Event()

@@ -250,10 +250,56 @@ async def test_result_that_cannot_be_encoded_ends_the_job(memory, drained):
     )
 
 
+async def test_codec_that_makes_no_text_of_it_ends_the_job(memory, drained):
+    class OfBytes(Turned):
+        def encode(self, text: str) -> str:
+            return b"\xff".decode(errors="surrogateescape") if "unfit" in text else super().encode(text)
+
+    harbor = Harbor(driver=memory.driver, payload_codec=OfBytes())
+
+    @harbor.task(name="work")
+    def work() -> str:
+        return "unfit"
+
+    with pytest.raises(
+        PayloadError, match="must encode the payload as valid text, and what it returned holds"
+    ):
+        await harbor.aenqueue("t", {"x": "unfit"})
+    job = await work.aenqueue()
+    await drained(harbor)
+    found = await job.arefresh()
+    assert (found.reason, "must encode the result as valid text" in (found.error or "")) == (
+        Reason.UNRECOVERABLE,
+        True,
+    )
+
+
 @pytest.mark.parametrize("codec", [object(), Turned, str, 5, type("Nameless", (Turned,), {"name": None})()])
 def test_what_is_no_codec_is_refused(codec: Any):
     with pytest.raises(ConfigurationError, match="payload_codec must have a name and the methods encode"):
         Harbor("memory://", payload_codec=codec)
+
+
+@pytest.mark.parametrize("where", ["result", "step", "progress"])
+async def test_what_looks_encoded_is_not_stored_as_it_is(sealed, drained, where):
+    """Such as the body of a request: the store would keep it in plain text, and nobody could read it."""
+    lookalike = {"taskharbor:codec": "turned", "data": SECRET}
+
+    @sealed.task(name="work", max_attempts=1)
+    async def work(ctx: Context) -> Any:
+        if where == "step":
+            await ctx.step("fetch", lambda: lookalike)
+        if where == "progress":
+            ctx.progress(0.5, value=lookalike)
+        return lookalike
+
+    job = await work.aenqueue()
+    await drained(sealed)
+    found = await job.arefresh()
+    assert found.state is State.DEAD
+    assert "cannot begin with the key 'taskharbor:codec'" in (found.error or "")
+    stored = await record(sealed, job.id)
+    assert (stored.result, stored.progress, await sealed.driver.steps(job.id)) == (None, None, {})
 
 
 def test_key_of_codecs_is_refused_in_a_payload():

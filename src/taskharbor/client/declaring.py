@@ -3,61 +3,55 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from taskharbor.client.options import (
     OWN_OPTIONS,
     TASK_OPTIONS,
-    EnqueueOptions,
+    TaskOptions,
     checked_options,
     refuse_unknown,
 )
-from taskharbor.client.task import Isolation, Task, default_name
+from taskharbor.client.task import Task, default_name
 from taskharbor.codec import agreeing, checked_name, shorten
 from taskharbor.context import Context
 from taskharbor.errors import ConfigurationError, PayloadError
-from taskharbor.records import Misfire, MisfireName, Recurrence
+from taskharbor.records import Recurrence
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-    from taskharbor.schedule import Schedule as Recurring
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+# What a declaration says of the task itself and of when it recurs, each with what holds if it is left out.
+TASK_DEFAULTS: dict[str, Any] = {
+    "name": None,
+    "aliases": (),
+    "parameter_aliases": None,
+    "raw": False,
+    "isolation": None,
+}
+RECURRENCE_DEFAULTS: dict[str, Any] = {
+    "schedule": None,
+    "timezone": "UTC",
+    "misfire": "run_once",
+    "misfire_grace": 60.0,
+    "dead_letter": False,
+}
+
+
 class Declaration:
     """`@harbor.task(…)` before it meets its function."""
 
-    def __init__(
-        self,
-        harbor: Harbor,
-        name: str | None = None,
-        aliases: Iterable[str] = (),
-        parameter_aliases: Mapping[str, str] | None = None,
-        raw: bool = False,
-        isolation: Isolation | None = None,
-        schedule: str | Recurring | None = None,
-        timezone: str = "UTC",
-        misfire: Misfire | MisfireName = "run_once",
-        misfire_grace: float = 60.0,
-        dead_letter: bool = False,
-        **options: Unpack[EnqueueOptions],
-    ) -> None:
+    def __init__(self, harbor: Harbor, /, **declared: Unpack[TaskOptions]) -> None:
+        options: dict[str, Any] = {**declared}
         self._harbor = harbor
-        self._recurs = {
-            "schedule": schedule,
-            "timezone": timezone,
-            "misfire": misfire,
-            "misfire_grace": misfire_grace,
-            "dead_letter": dead_letter,
-        }
-        self._name = name
-        self._aliases = _checked_aliases(aliases)
-        self._parameter_aliases = parameter_aliases
-        self._raw = raw
-        self._isolation = isolation
+        self._task = {name: options.pop(name, default) for name, default in TASK_DEFAULTS.items()}
+        self._task["aliases"] = _checked_aliases(self._task["aliases"])
+        self._recurs = {name: options.pop(name, default) for name, default in RECURRENCE_DEFAULTS.items()}
         self._options = options
         refuse_unknown(options.keys() - OWN_OPTIONS, TASK_OPTIONS)
         unfit = OWN_OPTIONS & options.keys()
@@ -66,7 +60,7 @@ class Declaration:
                 f"{', '.join(sorted(unfit))} {agreeing(len(unfit), 'belongs', 'belong')} to one job, not to a task; "
                 f"give {agreeing(len(unfit), 'it', 'them')} with .using(…)"
             )
-        checked_options(dict(options), declared=True)  # a wrong one raises where it was written
+        checked_options(options.copy(), declared=True)  # a wrong one raises where it was written
 
     @overload
     def __call__(
@@ -84,16 +78,10 @@ class Declaration:
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
         _refuse_unfit(function)
-        task: Task[Any, Any, Any, Any] = Task(
-            self._harbor,
-            function,
-            name=checked_name("task", self._name if self._name is not None else default_name(function)),
-            aliases=self._aliases,
-            parameter_aliases=self._parameter_aliases,
-            raw=self._raw,
-            isolation=self._isolation,
-            options=self._options,
-        )
+        name = self._task["name"]
+        checked = checked_name("task", default_name(function) if name is None else name)
+        given = {**self._task, "name": checked, "options": self._options}
+        task: Task[Any, Any, Any, Any] = Task(self._harbor, function, **given)
         task.recurrence = self._recurrence(task)
         self._harbor._register(task)
         return task
@@ -102,8 +90,7 @@ class Declaration:
         from taskharbor.schedule import EXAMPLES
 
         if self._recurs["schedule"] is None:
-            defaults = ("UTC", "run_once", 60.0, False)
-            if tuple(self._recurs.values())[1:] != defaults:
+            if self._recurs != RECURRENCE_DEFAULTS:
                 raise ConfigurationError(
                     f"{task.name} says how it recurs, but not when; give it a schedule, for example {EXAMPLES}"
                 )

@@ -18,6 +18,7 @@ from taskharbor.client.handle import Job
 from taskharbor.client.options import (
     FIRST_INSTANT,
     EnqueueOptions,
+    TaskOptions,
     checked_options,
     checked_retry_of_code,
     merged,
@@ -28,7 +29,7 @@ from taskharbor.client.options import (
 )
 from taskharbor.client.retention import Retention
 from taskharbor.client.sync_methods import sync_method
-from taskharbor.client.task import Isolation, Signature, Task
+from taskharbor.client.task import Signature, Task
 from taskharbor.client.transaction import Transaction, block_of, refuse_inside_transaction
 from taskharbor.clock import Clock, seconds_to_micros
 from taskharbor.codec import checked_name, counted, decode_result, encode_payload, shorten
@@ -36,7 +37,7 @@ from taskharbor.context import Context
 from taskharbor.drivers.base import AlikeJobs, Driver, Enqueued
 from taskharbor.errors import ConfigurationError
 from taskharbor.function_refs import forbid_during_import
-from taskharbor.records import JobRecord, Misfire, MisfireName, NewJob
+from taskharbor.records import JobRecord, NewJob
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.sealing import PayloadCodec, Sealing
 from taskharbor.telemetry.events import EventName, Events
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from taskharbor.client.workflows import Workflows
     from taskharbor.http.addresses import AllowList
     from taskharbor.integrations.lifespan import Inner, Lifespan
-    from taskharbor.schedule import Schedule as Recurring
     from taskharbor.server.auth import Authorize
     from taskharbor.streams.producer import Stream
     from taskharbor.telemetry.tracing import Tracing
@@ -243,21 +243,7 @@ class Harbor:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
     @overload
-    def task(
-        self,
-        *,
-        name: str | None = None,
-        aliases: Iterable[str] = (),
-        parameter_aliases: Mapping[str, str] | None = None,
-        raw: bool = False,
-        isolation: Isolation | None = None,
-        schedule: str | Recurring | None = None,
-        timezone: str = "UTC",
-        misfire: Misfire | MisfireName = "run_once",
-        misfire_grace: float = 60.0,
-        dead_letter: bool = False,
-        **options: Unpack[EnqueueOptions],
-    ) -> Declaration: ...
+    def task(self, **declared: Unpack[TaskOptions]) -> Declaration: ...
     def task(self, function: Any = None, /, **declared: Any) -> Any:  # type: ignore[misc]
         """Declare a function as the handler of a task; the options are the defaults of its jobs.
 

@@ -28,7 +28,9 @@ from taskharbor.rules.retry import RetryPolicy, resolve_max_attempts
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
-    from taskharbor.client.task import Signature
+    from taskharbor.client.task import Isolation, Signature
+    from taskharbor.records import Misfire, MisfireName
+    from taskharbor.schedule import Schedule
 
 TAGS_MAX = 32
 FIRST_INSTANT = to_micros(datetime.min.replace(tzinfo=UTC))
@@ -57,26 +59,28 @@ class EnqueueOptions(TypedDict, total=False):
     id: str | uuid.UUID | None
 
 
+class TaskOptions(EnqueueOptions, total=False):
+    """What `@harbor.task(…)` takes: what the task is, when it recurs, and the defaults of its jobs."""
+
+    name: str | None
+    aliases: Iterable[str]
+    parameter_aliases: Mapping[str, str] | None
+    raw: bool
+    isolation: Isolation | None
+    schedule: str | Schedule | None
+    timezone: str
+    misfire: Misfire | MisfireName
+    misfire_grace: float
+    dead_letter: bool
+
+
 OPTION_NAMES = frozenset(EnqueueOptions.__annotations__)
 # Options of a single job: a declaration cannot have them.
 OWN_OPTIONS = frozenset(
     {"run_at", "delay", "expires_at", "expires_in", "idempotency_key", "correlation_id", "id"}
 )
 # Options of a task: a single job cannot have them.
-DECLARED_ONLY = frozenset(
-    {
-        "name",
-        "aliases",
-        "parameter_aliases",
-        "raw",
-        "isolation",
-        "schedule",
-        "timezone",
-        "misfire",
-        "misfire_grace",
-        "dead_letter",
-    }
-)
+DECLARED_ONLY = frozenset(TaskOptions.__annotations__) - OPTION_NAMES
 TASK_OPTIONS = OPTION_NAMES - OWN_OPTIONS | DECLARED_ONLY
 
 # Names that other libraries use, by our name.

@@ -18,7 +18,9 @@ from taskharbor.errors import PayloadError, PayloadTooLarge
 PAYLOAD_LIMIT = 1_048_576  # bytes of UTF-8 JSON
 RESULT_LIMIT = 1_048_576  # bytes of UTF-8 JSON
 ENCODED = "taskharbor:codec"  # the key of what a payload codec has encoded
+SEALED_PREFIX = f'{{"{ENCODED}":'  # what begins so has been encoded
 
+_SEALED = SEALED_PREFIX.encode()
 _encode = msgspec.json.Encoder(enc_hook=encode_hook).encode
 
 
@@ -66,6 +68,12 @@ def encode_result(value: object, *, limit: int = RESULT_LIMIT, what: str = "the 
     if value is None:
         return "null"
     encoded = to_json(value, what, limit)
+    if encoded.startswith(
+        _SEALED
+    ):  # a store would keep it unencoded, and no reader could make anything of it
+        raise PayloadError(
+            f"{what} cannot begin with the key {ENCODED!r}: TaskHarbor's payload codecs use it"
+        )
     # NaN and the infinities are written as null, and keys such as 1 and "1" alike: look for them only where there is a
     # null or an object, and where what comes back is not the same.
     if b"{" in encoded or b"null" in encoded:

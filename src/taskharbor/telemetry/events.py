@@ -194,7 +194,7 @@ class Events:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:
-                logger.warning("an event was dropped: its subscribers are too far behind")
+                self._thread.count_dropped()
 
     async def drain(self, seconds: float) -> None:
         """Wait a while for subscribers on this loop to finish."""
@@ -238,13 +238,17 @@ class _SubscriberThread:
         try:
             self._queue.put_nowait((subscriber, event))
         except queue.Full:
-            self._dropped += 1
-            if self._dropped & (self._dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th … of them
-                _log(
-                    logging.WARNING,
-                    "events are dropped: subscribers are too far behind",
-                    {"dropped": self._dropped},
-                )
+            self.count_dropped()
+
+    def count_dropped(self) -> None:
+        """Count an event that its subscriber does not get; log the 1st, the 2nd, the 4th, the 8th of them and so on."""
+        self._dropped += 1
+        if self._dropped & (self._dropped - 1) == 0:
+            _log(
+                logging.WARNING,
+                "events are dropped: subscribers are too far behind",
+                {"dropped": self._dropped},
+            )
 
     @property
     def is_running(self) -> bool:
@@ -281,7 +285,7 @@ def _serve_subscribers(waiting: queue.Queue[tuple[Callable[[Event], Any], Event]
                 import asyncio
 
                 asyncio.run(_awaited(answer))
-        except Exception as error:  # noqa: BLE001 - a subscriber's own
+        except BaseException as error:  # noqa: BLE001 - a subscriber's own: a SystemExit would end this thread
             _log_failure(event, error)
 
 
@@ -292,16 +296,16 @@ async def _awaited(answer: Any) -> None:
 async def _call_async(subscriber: Callable[[Event], Any], event: Event) -> None:
     try:
         await subscriber(event)
-    except Exception as error:  # noqa: BLE001 - a subscriber's own
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a subscriber's own: a SystemExit would end the loop
         _log_failure(event, error)
 
 
-def _log_failure(event: Event, error: Exception) -> None:
+def _log_failure(event: Event, error: BaseException) -> None:
     fields = {"event": event.name, "job": event.job_id}
     _log(logging.ERROR, "a subscriber failed at {event} of Job {job}", fields, error)
 
 
-def _log(level: int, sentence: str, fields: dict[str, Any], error: Exception | None = None) -> None:
+def _log(level: int, sentence: str, fields: dict[str, Any], error: BaseException | None = None) -> None:
     from taskharbor.telemetry.logs import (
         log_line,
     )  # a producer whose subscribers do not fail starts without it

@@ -125,6 +125,7 @@ class WorkerRun:
             clock,
             meter=self._meter if worker.rollups else None,
             now=self._time.now,
+            since=None if self._meter is None else dict(self._meter.cells.jobs()),
         )
 
     def _new_executor(self, store: PatientStore, reporter: Reporter, recurring: Recurring) -> Executor:

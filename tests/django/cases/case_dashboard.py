@@ -7,11 +7,13 @@ import json
 import re
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 from shop import tasks
 
 from taskharbor.integrations.django import get_harbor
+from taskharbor.server.events import CLIENT_STREAMS_MAX
 
 PAGE = "/staff/jobs/"
 SAME_SITE = {"Origin": "http://testserver"}
@@ -140,3 +142,20 @@ def test_stream_is_refused_under_wsgi_and_goes_on_under_asgi(visitor):
             await stream.aclose()
 
     assert visitor._asked(first())
+
+
+def test_stream_that_was_never_read_gives_its_place_back(visitor):
+    """The visitor has left before Django began to send."""
+    if isinstance(visitor.client, Client):
+        return  # under WSGI there are no streams
+    visitor.sign_in("ana", is_staff=True)
+
+    async def come_and_leave() -> list[int]:
+        found = []
+        for _ in range(2 * CLIENT_STREAMS_MAX):
+            answer = await visitor.client.get(f"{PAGE}live")
+            found.append(answer.status_code)
+            await sync_to_async(answer.close)()
+        return found
+
+    assert visitor._asked(come_and_leave()) == [200] * (2 * CLIENT_STREAMS_MAX)

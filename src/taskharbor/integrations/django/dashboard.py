@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -164,19 +165,11 @@ class _Call:
                 text = "this server runs under WSGI, which has no room for streams of events: ask again instead\n"
                 return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
             lasts = True
-            return _with_headers(
-                StreamingHttpResponse(self._stream(running), status=start["status"]), headers
-            )
+            stream = _Stream(self._parts(running), partial(self._end_soon, running))
+            return _with_headers(StreamingHttpResponse(stream, status=start["status"]), headers)
         finally:
             if not lasts:
                 await self._end(running)
-
-    async def _stream(self, running: asyncio.Task[None]) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._parts(running):
-                yield part
-        finally:
-            await self._end(running)
 
     async def _parts(self, running: asyncio.Task[None]) -> AsyncIterator[bytes]:
         more = True
@@ -200,9 +193,12 @@ class _Call:
             waiting.cancel()
 
     async def _end(self, running: asyncio.Task[None]) -> None:
+        self._end_soon(running)
+        await asyncio.wait([running])
+
+    def _end_soon(self, running: asyncio.Task[None]) -> None:
         self._gone.set()
         running.cancel()
-        await asyncio.wait([running])
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
@@ -210,6 +206,33 @@ class _Call:
             return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
+
+
+class _Stream:
+    """An answer without an end. The application stops with its reader, even with one that never began to read.
+
+    Django calls `close`, from any thread, unless the visitor left while the answer was on its way through middleware:
+    then it drops the answer.
+    """
+
+    def __init__(self, parts: AsyncIterator[bytes], end: Callable[[], object]) -> None:
+        self._parts = parts
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> _Stream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._parts)
+
+    def close(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._end)
+        except RuntimeError:  # the loop is closed, and the application with it
+            pass
+
+    __del__ = close
 
 
 def _with_headers(response: Any, headers: list[tuple[str, str]]) -> Any:

@@ -101,11 +101,14 @@ def stop_in(execution: Execution, error: BaseException) -> StopReason | None:
 
 
 def _members(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _members(each)
-    else:
-        yield error
+    """Yield the errors in a group, of groups in it as well, however deep they are."""
+    found = [error]
+    while found:
+        each = found.pop()
+        if isinstance(each, BaseExceptionGroup):
+            found += reversed(each.exceptions)
+        else:
+            yield each
 
 
 def of_stop(

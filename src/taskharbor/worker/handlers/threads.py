@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+logger = logging.getLogger("taskharbor.worker")
+
 GROW_AFTER_SECONDS = 0.002  # calls that wait longer than this get another thread
+GROW_AGAIN_SECONDS = 1.0  # after a thread could not be started
 
 
 class Interruption(BaseException):
@@ -118,24 +122,32 @@ class HandlerThreads:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         call = Call(function, arguments, done, about)
+        is_first = not self._threads
+        if is_first:
+            self._add_thread()  # before the call is there to be taken: perhaps the system has no thread left
         self._calls.put(call)
-        if not self._threads:
-            self._add_thread()
-        elif self._growing is None and len(self._threads) < self._limit and not self._calls.empty():
+        if is_first or self._growing is not None:
+            return call
+        if len(self._threads) < self._limit and not self._calls.empty():
             self._growing = self._loop.call_later(GROW_AFTER_SECONDS, self._grow)
         return call
 
     def _grow(self) -> None:
         self._growing = None
-        for _ in range(min(self._calls.qsize(), self._limit - len(self._threads))):
-            self._add_thread()
+        try:
+            for _ in range(min(self._calls.qsize(), self._limit - len(self._threads))):
+                self._add_thread()
+        except RuntimeError as error:  # the system has no thread left; those that there are serve meanwhile
+            logger.warning("a further thread for handlers could not be started yet: %s", error)
+            assert self._loop is not None, "it has called this"
+            self._growing = self._loop.call_later(GROW_AGAIN_SECONDS, self._grow)
 
     def _add_thread(self) -> None:
         thread = threading.Thread(
             target=self._serve, name=f"taskharbor-handler-{len(self._threads) + 1}", daemon=True
         )
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:

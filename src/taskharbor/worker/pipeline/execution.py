@@ -81,6 +81,7 @@ class Execution(msgspec.Struct, eq=False):
     # Why the stored options cannot be read: a newer version of TaskHarbor may have written them.
     unreadable: str | None = None
     started_at: int | None = None
+    has_ended: bool = False  # its outcome is known, and is to be settled
     deadline: int | None = None  # when it times out; known once it has begun
     cell: int = 0  # where its begin and end are published; 0 without a supervisor
     asked_to_stop: frozenset[StopReason] = _UNASKED  # the reasons; replaced as a whole, since threads read it

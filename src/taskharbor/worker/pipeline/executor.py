@@ -203,11 +203,17 @@ class Executor:
                 self._processes.give_back(execution)
                 self._pipeline.end(execution, HandedBack())
             return True
+        self._end_unexecuted(execution, error)
+        return False
+
+    def _end_unexecuted(self, execution: Execution, error: BaseException) -> None:
+        """Settle as failed what could not be executed, through no fault of its handler's."""
         log_line(logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error)
         self._pipeline.running.pop(execution, None)
-        self._processes.give_back(execution)
+        if (slot := execution.slot) is not None:
+            execution.slot = slot.execution = None
+        self._let_go(execution)
         self._pipeline.end(execution, outcomes.of_failure(error))
-        return False
 
     def _begin(self, execution: Execution, slot: Slot, now: int) -> Coroutine[Any, Any, None] | None:
         """Begin the handler; return what is left to await, if it is async and has suspended."""
@@ -288,13 +294,7 @@ class Executor:
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         pipeline = self._pipeline
         del pipeline.running[execution]
-        if self._cells is not None and execution.started_at is not None:
-            self._cells[execution.cell] = -execution.started_at
-        if execution.timer is not None:
-            execution.timer.cancel()
-        if execution.process is not None:  # a middleware did not call the handler
-            self._processes.give_back(execution)
-        execution.release()
+        self._let_go(execution)
         if execution.harbor.sealing.codec is not None and isinstance(outcome, Succeeded):
             outcome = outcomes.sealed(outcome, execution.harbor.sealing)
         if execution.asked_to_stop and execution.is_lost:
@@ -303,6 +303,16 @@ class Executor:
             pipeline.end(execution, outcome)
         if not pipeline.claimed:
             pipeline.room.set()
+
+    def _let_go(self, execution: Execution) -> None:
+        """Free what an execution holds: its cell, its timer, its process."""
+        if self._cells is not None and execution.started_at is not None:
+            self._cells[execution.cell] = -execution.started_at
+        if execution.timer is not None:
+            execution.timer.cancel()
+        if execution.process is not None:  # a middleware did not call the handler
+            self._processes.give_back(execution)
+        execution.release()
 
     # -- async handlers --
 
@@ -412,11 +422,20 @@ class Executor:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
             call.interrupt()
-            await asyncio.wait([ended])  # the slot stays occupied until the handler has ended
+            await self._until_ended(ended)
             raise
         if call.error is not None:
             raise call.error
         return call.value
+
+    async def _until_ended(self, ending: asyncio.Future[Any]) -> None:
+        """Wait for a handler that was interrupted, however often this is cancelled: it occupies its slot until then."""
+        while not ending.done():
+            try:
+                await asyncio.wait([ending])
+            except asyncio.CancelledError:
+                if self._torn_down:
+                    raise
 
     # -- sync handlers --
 
@@ -429,19 +448,25 @@ class Executor:
 
     def _thread_ended(self, call: Call) -> None:
         execution = call.about
-        if call.error is not None:
-            outcome = outcomes.outcome_of_error(execution, call.error)
-        else:
-            outcome = self._outcome_of_value(execution, call.value)
-        self._ended(execution, outcome)
+        try:
+            if call.error is not None:
+                outcome = outcomes.outcome_of_error(execution, call.error)
+            else:
+                outcome = self._outcome_of_value(execution, call.value)
+            self._ended(execution, outcome)
+        except Exception as error:  # noqa: BLE001 - a job that never ends would keep its slot and its lease
+            self._end_unexecuted(execution, error)
 
     # -- handlers in processes --
 
     def _process_ended(self, execution: Execution, ended: Ended) -> None:
-        if isinstance(ended, Succeeded) and execution.is_late:
-            self._ended(execution, outcomes.of_timeout(execution))
-        else:
-            self._ended(execution, outcomes.of_remote(execution, ended))
+        try:
+            if isinstance(ended, Succeeded) and execution.is_late:
+                self._ended(execution, outcomes.of_timeout(execution))
+            else:
+                self._ended(execution, outcomes.of_remote(execution, ended))
+        except Exception as error:  # noqa: BLE001 - a job that never ends would keep its slot and its lease
+            self._end_unexecuted(execution, error)
         self.wake_a_slot()
 
     async def _value_from_process(self, execution: Execution) -> Any:
@@ -461,7 +486,7 @@ class Executor:
         except asyncio.CancelledError:  # for example by a timeout in the middleware
             if execution.end is not None:
                 execution.end("shutdown")
-            await asyncio.wait([ending])
+            await self._until_ended(ending)
             raise
         if isinstance(ended, Succeeded):
             return task.decode_result(ended.result)

@@ -144,8 +144,9 @@ class LeaseKeeper:
             lease.expires_at = extended.expires_at
             for job_id in extended.cancel_requested:
                 self._heed_cancel(lease, job_id)
-        elif lease.executions:  # otherwise its last job was settled just now
+        elif not all(execution.has_ended for execution in lease.executions.values()):
             self._lose(lease)
+        # Otherwise its last jobs are being settled, most likely as this was asked: the answer to that decides.
 
     def _heed_cancel(self, lease: HeldLease, job_id: str) -> None:
         execution = lease.executions.get(job_id)

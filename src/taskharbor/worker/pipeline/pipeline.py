@@ -99,6 +99,7 @@ class Pipeline:
             size = text_size(outcome.error) + text_size(outcome.traceback)
         if execution.children:
             size += sum(map(job_size, execution.children))
+        execution.has_ended = True
         self.ended.append((execution, outcome, size))
         self._held_bytes += size + len(execution.claimed.payload)
         if self._held_bytes > HELD_BYTES:

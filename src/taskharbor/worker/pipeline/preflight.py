@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from taskharbor.builtin_tasks import why_unknown
 from taskharbor.clock import MICROS_PER_SECOND
+from taskharbor.codec import SEALED_PREFIX
 from taskharbor.errors import PayloadError
 from taskharbor.records import Reason
 from taskharbor.rules.aside import held_by
@@ -24,7 +25,6 @@ from taskharbor.rules.outcome import (
     Unrunnable,
 )
 from taskharbor.rules.recurrence import is_missed
-from taskharbor.sealing import SEALED_PREFIX
 from taskharbor.worker.handlers.outcomes import outcome_of_unrunnable
 from taskharbor.worker.pipeline.execution import Execution
 

@@ -226,9 +226,10 @@ class Reader(_SharedMemory):
     def _read_block(self, block: int, serial: int, leases: dict[int, PublishedLease]) -> None:
         words = self.words
         count, alone, expires_at = words[block + COUNT : block + EXPIRES + 1].tolist()
+        count = min(max(count, 0), BLOCK_JOBS)  # a handler may have written anywhere before it crashed
         cells = words[block + CELLS : block + CELLS + count].tolist()
         start = (block + IDS) * WORD
-        ids = bytes(self._bytes[start : start + count * ID_BYTES]).decode("ascii")
+        ids = bytes(self._bytes[start : start + count * ID_BYTES]).decode("ascii", "replace")
         if words[block + SERIAL] != serial:
             return  # freed while we read, and perhaps taken again
         lease = leases.setdefault(serial, PublishedLease(serial, bool(alone)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from operator import sub
 
@@ -51,15 +51,26 @@ _NOTHING = [0] * JOB_WORDS
 
 
 class RollupWriter:
-    """Writes what one process counts with its meter, and nothing without one. `now` is the store's time."""
+    """Writes what one process counts with its meter, and nothing without one. `now` is the store's time.
 
-    def __init__(self, driver: Driver, clock: Clock, *, meter: Meter | None, now: Callable[[], int]) -> None:
+    A meter that an earlier run of the same worker has used has counted that run as well: `since` is how it stood then.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        clock: Clock,
+        *,
+        meter: Meter | None,
+        now: Callable[[], int],
+        since: Mapping[Pair, list[int]] | None = None,
+    ) -> None:
         self._driver = driver
         self._clock = clock
         self._meter = meter if Rollups.offered_by(driver) else None
         self._now = now
         self._read_until = now()  # all before it has been taken
-        self._words: dict[Pair, list[int]] = {}  # as they were read last
+        self._words = dict(since or {})  # as they were read last
         self._pending: dict[tuple[int, Pair], Figures] = {}
         self._folded_at = self._read_until
 
