@@ -19,7 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
-from taskharbor.streams.consumer import CONNECT_SECONDS, explained, is_incremental, passes
+from taskharbor.streams.client_errors import explained, passes
+from taskharbor.streams.consumer import CONNECT_SECONDS, is_incremental
 from taskharbor.streams.ends import Ends
 from taskharbor.streams.ingest_jobs import LogId, Made
 from taskharbor.telemetry.logs import log_line

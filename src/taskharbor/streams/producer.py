@@ -19,7 +19,7 @@ from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.records import DEFAULT_QUEUE, NewJob
 from taskharbor.rules.meta import read_meta
 from taskharbor.streams.brokers import Brokers
-from taskharbor.streams.consumer import explained
+from taskharbor.streams.client_errors import explained
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor

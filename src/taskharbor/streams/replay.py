@@ -21,7 +21,7 @@ from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.records import Delivery
 from taskharbor.rules.replaying import BRAKE, PENDING, SUCCEEDED, Tally, size_of
 from taskharbor.streams.brokers import ANSWER_SECONDS, Brokers
-from taskharbor.streams.consumer import explained, passes
+from taskharbor.streams.client_errors import explained, passes
 from taskharbor.streams.dead_letters import (
     DELIVERY_HEADER,
     ERROR_TYPE,

@@ -15,6 +15,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
+from taskharbor.streams.client_errors import explained, passes
 from taskharbor.streams.consumer import (
     AGAIN_SECONDS,
     AT_ONCE,
@@ -25,8 +26,6 @@ from taskharbor.streams.consumer import (
     ROOM_SECONDS,
     SEEK_LATER,
     assign,
-    explained,
-    passes,
 )
 from taskharbor.streams.ends import Ends
 from taskharbor.streams.topics.moves import Partition
