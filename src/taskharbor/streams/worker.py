@@ -377,7 +377,8 @@ class StreamWorker:
             partitions = self._ingester.partition_figures()[:PARTITIONS_SHOWN_MAX]
         elif self._source is not None:
             partitions = self._consumer.seen(self._source.partition_figures()[:PARTITIONS_SHOWN_MAX])
-        return StreamPresence(self.topic, self.group, tuple(partitions))
+        retries = self.retries if self._ingester is None else "ingest"
+        return StreamPresence(self.topic, self.group, tuple(partitions), retries)
 
     async def _report(self, record: Callable[[], None]) -> None:
         """Record now and then what the worker reads: which partitions, and how far it is behind."""
