@@ -45,8 +45,10 @@ async def note(ctx: Context, n: int) -> None:
     tell(n=n, at="begin", pid=os.getpid(), retry=ctx.retry_count)
     await asyncio.sleep(0.002)
     if n % 100 == 99:
+        tell(n=n, at="failed", pid=os.getpid(), retry=ctx.retry_count)
         raise ValueError("unavailable: poisonous" if how == "topics" else "validation error: poisonous")
     if n % 20 == 7 and ctx.retry_count == 0:
+        tell(n=n, at="failed", pid=os.getpid(), retry=0)
         raise TimeoutError("timeout: fails once")
     tell(n=n, at="end", pid=os.getpid(), retry=ctx.retry_count)
 
