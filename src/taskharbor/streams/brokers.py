@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, StreamError
+from taskharbor.streams.asking import AGAIN_SECONDS
 from taskharbor.streams.client_errors import explained, passes
-from taskharbor.streams.consumer import AGAIN_SECONDS
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")

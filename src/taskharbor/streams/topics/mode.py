@@ -101,16 +101,11 @@ def opened(
     source = TopicsSource(store, options, tiers, records, loop)
     committed = {"isolation.level": "read_committed"}
     watch = TopicWatch(brokers, options.topic)
-
-    def is_anew() -> bool:
-        # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
-        return watch.find() != topic_id or topic_id == options.topic
-
     consumers = [
         TopicsConsumer({**brokers.consumer_settings(group), **committed}, topics, source, *more)
         for group, topics, more in (
-            (options.group, [options.topic], [is_anew]),
-            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, []),
+            (options.group, [options.topic], (watch, topic_id)),
+            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, ()),
         )
     ]
     member = str(brokers.client_settings().get("group.instance.id", worker))

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from taskharbor.errors import StreamError
 from taskharbor.streams.client_errors import REFUSED, explained, passes
+from taskharbor.streams.client_log import MET
 from taskharbor.streams.topics.moves import Batch, Ledger, Move, Record
 from taskharbor.telemetry.logs import log_line
 
@@ -266,7 +267,7 @@ class Transactions:
         return False
 
     def _connected(self) -> Any:
-        producer = Producer(self._settings, logger=logger)
+        producer = Producer(self._settings, logger=MET)
         while True:
             try:
                 producer.init_transactions(ANSWER_SECONDS)
