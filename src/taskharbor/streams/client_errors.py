@@ -43,6 +43,10 @@ _PASSING_FOR_MEMBERS = frozenset(
         KafkaError.OFFSET_OUT_OF_RANGE,
     }
 )
+# There is no such topic.
+MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+CREATE_TOPIC = "create it, or start with --create-topic"
+CREATE_OWN_TOPIC = "create it, or leave out --no-create-topics"
 # A message that the brokers refuse with one of these would be refused again.
 REFUSED = frozenset(
     {
@@ -71,21 +75,25 @@ def is_refused(error: BaseException) -> bool:
     return isinstance(cause, KafkaException) and cause.args[0].code() in REFUSED
 
 
-def explained(error: Exception, topic: str, group: str | None = None) -> Exception:
-    """Say what to do about an error of the client."""
+def explained(
+    error: Exception, topic: str, group: str | None = None, *, if_missing: str = CREATE_TOPIC
+) -> Exception:
+    """Say what to do about an error of the client; `if_missing`, if there is no such topic."""
     if not isinstance(error, KafkaException):
         return error
     cause: Any = error.args[0]
-    advice = next((advice for codes, advice in _ADVICE.items() if cause.code() in codes), None)
-    said = f"topic {topic!r}: " if group is None else f"topic {topic!r}, group {group!r}: "
-    said += cause.str().rstrip(".")
-    told = StreamError(said if advice is None else f"{said}; {advice}")
+    if cause.code() in MISSING:
+        told = StreamError(f"topic {topic!r} is missing; {if_missing}")
+    else:
+        advice = next((advice for codes, advice in _ADVICE.items() if cause.code() in codes), None)
+        said = f"topic {topic!r}: " if group is None else f"topic {topic!r}, group {group!r}: "
+        said += cause.str().rstrip(".")
+        told = StreamError(said if advice is None else f"{said}; {advice}")
     told.__cause__ = error
     return told
 
 
 _ADVICE: dict[tuple[int, ...], str] = {
-    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC): "create it, or start with --create-topic",
     (
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,

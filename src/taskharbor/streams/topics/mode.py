@@ -10,6 +10,8 @@ from taskharbor.drivers.base import Driver
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import ConfigurationError
 from taskharbor.streams.brokers import Brokers, TopicWatch
+from taskharbor.streams.client_errors import CREATE_OWN_TOPIC
+from taskharbor.streams.topic_names import checked_topic
 from taskharbor.streams.topics.consumer import TopicsConsumer
 from taskharbor.streams.topics.records import Records
 from taskharbor.streams.topics.source import TopicsOptions, TopicsSource
@@ -20,7 +22,7 @@ TIER_SECONDS = 1.0
 RETRY_GROUP_SUFFIX = "-retry"  # of the group that reads the retry topics
 
 
-def check_options(*, dead_letter_topic: str | None, serves_retries: bool, order: str) -> None:
+def check_options(*, topic: str, dead_letter_topic: str | None, serves_retries: bool, order: str) -> None:
     """Refuse what cannot be kept without a store."""
     if order != "none":
         raise ConfigurationError(
@@ -36,6 +38,8 @@ def check_options(*, dead_letter_topic: str | None, serves_retries: bool, order:
             'retries="topics" has no queue that could be left to other workers: every member of the group reads the '
             "retry topics; leave serves_retries (--no-retries) out"
         )
+    for each in Tiers(topic).topics:
+        checked_topic(each, what="a retry topic")
 
 
 def transactional_id(group: str, topic: str, member: str) -> str:
@@ -52,7 +56,7 @@ def create_topics(brokers: Brokers, tiers: Tiers, dead_letter_topic: str, *, cre
     brokers.find_all(
         [*tiers.topics, dead_letter_topic],
         create=create,
-        instead="create it, or leave out --no-create-topics",
+        instead=CREATE_OWN_TOPIC,
     )
 
 
