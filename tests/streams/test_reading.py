@@ -65,9 +65,10 @@ class Hasty(confluent_kafka.Consumer):
     first = 15  # the message that was polled before
     set_back_to = 10
 
-    def subscribe(self, topics: Any, **callbacks: Any) -> None:
+    def subscribe(self, topics: Any, **callbacks: Any) -> None:  # type: ignore[override] # as it is called here
         self.callbacks = callbacks
-        self.polled, self.has_lost = -1, False
+        self.polled: int | None = None
+        self.has_lost = False
         super().subscribe(topics, **callbacks)
 
     def poll(self, timeout: float = -1) -> Any:
@@ -77,9 +78,9 @@ class Hasty(confluent_kafka.Consumer):
         return message
 
     def consume(self, *arguments: Any) -> Any:
-        if self.polled < self.first and not self.has_lost:
+        if self.polled != self.first and not self.has_lost:
             return []
-        if self.polled == self.first and not self.has_lost:
+        if not self.has_lost:
             self.has_lost = True
             partition = [TopicPartition(self.log.topic, 0)]
             self.callbacks["on_lost"](self, partition)
