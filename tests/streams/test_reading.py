@@ -24,6 +24,7 @@ from taskharbor.streams.offsets import AHEAD_MAX
 from taskharbor.streams.source import StreamSource
 from taskharbor.streams.taken import Taken
 from taskharbor.streams.topics import trails
+from taskharbor.streams.topics.consumer import TopicsConsumer
 from taskharbor.streams.topics.moves import FAR_AHEAD, Ledger
 from taskharbor.streams.topics.records import Records
 from tests.streams.log import QUICK_BEATS, Log, until
@@ -257,8 +258,8 @@ class Told:
     """What a consumer tells its listener."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[int, int | None]] = []
-        self.away: list[int] = []
+        self.given: list[tuple[Any, int | None]] = []
+        self.away: list[Any] = []
         self.taken_over: set[int] = set()
 
     def assigned(self, topic_id: str, partitions: Any) -> None:
@@ -276,6 +277,14 @@ class Told:
 
     def to_commit(self) -> list[Commit]:
         return [Commit(0, 8, "")]
+
+
+class TopicsTold(Told):
+    def assigned(self, partitions: Any) -> None:  # type: ignore[override] # what the other consumer tells
+        self.given += [(each.partition, each.committed) for each in partitions]
+
+    def forget(self, partitions: Any) -> None:
+        self.away += partitions
 
 
 class Watch:
@@ -367,6 +376,29 @@ def test_partition_that_leaves_is_not_taken_again():
     assert (client.seeks, told.given) == ([], [])
 
 
+def test_retrying_by_topics_a_topic_that_was_made_anew_is_read_from_its_begin():
+    client, told, watch = Client(), TopicsTold(), Watch()
+    config = {"partition.assignment.strategy": "cooperative-sticky"}
+    consumer = TopicsConsumer(config, ["t"], told, watch, "first")  # type: ignore[arg-type]
+    consumer._consumer = client
+    consumer._on_assign(client, [TopicPartition("t", 0)])
+    assert told.given == [(("t", 0), 7)]
+    watch.seen = "the one before"
+    consumer._read_elsewhere()
+    assert client.seeks == []
+    watch.id = watch.seen = "second"
+    client.refuses = 1
+    consumer._read_elsewhere()
+    assert (told.away, told.given[1:]) == ([("t", 0)], [])  # nothing of it is taken before the client can
+    consumer._read_elsewhere()
+    assert told.given[1:] == [(("t", 0), None)]
+    watch.id = "third"
+    consumer._on_assign(client, [TopicPartition("t", 1)])
+    assert told.given[2:] == [(("t", 1), None)]  # whatever the group has committed
+    consumer._read_elsewhere()
+    assert told.given[3:] == [(("t", 0), None)]
+
+
 def test_commit_whose_answer_names_no_partition_is_made_again():
     client = Client()
     consumer = consumer_of(client, Told(), Watch())
@@ -381,34 +413,36 @@ def test_commit_whose_answer_names_no_partition_is_made_again():
 # -- what is under way when partitions go and come -----------------------------------------------
 
 
-async def test_messages_that_have_not_begun_stay_in_the_log_when_their_partition_goes(
-    memory: Harbor, log: Log
-):
-    begun: list[int] = []
+def held_of(partition: int = 0) -> Any:
+    claimed = SimpleNamespace(id=f"job of {partition}")
+    return SimpleNamespace(place=Place(b"", "t", partition, 0, 0), claimed=claimed, size=1, token="")
 
-    @memory.task(name="stuck")
-    async def stuck(n: int) -> None:
-        begun.append(n)
-        await asyncio.sleep(3_600)
 
-    log.put_calls("stuck", range(40), partition=0)
-    options: dict[str, Any] = {"grace_seconds": 0.0, "revoke_seconds": 0.5, "serves_retries": False}
-    async with working(memory, log, concurrency=2, **options) as worker:
-        await until(lambda: len(begun) == 2)
-        await until(lambda: worker._source.figures()["in_flight"] == 40)
-        await worker._source.rebalances.revoked([0])
-        assert begun == [0, 1]
-        assert [job.payload["n"] for job in await memory.jobs.alist(limit=100)] in ([0, 1], [1, 0])
+def test_message_that_has_not_begun_when_its_partition_leaves_is_not_offered_again():
+    """It stays in the log for the next owner; the store gets only what a handler has begun."""
+    taken = Taken()
+    messages = [held_of(0), held_of(1)]
+    for each in messages:
+        taken.begin(each.place.partition, 0, ())
+        taken.add(each)
+    assert taken.next("token", 2, 10) == messages
+    taken.leave([0])
+    for each in messages:
+        taken.offer_again(each)
+    assert taken.of({0}) == []
+    assert taken.next("again", 2, 10) == [messages[1]]
+    taken.forget([0])
+    taken.begin(0, 0, ())
+    taken.add(messages[0])
+    assert taken.next("token", 2, 10) == [messages[0]]
+    taken.offer_again(messages[0])
+    assert taken.next("again", 2, 10) == [messages[0]]
 
 
 def test_message_that_came_again_is_not_let_go_with_the_one_before():
-    def held() -> Any:
-        claimed = SimpleNamespace(id="job")
-        return SimpleNamespace(place=Place(b"", "t", 0, 0, 0), claimed=claimed, size=1, token="")
-
     taken = Taken()
     taken.begin(0, 0, ())
-    before, again = held(), held()
+    before, again = held_of(), held_of()
     taken.add(before)
     assert taken.next("one", 1, 10) == [before]
     taken.forget([0])
@@ -416,7 +450,7 @@ def test_message_that_came_again_is_not_let_go_with_the_one_before():
     taken.add(again)
     taken.let_go(before)
     taken.offer_again(before)
-    assert taken.get("job") is again
+    assert taken.get(again.claimed.id) is again
     assert taken.next("two", 2, 10) == [again]
 
 
