@@ -32,23 +32,32 @@ class StreamReading(Struct, frozen=True):
     workers: list[str]
     partitions: list[PartitionReading]
     lag: int | None  # of all partitions that a worker has; None without one, or if that of one is not known
+    # Where failed messages are retried: in the `store`, in `topics`, or by the workers of the jobs that the messages
+    # become (`ingest`). `mixed` if its workers do not agree, None if none of them says it.
+    retries: str | None
+
+
+MIXED = "mixed"
 
 
 def readings_of(workers: Iterable[WorkerRecord]) -> list[StreamReading]:
     """Put together what the members of each group have recorded."""
-    found: dict[tuple[str, str], tuple[set[str], dict[int, PartitionReading]]] = {}
+    found: dict[tuple[str, str], tuple[set[str], dict[int, PartitionReading], set[str]]] = {}
     for worker in workers:
         if worker.stream is not None:
-            names, partitions = found.setdefault((worker.stream.topic, worker.stream.group), (set(), {}))
+            name = worker.stream.topic, worker.stream.group
+            names, partitions, retries = found.setdefault(name, (set(), {}, set()))
             names.add(worker.name)
+            if worker.stream.retries is not None:
+                retries.add(worker.stream.retries)
             for each in worker.stream.partitions:
                 known = partitions.get(each.partition)
                 # While a partition moves, two members may show it: the one that has read further has it.
                 if known is None or each.position >= known.position:
                     partitions[each.partition] = _reading(each, worker.name)
     return [
-        _stream(topic, group, names, [partitions[number] for number in sorted(partitions)])
-        for (topic, group), (names, partitions) in sorted(found.items())
+        _stream(topic, group, names, [partitions[number] for number in sorted(partitions)], retries)
+        for (topic, group), (names, partitions, retries) in sorted(found.items(), key=lambda each: each[0])
     ]
 
 
@@ -66,7 +75,10 @@ def _reading(each: StreamPartition, worker: str) -> PartitionReading:
     )
 
 
-def _stream(topic: str, group: str, workers: set[str], partitions: list[PartitionReading]) -> StreamReading:
+def _stream(
+    topic: str, group: str, workers: set[str], partitions: list[PartitionReading], retries: set[str]
+) -> StreamReading:
     lags = [each.lag for each in partitions]
     lag = None if not lags or None in lags else sum(each or 0 for each in lags)
-    return StreamReading(topic, group, f"stream:{topic}", sorted(workers), partitions, lag)
+    agreed = MIXED if len(retries) > 1 else next(iter(retries), None)
+    return StreamReading(topic, group, f"stream:{topic}", sorted(workers), partitions, lag, agreed)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -81,11 +81,27 @@ class Log:
         assert producer.flush(PATIENCE_SECONDS) == 0
 
     def committed(self) -> list[Any]:
-        """What the group has committed of each partition."""
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.group})
+        """What the group has committed of each partition. A transaction that is open is not waited for."""
+        return self.committed_by(
+            self.group, [TopicPartition(self.topic, number) for number in range(self.partitions)]
+        )
+
+    def committed_by(self, group: str, partitions: list[TopicPartition]) -> list[Any]:
+        settings = {"bootstrap.servers": self.bootstrap, "group.id": group}
+        consumer = Consumer({**settings, "isolation.level": "read_uncommitted"})
+        give_up_at = time.monotonic() + PATIENCE_SECONDS
         try:
-            asked = [TopicPartition(self.topic, number) for number in range(self.partitions)]
-            return consumer.committed(asked, timeout=PATIENCE_SECONDS)
+            while True:
+                try:
+                    known = consumer.committed(partitions, timeout=PATIENCE_SECONDS)
+                except KafkaException as error:
+                    # A broker that has just begun loads what it knows of groups.
+                    if not error.args[0].retriable() or time.monotonic() > give_up_at:
+                        raise
+                else:
+                    assert all(each.error is None for each in known), known
+                    return known
+                time.sleep(0.05)
         finally:
             consumer.close()
 

@@ -43,10 +43,13 @@ logging.getLogger("taskharbor.stream").addHandler(Losses())
 @harbor.task(name="note")
 async def note(ctx: Context, n: int) -> None:
     tell(n=n, at="begin", pid=os.getpid(), retry=ctx.retry_count)
-    await asyncio.sleep(0.002)
+    # Some are slow: at any moment, much is finished beyond the committed offset.
+    await asyncio.sleep(0.3 if n % 40 == 3 else 0.002)
     if n % 100 == 99:
+        tell(n=n, at="failed", pid=os.getpid(), retry=ctx.retry_count)
         raise ValueError("unavailable: poisonous" if how == "topics" else "validation error: poisonous")
     if n % 20 == 7 and ctx.retry_count == 0:
+        tell(n=n, at="failed", pid=os.getpid(), retry=0)
         raise TimeoutError("timeout: fails once")
     tell(n=n, at="end", pid=os.getpid(), retry=ctx.retry_count)
 

@@ -277,7 +277,7 @@ async def test_revoked_partition_is_given_up_in_time_while_the_store_is_away(
 
 
 def test_committed_offsets_are_asked_for_until_the_brokers_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("taskharbor.streams.consumer.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("taskharbor.streams.asking.AGAIN_SECONDS", 0.0)
 
     class Asked:
         answers: ClassVar[list[int]] = [KafkaError._TIMED_OUT, KafkaError.NOT_COORDINATOR]

@@ -59,9 +59,9 @@ def test_killed_members_lose_no_message_and_repeat_only_what_was_not_committed(c
     crew.wait_until(lambda: store.jobs.counts()["dead"] == MESSAGES // 100 and not _unfinished(store))
     crew.note_committed()
     # Every message that failed has its job with all of its attempts; the poisonous ones are dead.
-    dead = {job.payload["n"]: job for job in _jobs(store, "dead")}
+    dead = _by_message(_jobs(store, "dead"))
     assert sorted(dead) == list(range(99, MESSAGES, 100))
-    succeeded = {job.payload["n"]: job for job in _jobs(store, "succeeded")}
+    succeeded = _by_message(_jobs(store, "succeeded"))
     failed_once = {n for n in good if fails_once(n)}
     assert succeeded.keys() >= failed_once
     for n in failed_once:
@@ -81,6 +81,12 @@ def _stored(crew: Crew, store: Harbor) -> frozenset[int]:
     asked = HandOver.of(store.driver).handed_over(f"stream:{crew.log.topic}", "", "~", MESSAGES)
     places = (key.split(":")[-2:] for key in run_inline(asked))
     return frozenset(crew.message_at(int(partition), int(offset)) for partition, offset in places)
+
+
+def _by_message(jobs: list[Any]) -> dict[int, Any]:
+    found = {job.payload["n"]: job for job in jobs}
+    assert len(found) == len(jobs), "a message has two jobs"
+    return found
 
 
 def _jobs(store: Harbor, state: Any) -> list[Any]:

@@ -45,6 +45,7 @@ async def test_live_stream_workers_show_partitions_and_lag(
             await until(lambda: _shows(harbor, lag=6, ahead=5, committed=0))
             [stream] = await harbor.streams.alist()
             assert (stream.topic, stream.group, stream.workers) == (log.topic, log.group, [worker.name])
+            assert stream.retries == "store"
             first = stream.partitions[0]
             assert (first.committed, first.position, first.end, first.incomplete) == (0, 6, 6, 1)
             assert (first.worker, first.paused) == (worker.name, False)
@@ -56,6 +57,7 @@ async def test_live_stream_workers_show_partitions_and_lag(
             answer = await asyncio.to_thread(CliRunner().invoke, cli, ["streams", "--json", "--url", url])
             [shown] = json.loads(answer.stdout)["items"]
             assert (shown["lag"], shown["partitions"][0]["worker"]) == (6, worker.name)
+            assert shown["retries"] == "store"
             may_end.set()
             await until(lambda: _shows(harbor, lag=0, ahead=0))
             counted = worker._totals().snapshot().process
@@ -81,6 +83,7 @@ async def test_worker_that_retries_by_topics_shows_partitions_and_lag(
         log.put_calls("note", range(5), partition=0)
         async with working(harbor, log, retries="topics") as worker:
             await until(lambda: _shows(harbor, lag=5, ahead=4, committed=0, incomplete=1, worker=worker.name))
+            assert [each.retries for each in await harbor.streams.alist()] == ["topics"]
             may_end.set()
             await until(lambda: _shows(harbor, lag=0, ahead=0, committed=5, end=5))
 
@@ -106,6 +109,7 @@ async def test_worker_that_stores_messages_shows_partitions_and_lag(
         worker = StreamWorker(harbor, brokers=log.bootstrap, topic=log.topic, group=log.group, ingest=True)
         async with worker:
             await until(lambda: _shows(harbor, lag=0, committed=3, end=3, worker=worker.name))
+            assert [each.retries for each in await harbor.streams.alist()] == ["ingest"]
             may_store.clear()
             log.put_calls("note", range(3, 8), partition=0)
             await until(lambda: _shows(harbor, lag=5, committed=3, position=8, end=8, incomplete=5))
@@ -147,3 +151,17 @@ def test_members_of_a_group_are_put_together():
     assert [(each.partition, each.worker) for each in shop.partitions] == [(0, "one"), (1, "two")]
     assert shop.workers == ["one", "two"]
     assert shop.queue == "stream:tasks"
+
+
+def test_members_that_do_not_agree_where_messages_are_retried_are_mixed():
+    def worker(name: str, retries: str | None) -> WorkerRecord:
+        return WorkerRecord(name, "host", 1, 10, 0, stream=StreamPresence("tasks", "shop", retries=retries))
+
+    def retries_of(*retries: str | None) -> str | None:
+        [shop] = readings_of([worker(f"w{n}", each) for n, each in enumerate(retries)])
+        return shop.retries
+
+    assert retries_of("store", "store") == "store"
+    assert retries_of("store", "topics") == "mixed"
+    assert retries_of(None) is None  # of a version that did not say it
+    assert retries_of(None, "topics") == "topics"

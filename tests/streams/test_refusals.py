@@ -18,6 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are pu
 
 from taskharbor import Harbor, StreamError
 from taskharbor.streams import StreamWorker
+from taskharbor.streams.producer import Published
 from tests.run_broker import RunBroker
 from tests.streams.log import PATIENCE_SECONDS, Log, until
 from tests.streams.test_worker import working
@@ -124,6 +125,43 @@ async def test_worker_that_is_stopped_while_it_looks_for_brokers_ends(memory: Ha
     await until(lambda: worker._stopping is not None)
     worker.stop()
     await running  # without the error of brokers that do not answer
+
+
+@pytest.fixture
+def real_broker(broker: Broker) -> Broker:
+    if broker.is_mock:
+        pytest.skip("a mock creates every topic that is asked for")
+    return broker
+
+
+@pytest.mark.usefixtures("real_broker")
+async def test_publish_to_a_missing_topic_says_so_and_succeeds_once_it_is_there(memory: Harbor, log: Log):
+    @memory.task(name="note")
+    async def note(n: int) -> None: ...
+
+    topic = f"{log.topic}-missing"
+    stream = memory.stream(topic, brokers=log.bootstrap)
+    for _ in range(2):  # the client knows it by the second time
+        with pytest.raises(StreamError) as caught:
+            await stream.apublish(note.s(n=1))
+        assert str(caught.value) == (
+            f"topic {topic!r} is missing; create it, or start a worker of this topic with --create-topic, "
+            "and publish again"
+        )
+    log.create(topic, 1)
+
+    async def is_published() -> bool:
+        [told] = await asyncio.gather(stream.apublish(note.s(n=1)), return_exceptions=True)
+        return isinstance(told, Published) or "is missing" not in str(told)
+
+    await until(is_published)
+    assert (await stream.apublish(note.s(n=1))).topic == topic
+
+
+@pytest.mark.usefixtures("real_broker")
+async def test_dead_letter_topic_that_is_missing_has_an_advice_of_its_own(memory: Harbor, log: Log):
+    line = await refusal(memory, log, log.bootstrap, creates_own_topics=False)
+    assert line == f"topic '{log.topic}-dlq' is missing; create it, or leave out --no-create-topics"
 
 
 async def test_hostile_messages_hold_up_nothing(memory: Harbor, log: Log):

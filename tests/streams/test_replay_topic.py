@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from taskharbor import Harbor
+from taskharbor import Harbor, StreamError
 from taskharbor.cli import cli
 from taskharbor.streams import TopicReplay
 from tests.streams.log import Log, until
@@ -115,6 +115,39 @@ async def test_letter_with_springs_headers_goes_back_without_them(memory: Harbor
     assert (replayed.total, replayed.sent, replayed.skipped) == (3, 1, 2)
     [message] = await asyncio.to_thread(log.read, source, 1)
     assert [name for name, _ in message.headers()] == ["own", "taskharbor-replay"]
+
+
+def test_missing_dead_letter_topic_is_one_line_with_an_advice_that_the_command_can_follow(log: Log):
+    command = ["stream", "replay", "--from", f"{log.topic}-dead", "--brokers", log.bootstrap]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 1
+    [line] = done.output.splitlines()
+    assert line.startswith(
+        f"Error: topic '{log.topic}-dead' is missing; check its name: dead messages of TOPIC"
+    )
+    assert "--create-topic" not in line
+
+
+def test_letter_whose_own_topic_is_missing_is_named_and_stays(log: Log):
+    dead, gone = log.dead_letter_topic, f"{log.topic}-gone"
+    log.create(dead, 1)
+    log.topic = dead
+    log.put({"task": "note"}, headers={"kafka_dlt-original-topic": gone.encode()})
+    for _ in range(2):
+        with pytest.raises(StreamError, match=f"topic '{gone}' is missing; dead messages go back to it"):
+            replay_of(log).run()
+
+
+def replay_of(log: Log) -> TopicReplay:
+    return TopicReplay(log.bootstrap, log.topic, quiet_seconds=QUIET)
+
+
+def test_letter_without_a_topic_that_could_be_is_skipped(log: Log):
+    log.create(log.dead_letter_topic, 1)
+    log.topic = log.dead_letter_topic
+    log.put({"task": "note"}, headers={"kafka_dlt-original-topic": b"x y/!"})
+    replayed = replay_of(log).run()
+    assert (replayed.total, replayed.sent, replayed.skipped) == (1, 0, 1)
 
 
 def test_brake_that_is_no_share_is_refused():

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from tests.streams.log import PATIENCE_SECONDS, Log, until
-from tests.streams.test_topics_kills import all_of
+from tests.streams.test_topics_kills import all_of, retry_topics
 from tools.kafka_server import MOCK_LACKS, Broker
 
 MEMBER = Path(__file__).parent / "topics_kill_member.py"
@@ -57,10 +57,7 @@ async def test_record_and_offset_of_a_message_move_together_whenever_its_worker_
     # Each attempt was repeated until its transaction was committed, and not after that.
     executed = [json.loads(line) for line in executions.read_text().splitlines()]
     assert executed == [*[[0, 0]] * len(A_MOVE), *[[0, 1]] * len(A_MOVE), [1, 0]]
-    tiers = [
-        name for name in log.admin.list_topics(timeout=30).topics if name.startswith(f"{log.topic}-retry-")
-    ]
-    [retried] = [each for tier in tiers for each in all_of(log, tier)]
+    [retried] = [each for tier in retry_topics(log) for each in all_of(log, tier)]
     assert dict(retried.headers())["taskharbor-retry-attempts"] == b"1"
     assert _committed(log, retried) > retried.offset()
     [dead] = all_of(log, log.dead_letter_topic)
@@ -70,10 +67,6 @@ async def test_record_and_offset_of_a_message_move_together_whenever_its_worker_
 
 def _committed(log: Log, retried: Any) -> int:
     """How far the members have read the partition of a retry record."""
-    consumer: Any = Consumer({"bootstrap.servers": log.bootstrap, "group.id": f"{log.group}-retry"})
-    try:
-        asked = [TopicPartition(retried.topic(), retried.partition())]
-        [known] = consumer.committed(asked, timeout=PATIENCE_SECONDS)
-        return int(known.offset)
-    finally:
-        consumer.close()
+    asked = [TopicPartition(retried.topic(), retried.partition())]
+    [known] = log.committed_by(f"{log.group}-retry", asked)
+    return int(known.offset)

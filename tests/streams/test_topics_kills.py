@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+from taskharbor.streams.offsets import decode
 from tests.streams.crew import (
     MEMBERS,
     MESSAGES,
@@ -44,14 +45,9 @@ def test_killed_members_neither_lose_nor_double_a_message_that_moves(crew: Crew)
     good = {n for n in range(MESSAGES) if not is_poisonous(n)}
     crew.run(["steady", *[""] * (MEMBERS - 1)], random.Random(17))
     crew.wait_until(lambda: crew.ended >= good and crew.log.is_committed())
-    # Every poisonous message is dead, once, with all of its attempts.
-    dead: list[Any] = []
-
-    def are_dead() -> bool:
-        dead[:] = all_of(crew.log, crew.log.dead_letter_topic)
-        return len(dead) >= MESSAGES // 100
-
-    crew.wait_until(are_dead)
+    # Every poisonous message is dead, once, with all of its attempts, when nothing waits for another one any more.
+    crew.wait_until(lambda: are_executed(crew.log))
+    dead = all_of(crew.log, crew.log.dead_letter_topic)
     crew.note_committed()
     assert sorted(json.loads(each.value())["payload"]["n"] for each in dead) == list(range(99, MESSAGES, 100))
     for each in dead:
@@ -61,6 +57,25 @@ def test_killed_members_neither_lose_nor_double_a_message_that_moves(crew: Crew)
     # What failed once succeeded as its second attempt.
     assert {each.retry for each in crew.events if each.at == "end" and fails_once(each.n)} == {1}
     crew.check_repeats()
+
+
+def are_executed(log: Log) -> bool:
+    """Whether the members have finished with every record of the retry topics."""
+    records = [each for topic in retry_topics(log) for each in all_of(log, topic)]
+    places = {(each.topic(), each.partition()) for each in records}
+    known = log.committed_by(f"{log.group}-retry", [TopicPartition(*each) for each in sorted(places)])
+    finished = {(each.topic, each.partition): each for each in known}
+    return all(
+        each.offset() < of.offset or each.offset() in decode(of.offset, of.metadata)
+        for each in records
+        for of in [finished[each.topic(), each.partition()]]
+    )
+
+
+def retry_topics(log: Log) -> list[str]:
+    return [
+        name for name in log.admin.list_topics(timeout=30).topics if name.startswith(f"{log.topic}-retry-")
+    ]
 
 
 def all_of(log: Log, topic: str) -> list[Any]:

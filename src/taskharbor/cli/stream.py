@@ -137,6 +137,9 @@ def stream(
       taskharbor stream -A app:harbor --brokers localhost:9092 --group mailers --ingest
     """
     _require_client()
+    from taskharbor.streams.topic_names import checked_topic
+
+    checked_topic(topic)
     options = WorkOptions(**given)
     if ingest:
         _refuse_unused()

@@ -6,7 +6,18 @@ import click
 
 from taskharbor.cli.session import Session, with_session
 
-COLUMNS = ("TOPIC", "GROUP", "PARTITION", "LAG", "COMMITTED", "END", "INCOMPLETE", "PAUSED", "WORKER")
+COLUMNS = (
+    "TOPIC",
+    "GROUP",
+    "PARTITION",
+    "LAG",
+    "COMMITTED",
+    "END",
+    "INCOMPLETE",
+    "PAUSED",
+    "RETRIES",
+    "WORKER",
+)
 
 
 @click.command
@@ -36,13 +47,14 @@ def streams(session: Session) -> None:
             each.end,
             each.incomplete,
             each.paused,
+            stream.retries,
             each.worker,
         )
         for stream in found
         for each in stream.partitions
     ]
     idle = [
-        (stream.topic, stream.group, None, None, None, None, None, None, worker)
+        (stream.topic, stream.group, *[None] * 6, stream.retries, worker)
         for stream in found
         for worker in sorted(set(stream.workers) - {each.worker for each in stream.partitions})
     ]

@@ -411,10 +411,12 @@ class Harbor:
         try:
             from taskharbor.streams.brokers import Brokers
             from taskharbor.streams.producer import Stream
+            from taskharbor.streams.topic_names import checked_topic
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 "streams need the Kafka client; install it with: pip install 'taskharbor[kafka]'"
             ) from error
+        topic = checked_topic(topic)
         addresses = brokers if brokers is not None else os.environ.get("TASKHARBOR_BROKERS")
         if not addresses:
             raise ConfigurationError(

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, StreamError
-from taskharbor.streams.consumer import AGAIN_SECONDS, explained, passes
+from taskharbor.streams.asking import AGAIN_SECONDS
+from taskharbor.streams.client_errors import CREATE_TOPIC, explained, passes
+from taskharbor.streams.client_log import MET, ClientLog
 from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
@@ -27,6 +29,8 @@ PARTITIONS = 4  # of a topic that a worker creates
 # The client waits longer after each try to connect, by default for up to 10 s: as long as messages would wait after the
 # brokers are back.
 RECONNECT_MS_MAX = 2_000
+# How long a producer takes a missing topic for one that was just created and is not known to every broker.
+NEW_TOPIC_MS = 4_000
 MESSAGE_BYTES_MAX = 16 * 1_048_576  # that a producer sends: the brokers have a limit of their own
 
 # Older brokers cannot describe topics.
@@ -74,6 +78,7 @@ class Brokers:
     def producer_settings(self) -> dict[str, Any]:
         return {
             "linger.ms": 5,
+            "topic.metadata.propagation.max.ms": NEW_TOPIC_MS,
             "message.max.bytes": MESSAGE_BYTES_MAX,
             **self.client_settings(),
             "enable.idempotence": True,
@@ -81,26 +86,33 @@ class Brokers:
         }
 
     def topic(
-        self, name: str, *, create: bool = False, is_unwanted: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        *,
+        create: bool = False,
+        is_unwanted: Callable[[], bool] = lambda: False,
+        if_missing: str = CREATE_TOPIC,
     ) -> Topic:
         """Find a topic, or create it; `StreamError` if the brokers do not answer or the topic is missing.
 
-        Once the answer `is_unwanted`, it ends within a second, with the same error.
+        Once the answer `is_unwanted`, it ends within a second, with the same error. `if_missing` says what to do about
+        a topic that is missing.
         """
         try:
             errors: list[Any] = []
             settings = self.client_settings()
             settings["error_cb"] = errors.append
-            admin = AdminClient(settings, logger=logger)
+            log = ClientLog(has_met=False)
+            admin = AdminClient(settings, logger=log)
         except KafkaException as error:
             raise ConfigurationError(
                 f"a setting of the Kafka client is wrong: {error.args[0].str()}"
             ) from error
-        known = self._asked(admin, name, errors, is_unwanted)
+        known = self._asked(admin, name, errors, log, is_unwanted)
         found = known.topics[name]
         if found.error is not None:
             if found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART or not create:
-                raise explained(KafkaException(found.error), name)
+                raise explained(KafkaException(found.error), name, if_missing=if_missing)
             self._create(admin, name)
             return self._known_to_all(name, is_unwanted)
         return Topic(known.cluster_id or "", self._id_of(admin, name), len(found.partitions))
@@ -116,7 +128,9 @@ class Brokers:
                     raise
             time.sleep(CREATED_SECONDS)
 
-    def _asked(self, admin: Any, name: str, errors: list[Any], is_unwanted: Callable[[], bool]) -> Any:
+    def _asked(
+        self, admin: Any, name: str, errors: list[Any], log: ClientLog, is_unwanted: Callable[[], bool]
+    ) -> Any:
         """Ask for a topic until the brokers answer, in short slices, so that a worker can be stopped meanwhile."""
         give_up_at = time.monotonic() + ANSWER_SECONDS
         while True:
@@ -129,13 +143,13 @@ class Brokers:
                 if time.monotonic() < give_up_at and not is_unwanted() and passes(error.args[0]):
                     continue
                 raise StreamError(
-                    f"no broker answers at {self.addresses}: {error.args[0].str()}; "
+                    f"no broker answers at {self.addresses}: {error.args[0].str()}{log.because()}; "
                     "check the address and whether it runs"
                 ) from error
 
     def find_all(self, names: Sequence[str], *, create: bool, instead: str) -> None:
         """Find all of these topics, or create them; `instead` says what to do about one that is missing."""
-        admin = AdminClient(self.client_settings(), logger=logger)
+        admin = AdminClient(self.client_settings(), logger=MET)
         missing = self._missing(admin, names)
         if missing and not create:
             raise StreamError(f"topic {missing[0]!r} is missing; {instead}")
@@ -211,7 +225,7 @@ class TopicWatch:
     @property
     def _admin(self) -> Any:
         if self._client is None:
-            self._client = AdminClient(self._brokers.client_settings(), logger=logger)
+            self._client = AdminClient(self._brokers.client_settings(), logger=MET)
         return self._client
 
 

@@ -16,7 +16,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
-from taskharbor.errors import StreamError
+from taskharbor.streams.asking import until_answered
+from taskharbor.streams.client_errors import explained, passes, passes_for_member
+from taskharbor.streams.client_log import MET
 from taskharbor.streams.complaints import Complaint
 from taskharbor.streams.ends import Ends
 from taskharbor.telemetry.logs import log_line
@@ -31,51 +33,20 @@ ROOM_SECONDS = 0.002  # how often it looks for room while there is none
 PAUSE_AFTER_SECONDS = (
     1.0  # without room for this long, the partitions are paused: pausing at once costs far more
 )
-COMMIT_SECONDS = 5.0  # how long a commit that must be answered may take
 CONNECT_SECONDS = 10.0
-AGAIN_SECONDS = 0.5  # before a question that the brokers did not answer is asked again
 
 # Errors of a seek in a partition of which the client does not fetch just now.
-SEEK_LATER = frozenset({KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._TIMED_OUT})
+SEEK_LATER = frozenset(
+    {
+        KafkaError._STATE,
+        KafkaError._PREV_IN_PROGRESS,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._TIMED_OUT,
+    }
+)
 READ_AGAIN = (
     "messages of {topic}[{partition}] from before {offset} came, which this worker had behind it; "
     "it reads on from {offset}"
-)
-
-# Errors after which polling goes on: the client connects again by itself.
-_PASSING = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-        KafkaError._MSG_TIMED_OUT,
-        KafkaError._WAIT_COORD,
-        KafkaError._PARTITION_EOF,
-        KafkaError._MAX_POLL_EXCEEDED,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-    }
-)
-# What a member of a group meets on its way: the client joins again, and a topic that was deleted may come back.
-_PASSING_ONCE_JOINED = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError.INCONSISTENT_TOPIC_ID,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError.OFFSET_OUT_OF_RANGE,
-    }
 )
 
 
@@ -179,6 +150,11 @@ class PolledConsumer:
         self._paused: set[int] = set()
         self._held_back: set[int] = set()  # paused because the listener takes no more of them
         self._assigned: set[int] = set()
+        self._came: set[int] = set()  # since the last message was polled
+        # Partitions that are to be read from elsewhere, as soon as the client can: from their commits, or from the
+        # begin of another log. Nothing of them is taken before.
+        self._to_take_again: set[int] = set()
+        self._to_begin_anew: set[int] = set()
         self._in_flight: Sequence[Commit] = ()  # a commit that is not answered yet
         self._full_since: float | None = None
         self._next_commit = 0.0
@@ -218,7 +194,7 @@ class PolledConsumer:
 
     def _run(self) -> None:
         try:
-            self._consumer = Consumer({**self._config, "on_commit": self._on_commit}, logger=logger)
+            self._consumer = Consumer({**self._config, "on_commit": self._on_commit}, logger=MET)
             self._consumer.subscribe(
                 [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
@@ -248,22 +224,21 @@ class PolledConsumer:
             self._hold_back()
             self._commit()
             self._look_at_jumps()
-            for partition, position in self._listener.in_doubt():
-                if partition in self._assigned:
-                    self._look_into(partition, position)
-            if disowned := self._assigned.intersection(self._listener.disowned()):
-                self._take_again(sorted(disowned))
+            self._read_elsewhere()
             self._ends.look(self._consumer, [(self._topic, each) for each in self._assigned])
-            if self._assigned and (self._watch.look() or self._topic_id) != self._topic_id:
-                self._begin_anew(sorted(self._assigned))
 
     def _poll(self, room: int) -> list[Any]:
         """Wait for the first message, and take what else is there."""
         first = self._consumer.poll(min(POLL_SECONDS, self._commit_seconds))
         if first is None:
             return []
-        rest = self._consumer.consume(room - 1, 0) if room > 1 else []
-        return [each for each in (first, *rest) if each.error() is None or self._is_message(each)]
+        self._came.clear()
+        messages = [first, *(self._consumer.consume(room - 1, 0) if room > 1 else ())]
+        if first.partition() in self._came and first.error() is None:
+            # Its partition went away and came back during the second call: it is of the time before. Taken now, it
+            # would hide those between the commit and itself.
+            del messages[0]
+        return [each for each in messages if each.error() is None or self._is_message(each)]
 
     def _is_message(self, message: Any) -> bool:
         error = message.error()
@@ -278,7 +253,7 @@ class PolledConsumer:
     def _passes(self, error: Any) -> bool:
         if error.fatal():
             return False
-        return passes(error) or (self._has_joined and error.code() in _PASSING_ONCE_JOINED)
+        return passes_for_member(error) if self._has_joined else passes(error)
 
     def _look_at_jumps(self) -> None:
         """Log where messages were deleted before this worker had read them. (Compaction leaves gaps as well.)"""
@@ -297,6 +272,36 @@ class PolledConsumer:
                     },
                 )
 
+    def _read_elsewhere(self) -> None:
+        """Read on where the store or the log wants it, if that is not where the client reads."""
+        for partition, position in self._listener.in_doubt():
+            if partition in self._assigned:
+                self._look_into(partition, position)
+        self._to_take_again |= self._assigned.intersection(self._listener.disowned())
+        if self._to_take_again:
+            self._take_again(sorted(self._to_take_again))
+        if self._assigned and self._is_another_topic():
+            self._to_begin_anew |= self._assigned
+        if self._to_begin_anew:
+            self._begin_anew(sorted(self._to_begin_anew))
+
+    def _is_another_topic(self) -> bool:
+        seen = self._watch.look()
+        if seen is None or seen == self._topic_id:
+            return False
+        # The answer may be older than what was learned when partitions came: it is asked again.
+        return (self._answer(self._watch.find, "the id of {topic}") or self._topic_id) != self._topic_id
+
+    def _has_sought(self, partition: int, offset: int) -> bool:
+        """Let the client read on elsewhere; False if it cannot yet."""
+        try:
+            self._consumer.seek(TopicPartition(self._topic, partition, offset))
+        except KafkaException as error:
+            if error.args[0].code() not in SEEK_LATER:
+                raise
+            return False
+        return True
+
     def _look_into(self, partition: int, position: int) -> None:
         """Find out why an older message came, and go on: in a topic that was made anew, or where this one had been.
 
@@ -308,14 +313,15 @@ class PolledConsumer:
             end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
             # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
             is_anew = topic_id != self._topic_id or topic_id == self._topic or end < position
-            if not is_anew:
-                self._consumer.seek(place)
         except KafkaException as error:
-            if not self._passes(error.args[0]) and error.args[0].code() not in SEEK_LATER:
+            if not self._passes(error.args[0]):
                 raise
+            self._unread.failed(error.args[0].str(), {"topic": self._topic})
             return  # it is looked into again
         if is_anew:
             self._begin_anew([partition])
+            return
+        if not self._has_sought(partition, position):
             return
         self._listener.trust(partition)
         log_line(
@@ -329,31 +335,34 @@ class PolledConsumer:
         """Read partitions from their begin: the topic was deleted, and another one made under its name."""
         self._in_flight = ()
         self._listener.lost(partitions)
-        self._listener.assigned(self._read_topic_id(), [Assigned(each, None, None) for each in partitions])
-        for each in partitions:
-            self._consumer.seek(TopicPartition(self._topic, each, OFFSET_BEGINNING))
+        topic_id = self._read_topic_id()
+        self._to_begin_anew.update(partitions)
+        sought = [each for each in partitions if self._has_sought(each, OFFSET_BEGINNING)]
+        if not sought:
+            return
+        self._to_begin_anew.difference_update(sought)
+        self._to_take_again.difference_update(sought)
+        self._listener.assigned(topic_id, [Assigned(each, None, None) for each in sought])
         log_line(
             logger,
             logging.WARNING,
             "{topic} was made anew; its partitions {partitions} are read from their begin",
-            {"topic": self._topic, "partitions": sorted(partitions)},
+            {"topic": self._topic, "partitions": sought},
         )
 
     def _take_again(self, partitions: Sequence[int]) -> None:
         """Read partitions from their commits again, as if they had just come."""
         self._in_flight = ()
         asked = [TopicPartition(self._topic, each) for each in partitions]
-        given = self._read_committed(self._consumer, asked)
-        if not given:
-            return  # the worker stops
-        assigned = [
-            Assigned(each.partition, each.offset if each.offset >= 0 else None, each.metadata)
-            for each in given
+        known = self._read_committed(self._consumer, asked)
+        sought = [
+            each
+            for each in known
+            if self._has_sought(each.partition, each.offset if each.offset >= 0 else OFFSET_BEGINNING)
         ]
-        self._listener.assigned(self._read_topic_id(), assigned)
-        for each in assigned:
-            begin = OFFSET_BEGINNING if each.committed is None else each.committed
-            self._consumer.seek(TopicPartition(self._topic, each.partition, begin))
+        if sought:
+            self._to_take_again.difference_update(each.partition for each in sought)
+            self._listener.assigned(self._read_topic_id(), _as_assigned(sought))
 
     def _earliest(self, partition: int) -> int:
         """The earliest offset in the log, as the last answer of the broker said."""
@@ -413,7 +422,7 @@ class PolledConsumer:
     def _on_commit(self, error: Any, offsets: list[Any]) -> None:
         """Note what the broker has. The answer may be to a commit that a rebalance has overtaken."""
         answered = [Commit(each.partition, each.offset, each.metadata or "") for each in offsets]
-        if set(answered) >= set(self._in_flight):
+        if set(answered) >= set(self._in_flight) or not answered:
             self._in_flight = ()
         refused = [each for each in offsets if each.error is not None]
         if error is not None or refused:
@@ -448,15 +457,17 @@ class PolledConsumer:
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         known = self._read_committed(consumer, partitions)
-        given = [
-            Assigned(each.partition, each.offset if each.offset >= 0 else None, each.metadata)
-            for each in known
-        ]
-        if not given:
-            return  # the worker stops
-        self._listener.assigned(self._read_topic_id(), given)
+        if not known:
+            return  # the worker stops, or no partition came
+        topic_id = self._topic_id
+        if self._read_topic_id() != topic_id and topic_id:
+            # What the group has committed may be of the topic that was: a commit may come after its end.
+            known = [TopicPartition(self._topic, each.partition, OFFSET_BEGINNING) for each in known]
+        self._listener.assigned(self._topic_id, _as_assigned(known))
         assign(consumer, self._config, known)
-        self._assigned |= {each.partition for each in partitions}
+        came = {each.partition for each in partitions}
+        self._assigned |= came
+        self._came |= came
         self._has_joined = True
         log_line(
             logger,
@@ -478,27 +489,15 @@ class PolledConsumer:
 
     def _read_topic_id(self) -> str:
         """Ask for the topic's id."""
-        self._topic_id = self._answer(self._watch.find, "the id of {topic}") or self._topic_id
+        known = self._topic_id
+        self._topic_id = self._answer(self._watch.find, "the id of {topic}") or known
+        if known and self._topic_id != known:
+            self._to_begin_anew |= self._assigned  # what this worker has of the topic is of the one that was
         return self._topic_id
 
     def _answer(self, ask: Callable[[], T], what: str) -> T | None:
         """Ask until the brokers answer; None if the worker stops meanwhile."""
-        complaint = Complaint(
-            f"{what} cannot be read; the brokers are asked again: {{error}}",
-            f"{what} could be read after {{seconds}} s",
-        )
-        while not self._stopping.is_set():
-            try:
-                answer = ask()
-            except KafkaException as error:
-                if not self._passes(error.args[0]):
-                    raise
-                complaint.failed(error.args[0].str(), {"topic": self._topic})
-            else:
-                complaint.succeeded({"topic": self._topic})
-                return answer
-            self._stopping.wait(AGAIN_SECONDS)
-        return None
+        return until_answered(ask, what, self._topic, passes=self._passes, stopping=self._stopping)
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
         gone = [each.partition for each in partitions]
@@ -523,13 +522,19 @@ class PolledConsumer:
         if paused := (self._paused | self._held_back).intersection(gone):
             self._consumer.resume([TopicPartition(self._topic, each) for each in paused])
         self._assigned.difference_update(gone)
-        self._paused.difference_update(gone)
-        self._held_back.difference_update(gone)
+        for each in (self._paused, self._held_back, self._to_take_again, self._to_begin_anew):
+            each.difference_update(gone)
 
     def _leave(self) -> None:
         """Commit the rest. (Closing the consumer revokes its partitions.)"""
         self._in_flight = ()
         self._commit_now([each for each in self._listener.to_commit() if each.partition in self._assigned])
+
+
+def _as_assigned(known: Sequence[Any]) -> list[Assigned]:
+    return [
+        Assigned(each.partition, each.offset if each.offset >= 0 else None, each.metadata) for each in known
+    ]
 
 
 def is_incremental(config: Mapping[str, Any]) -> bool:
@@ -548,58 +553,3 @@ def assign(consumer: Any, config: Mapping[str, Any], partitions: Sequence[Any]) 
         consumer.incremental_assign(list(partitions))
     else:
         consumer.assign(list(partitions))
-
-
-def passes(error: Any) -> bool:
-    """Whether the same may succeed later, without anyone doing something about it."""
-    return error.code() in _PASSING or bool(error.retriable())
-
-
-def is_refused(error: BaseException) -> bool:
-    """Whether the brokers refused a message for what it is: it would be refused again."""
-    cause: Any = error.__cause__
-    return isinstance(cause, KafkaException) and cause.args[0].code() in (
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-    )
-
-
-def explained(error: Exception, topic: str, group: str | None = None) -> Exception:
-    """Say what to do about an error of the client."""
-    if not isinstance(error, KafkaException):
-        return error
-    cause: Any = error.args[0]
-    advice = next((advice for codes, advice in _ADVICE.items() if cause.code() in codes), None)
-    said = f"topic {topic!r}: " if group is None else f"topic {topic!r}, group {group!r}: "
-    said += cause.str().rstrip(".")
-    told = StreamError(said if advice is None else f"{said}; {advice}")
-    told.__cause__ = error
-    return told
-
-
-_ADVICE: dict[tuple[int, ...], str] = {
-    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC): "create it, or start with --create-topic",
-    (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    ): "this user may not: the operator of the brokers has to permit it to read the topic and to join the group",
-    (
-        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
-    ): "the group has members with another assignment strategy: stop them, or choose another group",
-    (
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.UNRELEASED_INSTANCE_ID,
-    ): "another process is the same static member: give each its own group.instance.id",
-    (
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError._UNSUPPORTED_FEATURE,
-    ): "these brokers do not have what a setting asks for, such as group.protocol=consumer: leave it out",
-    (
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-    ): "the brokers refuse these credentials",
-}

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from taskharbor.drivers.contract.handing_over import HandedOver
-from taskharbor.streams.consumer import is_refused
+from taskharbor.streams.client_errors import is_refused
 from taskharbor.streams.jobs import Held
 from taskharbor.streams.messages import Place, Unreadable
 from taskharbor.telemetry.logs import log_line

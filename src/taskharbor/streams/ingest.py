@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from confluent_kafka import KafkaException
 from msgspec.structs import replace
 
 from taskharbor.client.harbor import Harbor
@@ -19,7 +20,7 @@ from taskharbor.client.options import with_expiry
 from taskharbor.drivers.capabilities import Ingest
 from taskharbor.drivers.contract.ingesting import AlikeMessages, Ingested, MessageBatch
 from taskharbor.drivers.contract.reading import StreamPartition
-from taskharbor.errors import ConfigurationError
+from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.settle_batch import REFUSALS
 from taskharbor.streams.brokers import Brokers, TopicWatch
 from taskharbor.streams.first import Send, copied
@@ -115,8 +116,13 @@ class Ingester:
 
     # -- what the reader asks --
 
-    def _identify(self) -> LogId:
-        topic = self._brokers.topic(self._topic)
+    def _identify(self, is_unwanted: Callable[[], bool]) -> LogId:
+        try:
+            topic = self._brokers.topic(self._topic, is_unwanted=is_unwanted)
+        except StreamError as error:
+            if isinstance(error.__cause__, KafkaException):
+                raise error.__cause__ from error
+            raise
         return LogId.of(topic.cluster, self._topic, topic.id, self._group)
 
     async def _offsets(self, log: LogId, partitions: Sequence[int]) -> dict[int, int]:

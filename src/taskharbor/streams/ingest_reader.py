@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
-from taskharbor.streams.consumer import CONNECT_SECONDS, explained, is_incremental, passes
+from taskharbor.streams.asking import until_answered
+from taskharbor.streams.client_errors import explained, passes, passes_for_member
+from taskharbor.streams.client_log import MET
+from taskharbor.streams.consumer import CONNECT_SECONDS, SEEK_LATER, is_incremental
 from taskharbor.streams.ends import Ends
 from taskharbor.streams.ingest_jobs import LogId, Made
 from taskharbor.telemetry.logs import log_line
@@ -31,9 +35,7 @@ T = TypeVar("T")
 AT_ONCE = 1_000  # messages of one transaction
 POLL_SECONDS = 0.1
 COMMIT_SECONDS = 0.5  # between two commits to the brokers, which only tools that show the lag read
-AGAIN_SECONDS = 0.5
 QUEUED_KILOBYTES = 16_384  # that the client reads ahead
-_NOT_READY = (KafkaError._STATE, KafkaError._UNKNOWN_PARTITION, KafkaError._TIMED_OUT)  # for a seek, just now
 
 
 class Partition(Struct, eq=False):
@@ -57,7 +59,8 @@ class Taken(Struct):
 class Positions(Struct, frozen=True):
     """What the reader asks; each runs in the worker's loop and waits for the store."""
 
-    identify: Callable[[], LogId]  # asks the brokers, in the reader's thread
+    # Asks the brokers, in the reader's thread; KafkaException if they do not answer.
+    identify: Callable[[Callable[[], bool]], LogId]
     look: Callable[[], str | None]  # the topic's id, now and then; never waits
     stored: Callable[[LogId, Sequence[int]], Coroutine[Any, Any, dict[int, int]]]
     settled: Callable[[], Coroutine[Any, Any, None]]  # returns when nothing is being stored
@@ -90,6 +93,9 @@ class IngestReader:
         self._consumer: Any = None
         self._next_commit = 0.0
         self._new: set[int] = set()  # partitions that came during this poll
+        self._elsewhere: set[int] = set()  # partitions of which no more is read before it is known where
+        self._has_joined = False  # partitions came to it at least once
+        self._log: LogId | None = None  # of the partitions that came last
         self._ends = Ends()
         self.partitions: dict[int, Partition] = {}
 
@@ -133,11 +139,12 @@ class IngestReader:
 
     def _read(self) -> list[Taken]:
         if self._consumer is None:
-            self._consumer = Consumer(self._config, logger=logger)
+            self._consumer = Consumer(self._config, logger=MET)
             self._consumer.subscribe(
                 [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
         self._notice_new_topic()
+        self._begin_elsewhere()
         self._seek()
         self._commit_now_and_then()
         self._ends.look(self._consumer, [(self._topic, each) for each in self.partitions])
@@ -155,6 +162,8 @@ class IngestReader:
     def _taken(self, number: int, messages: list[Any]) -> Taken | None:
         partition = self.partitions.get(number)
         if partition is None:
+            return None
+        if number in self._elsewhere:
             return None
         if number in self._new:
             # Some of these may be from before it came, when it stood elsewhere. It begins again at its position.
@@ -174,23 +183,27 @@ class IngestReader:
         if error is None:
             return True
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            partition = self.partitions.get(message.partition())
-            if partition is not None:
-                self._begin_elsewhere(partition)
+            if message.partition() in self.partitions:
+                self._elsewhere.add(message.partition())
             return False
-        if error.fatal() or not passes(error):
+        if not self._passes(error):
             raise KafkaException(error)
         if error.code() != KafkaError._PARTITION_EOF:
             self._say(logging.WARNING, "the broker cannot be read from: {error}", error=str(error))
         return False
 
+    def _passes(self, error: Any) -> bool:
+        if error.fatal():
+            return False
+        return passes_for_member(error) if self._has_joined else passes(error)
+
     def _notice_new_topic(self) -> None:
         """Begin again in a topic that was deleted and made anew: the client goes on in it without a sign."""
         topic_id = self._positions.look()
         if topic_id is not None:
-            for partition in self.partitions.values():
-                if partition.log.topic_id != topic_id:
-                    self._begin_elsewhere(partition)
+            self._elsewhere |= {
+                number for number, each in self.partitions.items() if each.log.topic_id != topic_id
+            }
 
     def _seek(self) -> None:
         for partition in self.partitions.values():
@@ -198,7 +211,7 @@ class IngestReader:
                 try:
                     self._consumer.seek(TopicPartition(self._topic, partition.number, partition.seek_to))
                 except KafkaException as error:
-                    if error.args[0].code() not in _NOT_READY:
+                    if error.args[0].code() not in SEEK_LATER:
                         raise
                 else:
                     partition.position, partition.seek_to = partition.seek_to, None
@@ -207,18 +220,23 @@ class IngestReader:
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         numbers = [each.partition for each in partitions]
-        log = self._positions.identify()
-        stored = self._ask(lambda: self._positions.stored(log, numbers))
-        if stored is None:
+        log = self._identified()
+        stored = None if log is None else self._ask(partial(self._positions.stored, log, numbers))
+        if log is None or stored is None:
             return  # the worker ends
         unknown = [each for each in partitions if each.partition not in stored]
-        begins_at = stored | self._begins(consumer, unknown)
+        # What the group has committed may be of the topic that was: a commit may come after its end.
+        is_anew = self._log is not None and self._log.name != log.name
+        begins_at = stored | self._begins(consumer, unknown, is_anew=is_anew)
         if begins_at.keys() < set(numbers):
             return  # the worker ends
+        self._log = log
         for number in numbers:
             self.partitions[number] = Partition(number, log, stored.get(number), begins_at[number])
         self._new.update(numbers)
+        self._elsewhere.difference_update(numbers)
         self._assign(consumer, numbers)
+        self._has_joined = True
         self._say(logging.INFO, "partitions of {topic} came to this worker: {partitions}", partitions=numbers)
 
     def _assign(self, consumer: Any, numbers: Sequence[int]) -> None:
@@ -231,41 +249,57 @@ class IngestReader:
         else:
             consumer.assign(begins)
 
-    def _begins(self, consumer: Any, partitions: list[Any]) -> dict[int, int]:
+    def _begins(self, consumer: Any, partitions: list[Any], *, is_anew: bool) -> dict[int, int]:
         """Where partitions begin that the store does not know: where the group is, if another mode has read them."""
-        begins: dict[int, int] = {}
-        while len(begins) < len(partitions) and not self._stopping.is_set():
-            try:
-                for each in consumer.committed(partitions, timeout=CONNECT_SECONDS):
-                    if each.error is not None:
-                        raise KafkaException(each.error)
-                    begins[each.partition] = each.offset if each.offset >= 0 else self._edge(consumer, each)
-            except KafkaException as raised:
-                begins = {}
-                error = raised.args[0]
-                if error.fatal() or not passes(error):
-                    raise
-                told = "the committed offsets of {topic} cannot be read; they are asked for again: {error}"
-                self._say(logging.WARNING, told, error=str(error))
-                self._stopping.wait(AGAIN_SECONDS)
-        return begins
 
-    def _edge(self, consumer: Any, partition: Any) -> int:
+        def ask() -> dict[int, int]:
+            begins: dict[int, int] = {}
+            for each in consumer.committed(partitions, timeout=CONNECT_SECONDS):
+                if each.error is not None:
+                    raise KafkaException(each.error)
+                number, is_known = each.partition, each.offset >= 0 and not is_anew
+                begins[number] = each.offset if is_known else self._edge(consumer, each, is_anew=is_anew)
+            return begins
+
+        return (self._answer(ask, "the committed offsets of {topic}") or {}) if partitions else {}
+
+    def _identified(self) -> LogId | None:
+        """Ask which log the topic is; None if the worker ends meanwhile."""
+        return self._answer(lambda: self._positions.identify(self._stopping.is_set), "the id of {topic}")
+
+    def _answer(self, ask: Callable[[], T], what: str) -> T | None:
+        """Ask until the brokers answer; None if the worker ends meanwhile."""
+        return until_answered(ask, what, self._topic, passes=self._passes, stopping=self._stopping)
+
+    def _edge(self, consumer: Any, partition: Any, *, is_anew: bool) -> int:
         low, high = consumer.get_watermark_offsets(partition, timeout=CONNECT_SECONDS)
-        return int(high if self._begins_at_end else low)
+        return int(high if self._begins_at_end and not is_anew else low)
 
-    def _begin_elsewhere(self, partition: Partition) -> None:
+    def _begin_elsewhere(self) -> None:
         """Go on where the log has messages: it no longer has, or does not have yet, those at the stored offset."""
-        log = self._positions.identify()
-        if log.name != partition.log.name:  # the topic was made anew
-            known = self._ask(lambda: self._positions.stored(log, [partition.number])) or {}
-            partition.log, partition.stored = log, known.get(partition.number)
-            partition.position = partition.stored or 0
-        place = TopicPartition(self._topic, partition.number)
+        for number in sorted(self._elsewhere & self.partitions.keys()):
+            partition = self.partitions[number]
+            log = self._identified()
+            edges = self._answer(partial(self._edges, number), "the ends of {topic}")
+            if log is None or edges is None:
+                return  # the worker ends
+            self._begin_between(partition, log, *edges)
+        self._elsewhere.clear()
+
+    def _edges(self, number: int) -> tuple[int, int]:
+        place = TopicPartition(self._topic, number)
         low, high = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)
+        return low, high
+
+    def _begin_between(self, partition: Partition, log: LogId, low: int, high: int) -> None:
+        place = TopicPartition(self._topic, partition.number)
+        if log.name != partition.log.name:  # the topic was made anew
+            number = partition.number
+            stored = (self._ask(lambda: self._positions.stored(log, [number])) or {}).get(number)
+            # Messages of the other log may be on their way to the store, as that log's.
+            partition = self.partitions[number] = Partition(number, log, stored, stored or 0)
         at, partition.position = partition.position, min(max(partition.position, low), high)
         partition.seek_to = None
-        self._new.add(partition.number)
         # A seek does not wake a partition whose reading has ended with an error.
         if self._is_incremental:
             self._consumer.incremental_unassign([place])

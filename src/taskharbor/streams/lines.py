@@ -182,13 +182,13 @@ class Lines:
     def full(self) -> set[int]:
         """Partitions of which no more messages are to be read for now."""
         if self.order is Order.PARTITION:
-            for line in list(self._lines.values()):
-                share = max(len(line.waiting) / WAITING_MAX, line.bytes / WAITING_BYTES_MAX)
-                if share >= 1:
-                    self._full.add(line.partition)
-                elif share <= 0.5:
-                    self._full.discard(line.partition)
+            # (Of a line that has ended since the last call nothing waits any more.)
+            self._full = {line.partition for line in list(self._lines.values()) if self._is_full(line)}
         return set(self._full)
+
+    def _is_full(self, line: Line) -> bool:
+        share = max(len(line.waiting) / WAITING_MAX, line.bytes / WAITING_BYTES_MAX)
+        return share >= 1 or (share > 0.5 and line.partition in self._full)
 
     def drop(self, partitions: Collection[int]) -> None:
         """Forget the lines of partitions that go away. What waits there stays in the log."""

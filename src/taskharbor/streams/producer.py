@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -14,19 +13,20 @@ from confluent_kafka import KafkaException, Producer
 from msgspec import UNSET, Struct
 
 from taskharbor.client.task import Signature
-from taskharbor.codec import checked_name, shorten
+from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.records import DEFAULT_QUEUE, NewJob
 from taskharbor.rules.meta import read_meta
 from taskharbor.streams.brokers import Brokers
-from taskharbor.streams.consumer import explained
+from taskharbor.streams.client_errors import CREATE_OWN_TOPIC, explained
+from taskharbor.streams.client_log import MET, ClientLog
+from taskharbor.streams.topic_names import checked_topic
 
 if TYPE_CHECKING:
     from taskharbor.client.harbor import Harbor
 
-logger = logging.getLogger("taskharbor.stream")
-
 PUBLISH_SECONDS = 30.0
+PUBLISH_AGAIN = "create it, or start a worker of this topic with --create-topic, and publish again"
 POLL_SECONDS = 0.05
 Headers = Sequence[tuple[str, bytes]]
 
@@ -42,8 +42,10 @@ class Published(Struct, frozen=True):
 class Sender:
     """Sends messages, and answers each when the brokers have it. Any thread may use it."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, if_missing: str = CREATE_OWN_TOPIC, log: ClientLog = MET) -> None:
         self._brokers = brokers
+        self._if_missing = if_missing  # what to do about a topic that is missing
+        self._log = log
         self._lock = threading.Lock()
         self._producer: Any = None
         self._outstanding = 0
@@ -62,8 +64,9 @@ class Sender:
             with self._lock:
                 self._outstanding -= 1
             if error is not None:
-                answer.set_exception(explained(KafkaException(error), topic))
+                answer.set_exception(self._explained(KafkaException(error), topic))
             else:
+                self._log.has_met = True
                 answer.set_result(Published(topic, message.partition(), message.offset()))
 
         producer = self._started()
@@ -78,9 +81,12 @@ class Sender:
             except KafkaException as error:
                 with self._lock:
                     self._outstanding -= 1
-                raise explained(error, topic) from error
+                raise self._explained(error, topic) from error
         self._work.set()
         return answer
+
+    def _explained(self, error: KafkaException, topic: str) -> Exception:
+        return explained(error, topic, if_missing=self._if_missing)
 
     def close(self) -> None:
         """Wait until everything is sent, and end the thread."""
@@ -92,7 +98,7 @@ class Sender:
     def _started(self) -> Any:
         with self._lock:
             if self._producer is None:
-                self._producer = Producer(self._brokers.producer_settings(), logger=logger)
+                self._producer = Producer(self._brokers.producer_settings(), logger=self._log)
                 threading.Thread(target=self._poll, name="taskharbor-producer", daemon=True).start()
             return self._producer
 
@@ -109,9 +115,10 @@ class Stream:
     """A topic that a harbor publishes to: `harbor.stream("tasks").publish(send.s(to="a@b.c"))`."""
 
     def __init__(self, harbor: Harbor, topic: str, brokers: Brokers) -> None:
-        self.topic = checked_name("topic", topic)
+        self.topic = checked_topic(topic)
         self._harbor = harbor
-        self._sender = Sender(brokers)
+        self._log = ClientLog(has_met=False)
+        self._sender = Sender(brokers, PUBLISH_AGAIN, self._log)
 
     def publish(self, signature: Signature[Any], *, key: str | bytes | None = None) -> Published:
         """Publish one message, and wait until the brokers have it. Messages of one key keep their order."""
@@ -127,7 +134,7 @@ class Stream:
         """
         answers = self._send(signatures, key)
         wait_for_all(answers, PUBLISH_SECONDS)
-        return [_answer_of(each, self.topic) for each in answers]
+        return [self._answer_of(each) for each in answers]
 
     async def apublish(self, signature: Signature[Any], *, key: str | bytes | None = None) -> Published:
         """Publish one message, and wait until the brokers have it. Messages of one key keep their order."""
@@ -142,7 +149,7 @@ class Stream:
 
         answers = self._send(signatures, key)
         await asyncio.wait([asyncio.wrap_future(each) for each in answers], timeout=PUBLISH_SECONDS)
-        return [_answer_of(each, self.topic) for each in answers]
+        return [self._answer_of(each) for each in answers]
 
     def close(self) -> None:
         """Wait until everything is sent, and let go of the connection."""
@@ -154,6 +161,14 @@ class Stream:
             raise ConfigurationError(f"a key is text or bytes, not {shorten(key)}")
         messages = [message_of(_job_of(each, index)) for index, each in enumerate(signatures)]
         return [self._sender.send(self.topic, body, key_bytes) for body in messages]
+
+    def _answer_of(self, answer: Future[Published]) -> Published:
+        if not answer.done():
+            raise StreamError(
+                f"topic {self.topic!r}: the brokers have not answered within {PUBLISH_SECONDS:g} s"
+                f"{self._log.because()}; the messages may still arrive"
+            )
+        return answer.result()
 
 
 def _job_of(signature: object, index: int) -> NewJob:
@@ -191,12 +206,3 @@ def message_of(job: NewJob) -> bytes:
     if job.meta is not None:
         envelope["meta"] = read_meta(job.meta)
     return msgspec.json.encode(envelope)
-
-
-def _answer_of(answer: Future[Published], topic: str) -> Published:
-    if not answer.done():
-        raise StreamError(
-            f"topic {topic!r}: the brokers have not answered within {PUBLISH_SECONDS:g} s; "
-            "the messages may still arrive"
-        )
-    return answer.result()

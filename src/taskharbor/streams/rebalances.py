@@ -99,7 +99,7 @@ class Rebalances:
         self._taken.finish([each.place for each in running])
 
     def _drop_waiting(self, gone: Collection[int]) -> None:
-        self._taken.drop_waiting(gone)
+        self._taken.leave(gone)
         self._first.drop(gone)
         self._lines.drop(gone)
         self.hand_back(lambda claimed: self._taken.is_of(claimed.id, gone))

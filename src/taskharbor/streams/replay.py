@@ -6,7 +6,6 @@ are one transaction, so a replay that is interrupted goes on where it was and se
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import Counter
@@ -16,12 +15,13 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from msgspec import Struct, field
 
-from taskharbor.codec import checked_name, shorten
+from taskharbor.codec import shorten
 from taskharbor.errors import ConfigurationError, StreamError
 from taskharbor.records import Delivery
 from taskharbor.rules.replaying import BRAKE, PENDING, SUCCEEDED, Tally, size_of
 from taskharbor.streams.brokers import ANSWER_SECONDS, Brokers
-from taskharbor.streams.consumer import explained, passes
+from taskharbor.streams.client_errors import explained, passes
+from taskharbor.streams.client_log import MET
 from taskharbor.streams.dead_letters import (
     DELIVERY_HEADER,
     ERROR_TYPE,
@@ -32,12 +32,15 @@ from taskharbor.streams.dead_letters import (
 )
 from taskharbor.streams.messages import CORRELATION_HEADER, REPLAY_HEADER, TASK_HEADER
 from taskharbor.streams.offsets import decode
+from taskharbor.streams.topic_names import checked_topic, is_topic_name
 from taskharbor.streams.topics.records import FORM_HEADER, FORM_PAYLOAD
-
-logger = logging.getLogger("taskharbor.stream")
 
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 10.0  # that a slice is watched after its messages were executed: some may be retried first
+IF_MISSING = (
+    "check its name: dead messages of TOPIC are in TOPIC-dlq, unless its workers were given another topic"
+)
+IF_NOT_BACK = "dead messages go back to it, so create it again"
 _OURS = ("kafka_dlt-", "taskharbor-")  # headers that a dead letter has and its message has not
 
 Headers = dict[str, bytes]
@@ -86,7 +89,7 @@ class TopicReplay:
         if isinstance(brake, bool) or not isinstance(brake, int | float) or not 0 <= brake <= 1:
             raise ConfigurationError(f"brake is a share from 0 to 1, such as 0.2, not {shorten(brake)}")
         self._brokers = Brokers(brokers, settings)
-        self.topic = checked_name("topic", topic)
+        self.topic = checked_topic(topic)
         self._fingerprint = fingerprint
         self._brake = float(brake)
         self._quiet_seconds = quiet_seconds
@@ -146,14 +149,15 @@ class TopicReplay:
         if self._fingerprint is not None and cause != self._fingerprint:
             return "left"
         topic = headers.get(ORIGINAL_TOPIC, b"").decode(errors="replace")
-        if not topic or headers.get(DELIVERY_HEADER) == str(Delivery.AT_MOST_ONCE).encode():
+        is_once = headers.get(DELIVERY_HEADER) == str(Delivery.AT_MOST_ONCE).encode()
+        if is_once or not is_topic_name(topic):
             return "skipped"
         return _Letter(message, headers, cause, topic)
 
     def _producer(self) -> Any:
         # A second replay of the same messages ends the first one: their transactions have one name.
         settings = {**self._brokers.producer_settings(), "transactional.id": self.group}
-        producer = Producer(settings, logger=logger)
+        producer = Producer(settings, logger=MET)
         self._ask(lambda: producer.init_transactions(ANSWER_SECONDS))
         return producer
 
@@ -165,10 +169,14 @@ class TopicReplay:
         if not letters and not positions:
             return
 
+        undelivered: list[tuple[Any, str]] = []  # an error of the client, and the topic
+
         def placed(letter: _Letter) -> Callable[[Any, Any], None]:
             def delivered(error: Any, message: Any) -> None:
                 if error is None:
                     letter.place = message.topic(), message.partition(), message.offset()
+                else:
+                    undelivered.append((error, letter.topic))
 
             return delivered
 
@@ -189,6 +197,9 @@ class TopicReplay:
                         break
                     except BufferError:
                         producer.poll(POLL_SECONDS)
+                    except KafkaException as error:
+                        undelivered.append((error.args[0], letter.topic))
+                        raise
             self._ask(
                 lambda: producer.send_offsets_to_transaction(positions, reader.member(), ANSWER_SECONDS)
             )
@@ -201,7 +212,8 @@ class TopicReplay:
                 self._ask(lambda: producer.abort_transaction(ANSWER_SECONDS))
             if error.args[0].code() == KafkaError._FENCED:
                 raise StreamError(f"another replay of {self.topic} has begun, and this one ends") from error
-            raise explained(error, self.topic) from error
+            cause, topic = undelivered[0] if undelivered else (error.args[0], self.topic)
+            raise explained(KafkaException(cause), topic, if_missing=IF_NOT_BACK) from error
 
     def _ask(self, ask: Callable[[], None]) -> None:
         """Ask again while the brokers do not answer, for a while."""
@@ -227,9 +239,10 @@ class TopicReplay:
         while True:
             before = len(causes)
             for message in returned.new_messages():
-                sent_by, _, index = _headers_of(message).get(REPLAY_HEADER, b"").decode().partition(":")
+                headers = _headers_of(message)
+                sent_by, _, index = headers.get(REPLAY_HEADER, b"").decode(errors="replace").partition(":")
                 if sent_by == mark:
-                    causes[int(index) - first] = cause_of(_headers_of(message))
+                    causes[int(index) - first] = cause_of(headers)
             is_quiet = quiet_since is not None and time.monotonic() - quiet_since >= self._quiet_seconds
             tally = Tally()
             for number, letter in enumerate(letters):
@@ -252,7 +265,7 @@ class TopicReplay:
 
     def _is_finished(self, group: str, places: Sequence[tuple[str, int, int]]) -> bool:
         client: Any = Consumer(
-            {**self._brokers.consumer_settings(group), "enable.auto.commit": False}, logger=logger
+            {**self._brokers.consumer_settings(group), "enable.auto.commit": False}, logger=MET
         )
         try:
             asked = {(topic, number) for topic, number, _ in places}
@@ -319,9 +332,9 @@ class _Reader:
         self._topic = topic
         self._group = group
         self._next: dict[int, int] = {}  # the offset after the last message that was read
-        self._consumer: Any = Consumer({**settings, "enable.partition.eof": True}, logger=logger)
+        numbers = range(brokers.topic(topic, if_missing=IF_MISSING).partitions)
+        self._consumer: Any = Consumer({**settings, "enable.partition.eof": True}, logger=MET)
         try:
-            numbers = range(brokers.topic(topic).partitions)
             self._partitions = [TopicPartition(topic, number) for number in numbers]
             self._ends = {
                 each.partition: self._consumer.get_watermark_offsets(each, timeout=ANSWER_SECONDS)[1]
@@ -331,7 +344,7 @@ class _Reader:
             self._consumer.assign([self._begin(each, from_end) for each in self._partitions])
         except KafkaException as error:
             self._consumer.close()
-            raise explained(error, topic) from error
+            raise explained(error, topic, if_missing=IF_MISSING) from error
         except BaseException:
             self._consumer.close()
             raise
@@ -369,7 +382,7 @@ class _Reader:
     def _is_message(self, message: Any) -> bool:
         error = message.error()
         if error is not None and (error.fatal() or not passes(error)):
-            raise explained(KafkaException(error), self._topic)
+            raise explained(KafkaException(error), self._topic, if_missing=IF_MISSING)
         return error is None
 
     def positions(self) -> list[Any]:

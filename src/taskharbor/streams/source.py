@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -89,7 +90,8 @@ class StreamSource(LogSource[Held]):
         parts = Parts(self._taken, self._lines, self._handing, self._jobs, self.clock)
         self.rebalances = Rebalances(topic, parts, self._first, revoke_seconds)
         self.tending = Tending(parts, begin=self._begin, disown=self._disown)
-        self._disowned: set[int] = set()  # partitions that another worker took over, as the store says
+        # Partitions that another worker took over, as the store says. (The consumer's thread takes them.)
+        self._disowned: deque[int] = deque()
 
     def parts(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the worker, for as long as it does."""
@@ -180,7 +182,7 @@ class StreamSource(LogSource[Held]):
         for each in again:
             self._taken.offer_again(each)
         for each in ended:
-            self._taken.pop(each.claimed.id)
+            self._taken.let_go(each)
         self._end(ended)
         return answers
 
@@ -202,7 +204,7 @@ class StreamSource(LogSource[Held]):
                 going_on.append(held)
                 continue
             behind = followers.get(held.claimed.id, [])
-            self._taken.pop(held.claimed.id)
+            self._taken.let_go(held)
             self._lines.block(held, behind)
             self._taken.finish([held.place, *(each.place for each in behind)])
         return going_on
@@ -248,7 +250,7 @@ class StreamSource(LogSource[Held]):
             {"topic": self._topic, "partitions": sorted(partitions)},
         )
         self.rebalances.lost(sorted(partitions))
-        self._disowned |= partitions
+        self._disowned.extend(partitions)
 
     async def get(self, ids: Sequence[str], *, now: int | None = None) -> list[JobRecord | None]:
         return await self._store.get(ids, now=now)
@@ -339,8 +341,7 @@ class StreamSource(LogSource[Held]):
         return self._taken.far_ahead() | self._lines.full()
 
     def disowned(self) -> set[int]:
-        disowned, self._disowned = self._disowned, set()
-        return disowned
+        return {self._disowned.popleft() for _ in range(len(self._disowned))}
 
     def arrived(self, messages: Sequence[Any]) -> None:
         self._taken.arriving(len(messages))
@@ -369,6 +370,10 @@ class StreamSource(LogSource[Held]):
 
     async def _assigned(self, topic_id: str, partitions: Sequence[Assigned]) -> None:
         self._jobs.name_log(self._log_of(topic_id))
+        came = {each.partition for each in partitions}
+        disowned = [each for each in self._disowned if each not in came]
+        self._disowned.clear()
+        self._disowned.extend(disowned)
         await self.rebalances.assigned(partitions)
 
     def revoked(self, partitions: Sequence[int]) -> list[Commit]:

@@ -53,6 +53,8 @@ class Taken:
         self._buffer: deque[Held] = deque()  # no handler has begun them
         self.buffer_bytes = 0
         self._held: dict[str, Held] = {}  # by the id of their jobs
+        self._leaving: frozenset[int] = frozenset()  # partitions of which nothing begins any more
+        self._held_back: set[int] = set()  # partitions of which no more is read, as the last answer said
         self.finished = asyncio.Event()  # set each time something has finished
 
     # -- offsets: both threads --
@@ -76,14 +78,15 @@ class Taken:
             free = capacity - len(self._buffer) - self._arriving
             if free <= 0:
                 return 0
-            # A partition that is too far ahead is not read: it takes no room from the others.
-            aheads = [each.ahead for each in self._offsets.values()]
-        return min(free, AHEAD_MAX - max((each for each in aheads if each <= FAR_AHEAD), default=0))
+            # A partition that is too far ahead takes no room from the others, once no more of it is read.
+            read = [each.ahead for number, each in self._offsets.items() if number not in self._held_back]
+            return max(min(free, AHEAD_MAX - self._arriving - max(read, default=0)), 0)
 
     def far_ahead(self) -> set[int]:
         """The partitions that run so far ahead of their commits that no more is to be read of them."""
         with self._lock:
-            return {number for number, each in self._offsets.items() if each.ahead > FAR_AHEAD}
+            self._held_back = {number for number, each in self._offsets.items() if each.ahead > FAR_AHEAD}
+            return set(self._held_back)
 
     def arriving(self, count: int) -> None:
         with self._lock:
@@ -169,14 +172,27 @@ class Taken:
     def pop(self, job_id: str) -> Held | None:
         return self._held.pop(job_id, None)
 
+    def let_go(self, held: Held) -> None:
+        """Forget this very message. (Its partition may have gone and come back, and the message with it.)"""
+        if self._held.get(held.claimed.id) is held:
+            del self._held[held.claimed.id]
+
     def offer_again(self, held: Held) -> None:
-        """Keep a message that was given out and handed back, as long as its partition is here."""
-        if self.has(held.place.partition):
+        """Keep a message that was given out and handed back, unless its partition has gone or is leaving."""
+        if self._held.get(held.claimed.id) is not held:
+            return
+        if self.has(held.place.partition) and held.place.partition not in self._leaving:
             held.token = ""
             self._buffer.appendleft(held)
             self.buffer_bytes += held.size
         else:
             self.pop(held.claimed.id)
+            self.finished.set()
+
+    def leave(self, partitions: Collection[int]) -> None:
+        """Begin nothing more of these partitions; `forget` follows."""
+        self._leaving |= frozenset(partitions)
+        self.drop_waiting(partitions)
 
     def of(self, partitions: Collection[int]) -> list[Held]:
         return [each for each in self._held.values() if each.place.partition in partitions]
@@ -198,6 +214,7 @@ class Taken:
         self.drop_waiting(partitions)
         for each in self.of(partitions):
             del self._held[each.claimed.id]
+        self._leaving -= frozenset(partitions)
         with self._lock:
             for number in partitions:
                 self._offsets.pop(number, None)

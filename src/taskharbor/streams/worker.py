@@ -23,6 +23,7 @@ from taskharbor.records import DeadCopy
 from taskharbor.rules.retry import RetryPolicy
 from taskharbor.streams import dead_letters
 from taskharbor.streams.brokers import Brokers, Topic, TopicWatch
+from taskharbor.streams.client_errors import CREATE_OWN_TOPIC, CREATE_TOPIC
 from taskharbor.streams.consumer import PolledConsumer
 from taskharbor.streams.dead_letters import UnreadableCopies
 from taskharbor.streams.ingest import Ingester, refuse_unused
@@ -31,6 +32,7 @@ from taskharbor.streams.lines import Order
 from taskharbor.streams.messages import log_digest
 from taskharbor.streams.producer import Sender
 from taskharbor.streams.source import StreamSource
+from taskharbor.streams.topic_names import checked_topic
 from taskharbor.streams.topics import mode
 from taskharbor.streams.topics.mode import TopicsConsumers
 from taskharbor.streams.topics.source import TopicsOptions, TopicsSource
@@ -108,7 +110,7 @@ class StreamWorker:
         self.retries: Literal["store", "topics"] = retries
         self.order, self.on_dead = _checked_order(order, on_dead)
         self.harbor = harbor
-        self.topic = checked_name("topic", topic)
+        self.topic = checked_topic(topic)
         self.group = checked_name("group", group)
         self.queue = f"{QUEUE_PREFIX}{self.topic}"
         self._brokers = Brokers(brokers, settings)
@@ -116,12 +118,15 @@ class StreamWorker:
         self._creates_own_topics = creates_own_topics
         if dead_letter_topic is UNSET:
             dead_letter_topic = f"{self.topic}-dlq"
-        self.dead_letter_topic = (
-            None if dead_letter_topic is None else checked_name("topic", dead_letter_topic)
-        )
+        if dead_letter_topic is not None:
+            dead_letter_topic = checked_topic(dead_letter_topic, what="a dead-letter topic")
+        self.dead_letter_topic: str | None = dead_letter_topic
         if retries == "topics":
             mode.check_options(
-                dead_letter_topic=self.dead_letter_topic, serves_retries=serves_retries, order=order
+                topic=self.topic,
+                dead_letter_topic=self.dead_letter_topic,
+                serves_retries=serves_retries,
+                order=order,
             )
         else:
             HandOver.of(harbor.driver)
@@ -215,9 +220,9 @@ class StreamWorker:
         self._stopping = asyncio.Event()
         self.harbor._import_included()
         try:
-            topic = await self._found(self.topic, self._creates_topic)
+            topic = await self._found(self.topic, self._creates_topic, CREATE_TOPIC)
             if self.dead_letter_topic is not None and self.retries == "store":
-                await self._found(self.dead_letter_topic, self._creates_own_topics)
+                await self._found(self.dead_letter_topic, self._creates_own_topics, CREATE_OWN_TOPIC)
             opened = None if self._ingester is not None else await self._opened(topic)
         except StreamError:
             if self._stopping.is_set():
@@ -252,10 +257,10 @@ class StreamWorker:
                 )
             await closing
 
-    async def _found(self, topic: str, creates: bool) -> Topic:
+    async def _found(self, topic: str, creates: bool, if_missing: str) -> Topic:
         assert self._stopping is not None, "`run` made it"
         find = partial(self._brokers.topic, topic, create=creates, is_unwanted=self._stopping.is_set)
-        return await asyncio.to_thread(find)
+        return await asyncio.to_thread(partial(find, if_missing=if_missing))
 
     async def _ingest(self, ingester: Ingester, stopping: asyncio.Event) -> None:
         log_line(
@@ -377,7 +382,8 @@ class StreamWorker:
             partitions = self._ingester.partition_figures()[:PARTITIONS_SHOWN_MAX]
         elif self._source is not None:
             partitions = self._consumer.seen(self._source.partition_figures()[:PARTITIONS_SHOWN_MAX])
-        return StreamPresence(self.topic, self.group, tuple(partitions))
+        retries = self.retries if self._ingester is None else "ingest"
+        return StreamPresence(self.topic, self.group, tuple(partitions), retries)
 
     async def _report(self, record: Callable[[], None]) -> None:
         """Record now and then what the worker reads: which partitions, and how far it is behind."""

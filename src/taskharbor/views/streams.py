@@ -36,6 +36,16 @@ class StreamDocument(Document):
         Annotated[int, Meta(description="Of all partitions; null without one, or if one is not known.")]
         | None
     )
+    retries: (
+        Annotated[
+            str,
+            Meta(
+                description="Where messages that failed are retried: store, topics, or ingest (as the jobs that "
+                "messages become); mixed if the workers do not agree."
+            ),
+        ]
+        | None
+    )
 
 
 class StreamList(Document):

@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from taskharbor import Context, Harbor, Worker, chain
 from taskharbor.acting import acting_as
 from taskharbor.drivers.base import WorkerRecord
-from taskharbor.drivers.contract.reading import WorkerVitals
+from taskharbor.drivers.contract.reading import StreamPartition, StreamPresence, WorkerVitals
 from taskharbor.drivers.typed_records import WORKERS
 from taskharbor.errors import ConfigurationError, StoreUnavailable
 from taskharbor.server.app import application
@@ -448,3 +448,26 @@ async def test_store_that_is_away_is_said_on_a_page(client: httpx.AsyncClient, h
     assert response.status_code == 503
     assert "secret" not in response.text
     Markup(response.text)
+
+
+@pytest.mark.parametrize(
+    ("retries", "said"),
+    [
+        (["store"], "failed messages are jobs of the queue"),
+        (["topics", "topics"], "failed messages wait in the retry topics"),
+        (["ingest"], "each message becomes a job"),
+        (["store", "topics"], "its workers do not agree where failed messages are retried"),
+        ([None], "failed messages are jobs of the queue"),
+    ],
+)
+async def test_streams_say_where_failed_messages_are_retried(
+    harbor: Harbor, client: httpx.AsyncClient, retries: list[str | None], said: str
+):
+    members = [
+        WorkerRecord(
+            f"w{n}", "host", 1, 1, 0, stream=StreamPresence("t", "g", (StreamPartition(n, 1, 1, 1),), each)
+        )
+        for n, each in enumerate(retries)
+    ]
+    await WORKERS.put(harbor.driver, members, 60_000_000)
+    assert said in (await client.get("/streams")).text

@@ -95,6 +95,7 @@ class StreamPresence(Struct, frozen=True, omit_defaults=True):
     topic: str
     group: str
     partitions: tuple[StreamPartition, ...] = ()
+    retries: str | None = None  # where failed messages are retried; None: a version that does not say it
 
 
 class WorkerVitals(Struct, frozen=True):

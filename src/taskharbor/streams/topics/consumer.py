@@ -9,14 +9,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
+from taskharbor.streams.asking import until_answered
+from taskharbor.streams.client_errors import explained, passes, passes_for_member
+from taskharbor.streams.client_log import MET
+from taskharbor.streams.complaints import Complaint
 from taskharbor.streams.consumer import (
-    AGAIN_SECONDS,
     AT_ONCE,
     CONNECT_SECONDS,
     PAUSE_AFTER_SECONDS,
@@ -24,9 +27,8 @@ from taskharbor.streams.consumer import (
     READ_AGAIN,
     ROOM_SECONDS,
     SEEK_LATER,
+    Watch,
     assign,
-    explained,
-    passes,
 )
 from taskharbor.streams.ends import Ends
 from taskharbor.streams.topics.moves import Partition
@@ -34,9 +36,11 @@ from taskharbor.telemetry.logs import log_line
 
 logger = logging.getLogger("taskharbor.stream")
 
+T = TypeVar("T")
+
 GROUP_SECONDS = 0.05  # how long the member's generation is believed; the brokers refuse an old one
 BEGUN_ANEW = (
-    "{topic}[{partition}] was made anew, or cut before offset {offset}, to which this worker had come; "
+    "{topic}[{partition}] was made anew, or cut before the offset to which this worker had come; "
     "it is read from its begin"
 )
 FLUSH_SECONDS = 5.0  # for what is finished when a partition goes away
@@ -96,16 +100,24 @@ class TopicsConsumer:
         config: Mapping[str, Any],
         topics: Sequence[str],
         listener: TopicsListener,
-        is_anew: Callable[[], bool] = lambda: False,
+        watch: Watch | None = None,
+        topic_id: str = "",
     ) -> None:
         self._config = dict(config)
-        self._is_anew = is_anew  # whether the topic was deleted and made anew; asks the brokers
+        self._watch = watch  # on the id of its one topic: one that was deleted and made anew has another
+        self._topic_id = topic_id
         self.topics: Sequence[str] = list(topics)
         self._listener = listener
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"taskharbor-stream-{topics[0]}", daemon=True)
         self._assigned: set[Partition] = set()
         self._paused: set[Partition] = set()
+        self._came: set[Partition] = set()  # since the last message was polled
+        self._to_begin_anew: set[Partition] = set()  # as soon as the client can
+        self._has_joined = False  # partitions came to it at least once
+        self._unread = Complaint(
+            "{topic} cannot be read: {error}", "{topic} is read again, after {seconds} s"
+        )
         self._ends = Ends()
         self._full_since: float | None = None
         self._consumer: Any = None
@@ -138,7 +150,7 @@ class TopicsConsumer:
 
     def committed(self, partitions: list[Any]) -> list[Any]:
         """Ask what the group has committed, by another client: this one belongs to its thread."""
-        client = Consumer(self._config, logger=logger)
+        client = Consumer(self._config, logger=MET)
         try:
             answer: list[Any] = client.committed(partitions, timeout=CONNECT_SECONDS)
             return answer
@@ -149,7 +161,7 @@ class TopicsConsumer:
 
     def _run(self) -> None:
         try:
-            self._consumer = Consumer(self._config, logger=logger)
+            self._consumer = Consumer(self._config, logger=MET)
             self._consumer.subscribe(
                 list(self.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
@@ -159,9 +171,8 @@ class TopicsConsumer:
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker has to learn of it
             self._listener.failed(explained(error, self.topics[0]))
         finally:
-            consumer, self._consumer = self._consumer, None
-            if consumer is not None:
-                consumer.close()
+            if self._consumer is not None:
+                self._consumer.close()
 
     def _learn_group(self) -> None:
         """Note under which generation offsets are committed.
@@ -189,10 +200,9 @@ class TopicsConsumer:
         else:
             messages = self._wait_for_room()
         if messages:
+            self._unread.succeeded({"topic": self.topics[0]})
             self._listener.arrived(messages)
-        for partition, position in self._listener.in_doubt():
-            if partition in self._assigned:
-                self._look_into(partition, position)
+        self._read_elsewhere()
         self._ends.look(self._consumer, self._assigned)
 
     def _poll(self, room: int) -> list[Any]:
@@ -200,8 +210,13 @@ class TopicsConsumer:
         first = self._consumer.poll(POLL_SECONDS)
         if first is None:
             return []
-        rest = self._consumer.consume(room - 1, 0) if room > 1 else []
-        return [message for message in (first, *rest) if self._is_message(message)]
+        self._came.clear()
+        messages = [first, *(self._consumer.consume(room - 1, 0) if room > 1 else ())]
+        if (first.topic(), first.partition()) in self._came and first.error() is None:
+            # Its partition went away and came back during the second call: it is of the time before. Taken now, it
+            # would hide those between the commit and itself.
+            del messages[0]
+        return [message for message in messages if self._is_message(message)]
 
     def _wait_for_room(self) -> list[Any]:
         now = time.monotonic()
@@ -218,13 +233,16 @@ class TopicsConsumer:
         error = message.error()
         if error is None:
             return True
-        if error.fatal() or not passes(error):
+        if not self._passes(error):
             raise KafkaException(error)
         if error.code() != KafkaError._PARTITION_EOF:
-            log_line(
-                logger, logging.WARNING, "the broker cannot be read from: {error}", {"error": str(error)}
-            )
+            self._unread.failed(error.str(), {"topic": self.topics[0]})
         return False
+
+    def _passes(self, error: Any) -> bool:
+        if error.fatal():
+            return False
+        return passes_for_member(error) if self._has_joined else passes(error)
 
     def _pause_only(self, wanted: frozenset[Partition]) -> None:
         """Pause these partitions, and read on in all others."""
@@ -234,6 +252,18 @@ class TopicsConsumer:
         if done := self._paused - wanted:
             self._consumer.resume([TopicPartition(*each) for each in done])
         self._paused = set(wanted)
+
+    def _read_elsewhere(self) -> None:
+        """Read on where the log wants it, if that is not where the client reads."""
+        for partition, position in self._listener.in_doubt():
+            if partition in self._assigned:
+                self._look_into(partition, position)
+        if self._watch is not None and self._assigned:
+            seen = self._watch.look()
+            if seen is not None and seen != self._topic_id:
+                self._answer(self._learns_of_another_topic, "the id of {topic}")
+        for partition in sorted(self._to_begin_anew):
+            self._begin_anew(partition)
 
     def _seek(self, partition: Partition, offset: int) -> None:
         try:
@@ -255,24 +285,57 @@ class TopicsConsumer:
         place = TopicPartition(*partition, position)
         try:
             end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
-            is_anew = end < position or self._is_anew()
-            self._consumer.seek(TopicPartition(*partition, OFFSET_BEGINNING) if is_anew else place)
+            # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
+            is_anew = self._learns_of_another_topic() or self._topic_id == partition[0] or end < position
+            if not is_anew:
+                self._consumer.seek(place)
         except KafkaException as error:
-            if not passes(error.args[0]) and error.args[0].code() not in SEEK_LATER:
-                raise
+            if error.args[0].code() not in SEEK_LATER:
+                if not self._passes(error.args[0]):
+                    raise
+                self._unread.failed(error.args[0].str(), {"topic": partition[0]})
             return  # it is looked into again
         if is_anew:
-            self._listener.forget([partition])
-            self._listener.assigned([TopicAssigned(partition, None, None)])
-        else:
-            self._listener.trust(partition)
+            self._to_begin_anew.add(partition)
+            return
+        self._listener.trust(partition)
         told = {"topic": partition[0], "partition": partition[1], "offset": position}
-        log_line(logger, logging.WARNING, BEGUN_ANEW if is_anew else READ_AGAIN, told)
+        log_line(logger, logging.WARNING, READ_AGAIN, told)
+
+    def _learns_of_another_topic(self) -> bool:
+        """Ask for the id of the topic; whether it was deleted and made anew since this was asked before."""
+        topic_id = self._topic_id if self._watch is None else self._watch.find()
+        if topic_id == self._topic_id:
+            return False
+        self._topic_id = topic_id
+        self._to_begin_anew |= self._assigned  # all of them are of another log now
+        return True
+
+    def _begin_anew(self, partition: Partition) -> None:
+        """Read a partition from its begin, as soon as the client can. Nothing of it is taken before."""
+        self._listener.forget([partition])
+        try:
+            self._consumer.seek(TopicPartition(*partition, OFFSET_BEGINNING))
+        except KafkaException as error:
+            if error.args[0].code() not in SEEK_LATER:
+                raise
+            return
+        self._to_begin_anew.discard(partition)
+        self._listener.assigned([TopicAssigned(partition, None, None)])
+        told = {"topic": partition[0], "partition": partition[1]}
+        log_line(logger, logging.WARNING, BEGUN_ANEW, told)
 
     # -- rebalances --
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         known = self._read_committed(consumer, partitions)
+        if (
+            known
+            and self._watch is not None
+            and self._answer(self._learns_of_another_topic, "the id of {topic}")
+        ):
+            # What the group has committed may be of the topic that was: a commit may come after its end.
+            known = [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in known]
         given = [
             TopicAssigned(
                 (each.topic, each.partition), each.offset if each.offset >= 0 else None, each.metadata
@@ -282,7 +345,10 @@ class TopicsConsumer:
         self._listener.assigned(given)
         if known or not partitions:
             assign(consumer, self._config, known)
-        self._assigned |= {each.partition for each in given}
+        came = {each.partition for each in given}
+        self._assigned |= came
+        self._came |= came
+        self._has_joined = True
         self._tell("partitions came to this worker: {partitions}", [each.partition for each in given])
 
     def _read_committed(self, consumer: Any, partitions: list[Any]) -> list[Any]:
@@ -290,24 +356,18 @@ class TopicsConsumer:
 
         They do not while a transaction with offsets of these partitions is open.
         """
-        while partitions and not self._stopping.is_set():
-            try:
-                known: list[Any] = consumer.committed(partitions, timeout=CONNECT_SECONDS)
-                error = next((each.error for each in known if each.error is not None), None)
-            except KafkaException as raised:
-                known, error = [], raised.args[0]
-            if error is None:
-                return known
-            if error.fatal() or not passes(error):
+
+        def ask() -> list[Any]:
+            known: list[Any] = consumer.committed(partitions, timeout=CONNECT_SECONDS)
+            if error := next((each.error for each in known if each.error is not None), None):
                 raise KafkaException(error)
-            log_line(
-                logger,
-                logging.WARNING,
-                "the committed offsets of {topic} cannot be read; they are asked for again: {error}",
-                {"topic": self.topics[0], "error": str(error)},
-            )
-            self._stopping.wait(AGAIN_SECONDS)
-        return []
+            return known
+
+        return (self._answer(ask, "the committed offsets of {topic}") or []) if partitions else []
+
+    def _answer(self, ask: Callable[[], T], what: str) -> T | None:
+        """Ask until the brokers answer; None if the worker stops meanwhile."""
+        return until_answered(ask, what, self.topics[0], passes=self._passes, stopping=self._stopping)
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
         self._give_up([(each.topic, each.partition) for each in partitions])
@@ -344,8 +404,8 @@ class TopicsConsumer:
         # The client keeps a pause beyond the assignment: the partition would stay paused when it comes back.
         if paused := self._paused.intersection(gone):
             self._consumer.resume([TopicPartition(*each) for each in paused])
-        self._assigned.difference_update(gone)
-        self._paused.difference_update(gone)
+        for each in (self._assigned, self._paused, self._to_begin_anew):
+            each.difference_update(gone)
 
     def _tell(self, what: str, partitions: Sequence[Partition], level: int = logging.INFO) -> None:
         shown = [f"{topic}[{number}]" for topic, number in sorted(partitions)]

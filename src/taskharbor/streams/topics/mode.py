@@ -10,6 +10,8 @@ from taskharbor.drivers.base import Driver
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import ConfigurationError
 from taskharbor.streams.brokers import Brokers, TopicWatch
+from taskharbor.streams.client_errors import CREATE_OWN_TOPIC
+from taskharbor.streams.topic_names import checked_topic
 from taskharbor.streams.topics.consumer import TopicsConsumer
 from taskharbor.streams.topics.records import Records
 from taskharbor.streams.topics.source import TopicsOptions, TopicsSource
@@ -20,7 +22,7 @@ TIER_SECONDS = 1.0
 RETRY_GROUP_SUFFIX = "-retry"  # of the group that reads the retry topics
 
 
-def check_options(*, dead_letter_topic: str | None, serves_retries: bool, order: str) -> None:
+def check_options(*, topic: str, dead_letter_topic: str | None, serves_retries: bool, order: str) -> None:
     """Refuse what cannot be kept without a store."""
     if order != "none":
         raise ConfigurationError(
@@ -36,6 +38,8 @@ def check_options(*, dead_letter_topic: str | None, serves_retries: bool, order:
             'retries="topics" has no queue that could be left to other workers: every member of the group reads the '
             "retry topics; leave serves_retries (--no-retries) out"
         )
+    for each in Tiers(topic).topics:
+        checked_topic(each, what="a retry topic")
 
 
 def transactional_id(group: str, topic: str, member: str) -> str:
@@ -52,7 +56,7 @@ def create_topics(brokers: Brokers, tiers: Tiers, dead_letter_topic: str, *, cre
     brokers.find_all(
         [*tiers.topics, dead_letter_topic],
         create=create,
-        instead="create it, or leave out --no-create-topics",
+        instead=CREATE_OWN_TOPIC,
     )
 
 
@@ -101,16 +105,11 @@ def opened(
     source = TopicsSource(store, options, tiers, records, loop)
     committed = {"isolation.level": "read_committed"}
     watch = TopicWatch(brokers, options.topic)
-
-    def is_anew() -> bool:
-        # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
-        return watch.find() != topic_id or topic_id == options.topic
-
     consumers = [
         TopicsConsumer({**brokers.consumer_settings(group), **committed}, topics, source, *more)
         for group, topics, more in (
-            (options.group, [options.topic], [is_anew]),
-            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, []),
+            (options.group, [options.topic], (watch, topic_id)),
+            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, ()),
         )
     ]
     member = str(brokers.client_settings().get("group.instance.id", worker))

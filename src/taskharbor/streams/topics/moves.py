@@ -21,6 +21,8 @@ from taskharbor.streams.topics.trails import Headers
 
 Partition = tuple[str, int]  # of which topic, and its number
 
+FAR_AHEAD = AHEAD_MAX - 1_000  # more than the two consumers read at once
+
 
 def partition_of(place: Place) -> Partition:
     return place.topic, place.partition
@@ -109,8 +111,15 @@ class Ledger:
     def room(self, capacity: int) -> int:
         """How many more messages may come, if at most this many may be on their way."""
         with self._lock:
-            ahead = max((each.ahead for each in self._offsets.values()), default=0)
-            return max(min(capacity - self._arriving, AHEAD_MAX - ahead), 0)
+            # A partition that is too far ahead is not read: it takes no room from the others.
+            aheads = [each.ahead for each in self._offsets.values()]
+            ahead = max((each for each in aheads if each <= FAR_AHEAD), default=0)
+            return max(min(capacity, AHEAD_MAX - ahead) - self._arriving, 0)
+
+    def far_ahead(self) -> list[Partition]:
+        """The partitions that run so far ahead of their commits that no more is to be read of them."""
+        with self._lock:
+            return [partition for partition, each in self._offsets.items() if each.ahead > FAR_AHEAD]
 
     def arriving(self, count: int, *, are_retries: bool) -> None:
         with self._lock:

@@ -194,6 +194,12 @@ class TopicsSource(LogSource[Held]):
             answers.append(SettleResult(SettleAnswer.DONE, t.to, now + t.delay if t.delay else None, at=now))
         if children:  # what a handler enqueues, and failure tasks: they go to the store, as from any worker
             await self._store.enqueue(children)
+            # Those whose partitions have gone meanwhile come again, and what becomes of them then counts.
+            kept = [(held, t) for held, t in kept if self._is_at_work(held)]
+            finished = [held for held in finished if self._is_at_work(held)]
+            for index in [index for index, (held, _) in moved.items() if not self._is_at_work(held)]:
+                del moved[index]
+                answers[index] = SettleResult(SettleAnswer.LEASE_EXPIRED, at=now)
         for held, t in kept:
             self._keep(held, t, now)
         for held in (*finished, *(held for held, _ in moved.values())):
@@ -204,6 +210,9 @@ class TopicsSource(LogSource[Held]):
             if not has_moved:
                 answers[index] = SettleResult(SettleAnswer.LEASE_EXPIRED, at=now)
         return answers
+
+    def _is_at_work(self, held: Held) -> bool:
+        return self._held.get(held.claimed.id) is held
 
     def _record_after(self, held: Held, t: Transition, now: int) -> Record | None:
         """The record that an attempt leads to; None after a success, and for what stays here until it is due."""
@@ -301,19 +310,22 @@ class TopicsSource(LogSource[Held]):
             trail, headers = self._trail_of(message, place)
             first = trail.first
             read = self._read(message, trail, headers, place, now)
+            if not isinstance(read, Unreadable):
+                self._admit(read, now)
+                return
         except _Foreign:
             self.ledger.finish([place])  # that group reads it as well
             return
         except Exception as error:  # noqa: BLE001 - one message must not take the others along
             read = unreadable(str(error) or repr(error), message.value() or b"")
-        if isinstance(read, Unreadable):
-            self._send([Move(place, self._records.unreadable(first, message, read))])
-            return
-        read.is_waiting = read.trail.wait_until > now
-        if read.is_waiting:
-            self._sleeping.add(read, read.trail.wait_until)
+        self._send([Move(place, self._records.unreadable(first, message, read))])
+
+    def _admit(self, held: Held, now: int) -> None:
+        held.is_waiting = held.trail.wait_until > now
+        if held.is_waiting:
+            self._sleeping.add(held, held.trail.wait_until)
         else:
-            self._look_at(read, now)
+            self._look_at(held, now)
 
     def _trail_of(self, message: Any, place: Place) -> tuple[trails.Trail, trails.Headers]:
         options = self._options
@@ -403,8 +415,8 @@ class TopicsSource(LogSource[Held]):
         self._rewind[partition] = offset
 
     def to_hold(self) -> frozenset[Partition]:
-        """The partitions whose head waits, or that are to be read again."""
-        return frozenset((*self._sleeping.partitions(), *list(self._rewind)))
+        """The partitions whose head waits, that are to be read again, or that run too far ahead of their commits."""
+        return frozenset((*self._sleeping.partitions(), *list(self._rewind), *self.ledger.far_ahead()))
 
     def in_doubt(self) -> list[tuple[Partition, int]]:
         return self.ledger.in_doubt()

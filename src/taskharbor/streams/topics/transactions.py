@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from taskharbor.errors import StreamError
-from taskharbor.streams.consumer import explained, passes
+from taskharbor.streams.client_errors import REFUSED, explained, passes
+from taskharbor.streams.client_log import MET
 from taskharbor.streams.topics.moves import Batch, Ledger, Move, Record
 from taskharbor.telemetry.logs import log_line
 
@@ -29,15 +30,6 @@ POLL_SECONDS = 0.05
 # How long the brokers keep the transaction of a worker that has died open. Until then no other one sees what is
 # committed of its partitions.
 TIMEOUT_MS = 10_000
-REFUSED = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-    }
-)
 _FENCED = frozenset(
     {
         KafkaError._FENCED,
@@ -275,7 +267,7 @@ class Transactions:
         return False
 
     def _connected(self) -> Any:
-        producer = Producer(self._settings, logger=logger)
+        producer = Producer(self._settings, logger=MET)
         while True:
             try:
                 producer.init_transactions(ANSWER_SECONDS)
