@@ -54,7 +54,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Collect garbage less often, and never look through the tests and modules for it: that takes a tenth of the run."""
+    """Collect garbage less often, and not among the tests and modules: that takes a tenth of the run."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, *gc.get_threshold()[1:])
