@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import launcher
 from tests.postgres import store
 from tools.django_environment import Unavailable, environment
 
@@ -37,8 +38,9 @@ class Project(NamedTuple):
 
     def run(self, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments; whatever it prints comes together."""
+        warm = launcher.python(launcher.DJANGO, executable=str(self.python), path=self.environ["PYTHONPATH"])
         return subprocess.run(
-            [self.python, *map(str, arguments)],
+            [*warm, *map(str, arguments)],
             env=self.environ | environ,
             cwd=self.folder,
             stdout=subprocess.PIPE,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from taskharbor import Harbor
+from tests import launcher
 from tests.docs.markdown import Block
 
 COMMAND_SECONDS = 240
@@ -141,9 +145,26 @@ def _environment() -> Mapping[str, Any]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("TASKHARBOR_")}
     return {
         **own,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{own.get('PATH', '')}",
+        "PATH": os.pathsep.join([str(_commands()), str(Path(sys.executable).parent), own.get("PATH", "")]),
         "COLUMNS": "120",
     }
+
+
+@cache
+def _commands() -> Path:
+    """A folder with the commands that pages use most, each run by a warm process."""
+    folder = Path(tempfile.mkdtemp(prefix="commands-"))
+    own, warm, django = (
+        shlex.join(words) for words in ([sys.executable], launcher.python(), launcher.python(launcher.DJANGO))
+    )
+    commands = {
+        "taskharbor": f'exec {warm} -P -m taskharbor.cli "$@"',
+        "python": f'case "$1" in manage.py) exec {django} "$@";; *) exec {own} "$@";; esac',
+    }
+    for name, line in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    return folder
 
 
 def _is_in(folder: Path, module: ModuleType) -> bool:

@@ -86,7 +86,9 @@ def test_a_worker_process_collects_less_often_while_it_works() -> None:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("default_thresholds")
 def test_the_option_leaves_the_collector_alone() -> None:
+    gc.unfreeze()
     before = gc.get_threshold()
     with collecting_less_often(False):
         assert gc.get_threshold() == before
