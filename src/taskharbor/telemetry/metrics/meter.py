@@ -86,22 +86,22 @@ class Meter:
 
     # -- what the worker calls --
 
-    def claimed(self, jobs: Sequence[Claimed], seconds: float) -> None:
-        """Record an answered claim. A job's first claim is how it counts as enqueued, so that each counts once."""
+    def claimed(self, jobs: Sequence[Claimed], seconds: float) -> Pair | None:
+        """Record an answered claim; return the queue and the task of its jobs, if they all have the same.
+
+        A job's first claim is how it counts as enqueued, so that each counts once.
+        """
         self._process_time(catalogue.CLAIM_DURATION, seconds)
         self._process_value(catalogue.CLAIM_BATCH, len(jobs))
-        if not jobs:
-            return
-        words = self._words
-        queues, tasks = {job.queue for job in jobs}, {job.task for job in jobs}
-        if len(queues) == len(tasks) == 1:
-            firsts = [job.number for job in jobs].count(1)
-            words[self._base(queues.pop(), tasks.pop()) + _ENQUEUED] += firsts
-            return
+        words, series = self._words, series_of(jobs)
+        if series is not None:
+            words[self._base(*series) + _ENQUEUED] += [job.number for job in jobs].count(1)
+            return series
         for (queue, task), firsts in Counter(
             (job.queue, job.task) for job in jobs if job.number == 1
         ).items():
             words[self._base(queue, task) + _ENQUEUED] += firsts
+        return None
 
     def messages_taken(self, count: int) -> None:
         self._words[_STREAM_TAKEN] += count
@@ -136,10 +136,20 @@ class Meter:
         for job, transition, answer in zip(jobs, transitions, answers, strict=True):
             self._ended(job, transition, answer)
 
-    def succeeded(self, jobs: Sequence[Claimed], began: Sequence[int], at: int, seconds: float) -> None:
-        """Record a batch of successes as columns, all settled at this time: what nearly every settle is."""
+    def succeeded(
+        self,
+        jobs: Sequence[Claimed],
+        began: Sequence[int],
+        at: int,
+        seconds: float,
+        series: Pair | None = None,
+    ) -> None:
+        """Record a batch of successes as columns, all settled at this time: what nearly every settle is.
+
+        `series` is the queue and the task of them all, where the caller knows it.
+        """
         self.store_settled(len(jobs), seconds)
-        self._succeeded_together(jobs, began, at)
+        self._succeeded_together(jobs, began, at, series or series_of(jobs))
 
     def store_settled(self, attempts: int, seconds: float) -> None:
         """Record that the store has answered a settle of this many attempts."""
@@ -167,35 +177,46 @@ class Meter:
         """Record successes and nothing else."""
         ends = {answer.at for answer in answers}
         if len(ends) == 1:
-            self._succeeded_together(jobs, began, ends.pop())
+            self._succeeded_together(jobs, began, ends.pop(), series_of(jobs))
             return
         for end in ends:
             chosen = [index for index, answer in enumerate(answers) if answer.at == end]
-            self._succeeded_together([jobs[each] for each in chosen], [began[each] for each in chosen], end)
+            some = [jobs[each] for each in chosen]
+            self._succeeded_together(some, [began[each] for each in chosen], end, series_of(some))
 
-    def _succeeded_together(self, jobs: Sequence[Claimed], began: Sequence[int], end: int) -> None:
-        """Record successes of any series that ended at the same time."""
-        waits = [begin - job.run_at for begin, job in zip(began, jobs, strict=True)]
-        queues, tasks = {job.queue for job in jobs}, {job.task for job in jobs}
-        if len(queues) == len(tasks) == 1:
-            self._successes(self._base(queues.pop(), tasks.pop()), waits, list(began), end)
+    def _succeeded_together(
+        self, jobs: Sequence[Claimed], began: Sequence[int], end: int, series: Pair | None
+    ) -> None:
+        """Record successes that ended at the same time, of one series or of several."""
+        due = [job.run_at for job in jobs]
+        if series is not None:
+            self._successes(self._base(*series), due, began, end)
             return
         groups: dict[Pair, tuple[list[int], list[int]]] = {}
-        for job, wait, begin in zip(jobs, waits, began, strict=True):
+        for job, due_at, begin in zip(jobs, due, began, strict=True):
             group = groups.get((job.queue, job.task))
             if group is None:
                 group = groups[job.queue, job.task] = ([], [])
-            group[0].append(wait)
+            group[0].append(due_at)
             group[1].append(begin)
         for (queue, task), group in groups.items():
             self._successes(self._base(queue, task), *group, end)
 
-    def _successes(self, base: int, waits: list[int], began: list[int], end: int) -> None:
+    def _successes(self, base: int, due: Sequence[int], began: Sequence[int], end: int) -> None:
         """Record successes of one series that ended at the same time."""
-        self._words[base + _STARTED] += len(waits)
-        self._words[base + _SUCCEEDED] += len(waits)
-        self._observe_all(base + _WAIT, waits)
-        self._observe_since(base + _DURATION, began, end)
+        count, bounds = len(due), buckets.TIMES
+        self._words[base + _STARTED] += count
+        self._words[base + _SUCCEEDED] += count
+        ordered = sorted(began)
+        shortest, longest = ordered[0] - max(due), ordered[-1] - min(due)
+        bucket = bisect_left(bounds, shortest)
+        if shortest >= 0 and bucket == bisect_left(bounds, longest):  # every wait is in this bucket
+            self._words[base + _WAIT + bucket] += count
+            self._add(base + _WAIT + len(bounds) + 1, sum(ordered) - sum(due))
+        else:
+            waits = [begin - due_at for begin, due_at in zip(began, due, strict=True)]
+            self._observe_all(base + _WAIT, waits)
+        self._observe_since(base + _DURATION, ordered, end)
 
     def _ended(self, job: Claimed, transition: Transition, answer: SettleResult) -> None:
         """Record one attempt, whatever its end. One that is to be settled again counts then."""
@@ -274,9 +295,8 @@ class Meter:
         self._add(start + len(bounds) + 1, sum(times))
 
     def _observe_since(self, start: int, instants: list[int], end: int) -> None:
-        """Record the times from many instants to one end. It sorts the list."""
+        """Record the times from many instants, in their order, to one end."""
         words, bounds = self._words, buckets.TIMES
-        instants.sort()
         if instants[-1] > end:  # clocks of several machines differ
             instants = [min(instant, end) for instant in instants]
         bucket, last = bisect_left(bounds, end - instants[-1]), bisect_left(bounds, end - instants[0])
@@ -292,6 +312,12 @@ class Meter:
     def _add(self, word: int, times: int) -> None:
         """Add to a sum of times, which stays at the most that a word holds: jobs may be due since the year 1."""
         self._words[word] = min(self._words[word] + times, WORD_MAX)
+
+
+def series_of(jobs: Sequence[Claimed]) -> Pair | None:
+    """Return the queue and the task of these jobs, if they all have the same."""
+    queues, tasks = {job.queue for job in jobs}, {job.task for job in jobs}
+    return (queues.pop(), tasks.pop()) if len(queues) == len(tasks) == 1 else None
 
 
 def end_of(transition: Transition, answer: SettleResult) -> State:

@@ -208,12 +208,15 @@ class Committer:
         first = answers[0]
         are_all_done = first.answer is SettleAnswer.DONE and answers.count(first) == len(ended)
         if are_all_done and not first.cancelled and not self._reporter.wants_successes:
-            self._leases.settled_all([execution for execution, _, _ in ended])
+            executions = [execution for execution, _, _ in ended]
+            self._leases.settled_all(executions)
             if meter is None:
                 return _ALL_SETTLED
             seconds = clock.monotonic() - asked_at
             began: list[int] = successes.started_ats  # type: ignore[assignment]  # of a success, never None
-            return frozenset(), partial(meter.succeeded, jobs, began, first.at, seconds)
+            series = {lease.series for lease in {execution.lease for execution in executions}}
+            common = series.pop() if len(series) == 1 else None
+            return frozenset(), partial(meter.succeeded, jobs, began, first.at, seconds, common)
         if meter is not None:
             meter.store_settled(len(ended), clock.monotonic() - asked_at)
         endings = [_Ending(each[0], t, t, None) for each, t in zip(ended, successes, strict=True)]

@@ -258,13 +258,15 @@ class Fetcher:
         return begin
 
     def _accepted(self, request: ClaimRequest, claim: Claim) -> list[Execution]:
+        series = None
         if self._meter is not None:
-            self._meter.claimed(claim.jobs, self._clock.monotonic() - self._claiming_since)
+            series = self._meter.claimed(claim.jobs, self._clock.monotonic() - self._claiming_since)
         if not claim.jobs:
             if self._supervisor_link is not None:
                 self._supervisor_link.claimed(None, [])
             return []
         lease = self._leases.add(request.token, claim.expires_at, alone=request.suspects)
+        lease.series = series
         harbor, time, pipeline = self._harbor, self._time, self._pipeline
         executions = [Execution.of(job, lease, harbor, time, pipeline) for job in claim.jobs]
         lease.executions = {execution.claimed.id: execution for execution in executions}

@@ -44,7 +44,7 @@ class StoreTime:
 class HeldLease:
     """A lease this worker holds, and the jobs under it that are not settled yet."""
 
-    __slots__ = ("alone", "blocks", "executions", "expires_at", "lost", "supervisor", "token")
+    __slots__ = ("alone", "blocks", "executions", "expires_at", "lost", "series", "supervisor", "token")
 
     def __init__(
         self, token: str, expires_at: int, alone: bool = False, supervisor: SupervisorLink | None = None
@@ -55,6 +55,8 @@ class HeldLease:
         self.alone = alone  # it holds a suspect
         self.lost = False  # the store has refused it
         self.executions: dict[str, Execution] = {}
+        # The queue and the task of all its jobs; None if they differ, or nobody counts.
+        self.series: tuple[str, str] | None = None
         self.blocks: tuple[int, ...] = ()  # of shared memory, where the supervisor reads it
 
     def is_over(self, now: int) -> bool:
