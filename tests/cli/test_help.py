@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_examples_parse(path):
     examples = [line.strip() for line in lines if line.strip().startswith("taskharbor ")]
     assert examples
     for example in examples:
-        words = shlex.split(example.partition(" | ")[0])[1:]
+        words = shlex.split(re.split(r" [|>] ", example)[0])[1:]
         command: click.Command = cli
         while isinstance(command, click.Group) and not words[0].startswith("-"):
             found = command.get_command(click.Context(command), words.pop(0))
