@@ -8,7 +8,8 @@ priority that was not there before.
 
 The function counts the dead entries that a search looks at, and leaves a trail if there are many. Once no transaction
 can see a row any more, the first search that meets its entry marks it, and later ones pass it without counting it. They
-still read its page. So the pages are counted here, and a claim after one that read many asks the function to leave a trail.
+still read its page. So the pages are counted here, and a claim after one that read many asks for a
+trail.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class HeldLease:
         self.alone = alone  # it holds a suspect
         self.lost = False  # the store has refused it
         self.executions: dict[str, Execution] = {}
-        # The queue and the task of all its jobs; None if they differ, or nobody counts.
+        # The queue and the task of all its jobs; None if they differ, or without metrics.
         self.series: tuple[str, str] | None = None
         self.blocks: tuple[int, ...] = ()  # of shared memory, where the supervisor reads it
 
