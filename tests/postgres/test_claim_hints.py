@@ -166,8 +166,8 @@ async def test_claims_follow_a_trail_past_entries_that_are_marked_as_dead(
 ) -> None:
     """No snapshot is held, and no vacuum has come yet. A search counts none of these entries, and reads their pages."""
     monkeypatch.setattr(claim_hints, "FAR", 10 * DEAD)
-    monkeypatch.setattr(claim_hints, "FAR_PAGES", 15)
-    monkeypatch.setattr(claim_hints, "LANE_PAGES", 5)
+    monkeypatch.setattr(claim_hints, "FAR_PAGES", 10)
+    monkeypatch.setattr(claim_hints, "LOOKUP_PAGES", 3)
     clock = ManualClock()
     driver = PostgresDriver(dsn, clock=clock)
     await driver.migrate()
@@ -176,7 +176,8 @@ async def test_claims_follow_a_trail_past_entries_that_are_marked_as_dead(
     await connection.execute("ALTER TABLE taskharbor.ready SET (autovacuum_enabled = off)")
     await yard.bury()
     assert (await yard.claim(1)).searched  # past all of them: it marks them
-    assert (await yard.claim(1)).searched  # reads the pages again, and begins a trail
+    assert (await yard.claim(1)).searched  # reads their pages for nothing, …
+    assert (await yard.claim(1)).searched  # … so this one begins a trail
     before = await pages_read(driver)
     for _ in range(5):
         assert (await yard.claim(1)).searched is False
@@ -186,6 +187,28 @@ async def test_claims_follow_a_trail_past_entries_that_are_marked_as_dead(
     clock.advance(1)
     assert (await yard.claim(1)).searched
     assert (await yard.claim(1)).searched  # it is near again, so every claim is a search
+    await driver.close()
+
+
+@pytest.mark.parametrize("reading", ["much that is claimed", "many queues"])
+async def test_search_that_reads_many_pages_for_live_jobs_begins_no_trail(
+    bare: Yard, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    """A claim on a trail would not see the first job of another queue, however urgent."""
+    monkeypatch.setattr(claim_hints, "FAR", 10 * DEAD)
+    yard, driver = bare, bare.driver
+    await driver.migrate()
+    if reading == "much that is claimed":  # from two queues: each job is looked up by itself
+        for queue in "ab":
+            await yard.enqueue(DEAD, queue)
+        for _ in range(3):
+            assert len((await yard.claim(1_500)).jobs) == 1_500
+    else:
+        await driver.enqueue([yard.new(f"q{n}", run_at=yard.clock.now() + LEASE) for n in range(300)])
+        for _ in range(3):
+            assert (await yard.claim(10)).searched
+    [urgent] = await yard.enqueue(queue="elsewhere", priority=100)
+    assert await yard.ids(1) == [urgent]
     await driver.close()
 
 

@@ -8,8 +8,8 @@ priority that was not there before.
 
 The function counts the dead entries that a search looks at, and leaves a trail if there are many. Once no transaction
 can see a row any more, the first search that meets its entry marks it, and later ones pass it without counting it. They
-still read its page. So the pages are counted here, and a claim after one that read many asks for a
-trail.
+still read its page. So the pages are counted here, without those that lookups and counted entries explain, and a claim
+after one that read many asks for a trail.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from taskharbor.clock import MICROS_PER_SECOND, Clock, from_micros
 from taskharbor.drivers.base import Claim, Claimed, ClaimRequest
 
 FAR = 20_000  # dead entries of the index that a search walks past: some ten milliseconds
-FAR_PAGES = 1_000  # of the index that a search reads: some milliseconds
-LANE_PAGES = 30  # a search reads no more for a queue and priority without dead entries
-JOBS_ON_A_PAGE = 50  # at least
+FAR_PAGES = 1_000  # of the index that a search reads for nothing but marked entries: up to some milliseconds
+LOOKUP_PAGES = 5  # that one lookup in the index reads to come to its first entry, and rather less
+ENTRIES_ON_A_PAGE = 50  # and rather more
 # Microseconds that a transaction may last after it has enqueued, and its jobs lie on the trail.
 LATE = 250_000
 SEARCH_SECONDS_MIN = 1.0  # from one search to the next
@@ -60,6 +60,14 @@ class SearchReport(Struct, frozen=True):
     searched: int  # microseconds
     many: bool = False
     pages: int = 0  # of the index that it read
+    lookups: int = 0  # in the index
+    entries: int = 0  # that these gave, alive or dead, but not marked as dead
+
+    @property
+    def is_past_many_marked(self) -> bool:
+        """Whether it read many pages for entries that it could not count."""
+        explained = LOOKUP_PAGES * self.lookups + self.entries // ENTRIES_ON_A_PAGE
+        return self.pages - explained >= FAR_PAGES
 
 
 _encode = msgspec.json.Encoder().encode
@@ -78,7 +86,9 @@ class ClaimHints:
         self._trails: dict[tuple[str, ...] | None, _Trail] = {}
         self._lanes: dict[tuple[str, int], None] = {}  # where jobs were found: the latest last
         self._many: set[tuple[str, ...] | None] = set()  # the queues whose last claim had many plain jobs
-        self._paged: set[tuple[str, ...] | None] = set()  # the queues whose last search read many pages
+        self._paged: set[tuple[str, ...] | None] = (
+            set()
+        )  # the queues whose last search passed many marked entries
 
     def look(self, request: ClaimRequest) -> SearchPlan:
         if not _looks(request):
@@ -111,7 +121,7 @@ class ClaimHints:
         trail = seen.trail
         if look.search:
             self._paged.discard(request.queues)
-            if self._read_many_pages(request, claim, seen):
+            if seen.is_past_many_marked:
                 if len(self._paged) < TRAILS_MAX:
                     self._paged.add(request.queues)
             elif look.begins_trail:
@@ -135,10 +145,6 @@ class ClaimHints:
         search_due = claim.now + max(0, round((known.search_at - now) * MICROS_PER_SECOND))
         next_due = search_due if claim.next_due is None else min(claim.next_due, search_due)
         return replace(claim, next_due=next_due, searched=False)
-
-    def _read_many_pages(self, request: ClaimRequest, claim: Claim, seen: SearchReport) -> bool:
-        lanes = max(len(request.queues or ()), len(self._lanes))
-        return seen.pages >= FAR_PAGES + LANE_PAGES * lanes + len(claim.jobs) // JOBS_ON_A_PAGE
 
     def _remember(self, job: Claimed) -> None:
         lane = (job.queue, -job.priority)

@@ -65,7 +65,8 @@ async def claim(
         now, expires_at, jobs, next_due, suspects_waiting, more=more, unreadable=tuple(aside),
         max_losses=request.max_losses, aside=tuple(rows[-1]["labels"]), holds=frozenset(rows[-1]["holds"]),
     )  # fmt: skip
-    return claim, SearchReport(trail, searched, many, rows[-1]["pages"])
+    pages, lookups, entries = (rows[-1][each] for each in ("pages", "lookups", "entries"))
+    return claim, SearchReport(trail, searched, many, pages, lookups, entries)
 
 
 def _jobs_in(row: asyncpg.Record) -> list[Claimed] | None:

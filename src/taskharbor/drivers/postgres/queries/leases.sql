@@ -1,8 +1,12 @@
--- The claim, and how many pages of the order's index it read: those before it are counted first, since it asks for them.
+-- The claim, and what it did in the order's index: the pages that it read, its lookups, and the entries that these gave.
+-- What was counted before is read first, since the claim's arguments need it.
 -- name: claim
-SELECT c.*, pg_stat_get_xact_blocks_fetched(b.index) - b.pages AS pages
+SELECT c.*, pg_stat_get_xact_blocks_fetched(b.index) - b.pages AS pages,
+       pg_stat_get_xact_numscans(b.index) - b.lookups AS lookups,
+       pg_stat_get_xact_tuples_returned(b.index) - b.entries AS entries
 FROM (
-    SELECT i.index, pg_stat_get_xact_blocks_fetched(i.index) AS pages
+    SELECT i.index, pg_stat_get_xact_blocks_fetched(i.index) AS pages, pg_stat_get_xact_numscans(i.index) AS lookups,
+           pg_stat_get_xact_tuples_returned(i.index) AS entries
     FROM (SELECT '{schema}.ready_pkey'::regclass::oid AS index) AS i OFFSET 0
 ) AS b
 CROSS JOIN LATERAL {schema}.claim_on_trail(
