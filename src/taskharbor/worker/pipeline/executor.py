@@ -197,18 +197,19 @@ class Executor:
             await rest
 
     def _is_to_end_slot(self, execution: Execution, error: BaseException) -> bool:
-        """Settle a job that could not be executed. It must not end the slot, since other jobs need it."""
+        """Settle a job whose execution raised. It must not end the slot, since other jobs need it."""
         if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
             if execution.started_at is None:
                 self._processes.give_back(execution)
                 self._pipeline.end(execution, HandedBack())
             return True
-        self._end_unexecuted(execution, error)
+        self._fail(execution, error)
         return False
 
-    def _end_unexecuted(self, execution: Execution, error: BaseException) -> None:
-        """Settle as failed what could not be executed, through no fault of its handler's."""
-        log_line(logger, logging.ERROR, "Job {job} could not be executed", execution.fields(), error=error)
+    def _fail(self, execution: Execution, error: BaseException) -> None:
+        """Settle an attempt as failed by an error around its handler, which may have run or not."""
+        sentence = "Job {job} failed by an error that its handler did not raise"
+        log_line(logger, logging.ERROR, sentence, execution.fields(), error=error)
         self._pipeline.running.pop(execution, None)
         if (slot := execution.slot) is not None:
             execution.slot = slot.execution = None
@@ -455,7 +456,7 @@ class Executor:
                 outcome = self._outcome_of_value(execution, call.value)
             self._ended(execution, outcome)
         except Exception as error:  # noqa: BLE001 - a job that never ends would keep its slot and its lease
-            self._end_unexecuted(execution, error)
+            self._fail(execution, error)
 
     # -- handlers in processes --
 
@@ -466,7 +467,7 @@ class Executor:
             else:
                 self._ended(execution, outcomes.of_remote(execution, ended))
         except Exception as error:  # noqa: BLE001 - a job that never ends would keep its slot and its lease
-            self._end_unexecuted(execution, error)
+            self._fail(execution, error)
         self.wake_a_slot()
 
     async def _value_from_process(self, execution: Execution) -> Any:
