@@ -418,7 +418,7 @@ def _help(command: click.Command) -> Iterator[str]:
             yield f"{paragraph}\n"
             continue
         lines = [line.strip() for line in paragraph.strip("\b\n").splitlines()]
-        examples = [f"$ {line}" for line in lines if line.startswith("taskharbor ")]
+        examples = [f"$ {line}" for line in lines if line.startswith(("taskharbor ", "psql "))]
         if examples:
             yield "```console no-run\n" + "\n".join(examples) + "\n```\n"
         else:

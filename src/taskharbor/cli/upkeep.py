@@ -77,9 +77,9 @@ def _described(older_than: float | None, states: tuple[str, ...], limit: int | N
 def migrate(session: Session) -> None:
     """Bring the store's schema up to date.
 
-    On PostgreSQL, only this command makes or changes the schema: run it before the new workers start. On
-    SQLite, the first process that stores something does it by itself; run this for a database that belongs to
-    another application, or to choose the moment of an upgrade.
+    On PostgreSQL, workers and the other commands leave the schema alone: run this before the new workers
+    start. On SQLite, the first process that stores something does it by itself; run this for a database that
+    belongs to another application, or to choose the moment of an upgrade.
 
     \b
     Example:
