@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -281,10 +282,12 @@ async def test_a_sync_handlers_slot_stays_occupied_until_it_really_ends(memory, 
     assert await statuses(job) == ["timed_out"]
 
 
-async def test_slot_stays_occupied_although_a_middleware_has_given_up_before(memory, clock):
+@pytest.mark.parametrize("calls", ["itself", "in a task", "in a task that it forgets"])
+async def test_slot_stays_occupied_although_a_middleware_has_given_up_before(memory, clock, calls):
     """The handler's thread is cancelled a second time, by its own timeout, and does not end by that either."""
     begun, release = threading.Event(), threading.Event()
     give_up, has_given_up = asyncio.Event(), asyncio.Event()
+    forgotten: list[asyncio.Task[Any]] = []
 
     @memory.task(timeout=5, max_attempts=1)
     def deaf() -> None:
@@ -303,6 +306,15 @@ async def test_slot_stays_occupied_although_a_middleware_has_given_up_before(mem
     async def impatient(ctx, call):
         if ctx.job.task == other.name:
             return await call()
+        if calls != "itself":  # as `asyncio.wait_for` does in Python 3.11
+            calling = asyncio.create_task(call())
+            await give_up.wait()
+            if calls == "in a task":
+                calling.cancel()
+            else:
+                forgotten.append(calling)
+            asyncio.get_running_loop().call_soon(has_given_up.set)
+            raise TimeoutError
         async with asyncio.timeout(None) as scope:
 
             async def watch() -> None:
@@ -323,11 +335,12 @@ async def test_slot_stays_occupied_although_a_middleware_has_given_up_before(mem
         give_up.set()
         await soon(has_given_up.wait())
         await clock.jump(20)
-        assert (await the_job(memory, job)).state is State.RUNNING
-        assert (await the_job(memory, waiting)).state is State.READY
+        found = [(await the_job(memory, each)).state for each in (job, waiting)]
         release.set()
+        assert found == [State.RUNNING, State.READY]
         await until_state(job, State.DEAD)
         assert await soon(waiting.aresult()) == "mine"
+    await asyncio.gather(*forgotten)
     assert await statuses(job) == ["timed_out"]
 
 

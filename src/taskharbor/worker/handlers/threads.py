@@ -93,10 +93,10 @@ class Call:
                 self.value, self.error = None, error
 
     def interrupt(self, _why: object = None) -> None:
-        """Raise `Interruption` inside the handler, unless it has ended; runs on the loop."""
+        """Raise `Interruption` inside the handler, once, unless it has ended; runs on the loop."""
         with self._lock:
-            self._interrupted = True
-            if not self._finished and self._thread_id is not None:
+            was_interrupted, self._interrupted = self._interrupted, True
+            if not was_interrupted and not self._finished and self._thread_id is not None:
                 _raise_in_thread(self._thread_id, Interruption)
 
 

@@ -399,12 +399,33 @@ class Executor:
 
     async def _wrapped(self, execution: Execution, arguments: dict[str, Any]) -> Any:
         """Call the handler inside the middlewares; the first declared is the outermost."""
-        call: Callable[[], Coroutine[Any, Any, Any]] = lambda: self._innermost(execution, arguments)  # noqa: E731
+        threads: list[tuple[Call, asyncio.Future[Call]]] = []
+        call: Callable[[], Coroutine[Any, Any, Any]] = lambda: self._innermost(execution, arguments, threads)  # noqa: E731
         for middleware in reversed(self._wrappers):
             call = _bound(middleware, execution, call)
-        return await call()
+        try:
+            value = await call()
+        except GeneratorExit:  # nothing runs this coroutine any more
+            raise
+        except BaseException:
+            await self._until_threads_ended(threads)
+            raise
+        await self._until_threads_ended(threads)
+        return value
 
-    async def _innermost(self, execution: Execution, arguments: dict[str, Any]) -> Any:
+    async def _until_threads_ended(self, threads: Iterable[tuple[Call, asyncio.Future[Call]]]) -> None:
+        """Interrupt what a middleware has called and did not wait for; its attempt ends no sooner than it does."""
+        for call, ended in threads:
+            if not ended.done() and not self._torn_down:
+                call.interrupt()
+                await self._until_ended(ended)
+
+    async def _innermost(
+        self,
+        execution: Execution,
+        arguments: dict[str, Any],
+        threads: list[tuple[Call, asyncio.Future[Call]]],
+    ) -> Any:
         task = execution.task
         assert task is not None, "only known tasks are executed"
         if task.is_isolated:
@@ -419,6 +440,7 @@ class Executor:
             (task.plan.call, arguments, execution.context),
             lambda call: None if ended.done() else ended.set_result(call),
         )
+        threads.append((call, ended))
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
