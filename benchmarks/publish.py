@@ -359,7 +359,12 @@ def publish(
         if section.name in kept:
             text = written(text, section.name, body_of(kept[section.name]))
     shown = {section.name: kept[section.name] for section in page.sections if section.name in kept}
-    page.path.write_text(written(text, "machine", machine_body(shown)), "utf-8")
+    others = [each.name for each in page.sections if each.name not in kept and part_of(text, each.name)]
+    if others:  # their contestants are named there, and the file does not know them
+        print(f"machine and contestants stay as they are: {results.name} lacks {', '.join(others)}")
+    else:
+        text = written(text, "machine", machine_body(shown))
+    page.path.write_text(text, "utf-8")
     failures = [failure for section in shown.values() for failure in section["failures"]]
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
@@ -413,11 +418,27 @@ def keep(results: Path, kept: dict[str, Any]) -> None:
 
 def written(text: str, name: str, body: str) -> str:
     """The page with `body` between the two comments of this section."""
-    begin, end = f"<!-- results: {name} -->", f"<!-- end of results: {name} -->"
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if len(pattern.findall(text)) != 1:
+    begin, end = _comments(name)
+    part_of(text, name)
+    return _part(name).sub(lambda _: f"{begin}\n\n{body.strip()}\n\n{end}", text)
+
+
+def part_of(text: str, name: str) -> str:
+    """What the page has between the two comments of this section."""
+    found = _part(name).findall(text)
+    if len(found) != 1:
+        begin, end = _comments(name)
         raise SystemExit(f"the page must have one {begin} with its {end}")
-    return pattern.sub(lambda _: f"{begin}\n\n{body.strip()}\n\n{end}", text)
+    return str(found[0]).strip()
+
+
+def _comments(name: str) -> tuple[str, str]:
+    return f"<!-- results: {name} -->", f"<!-- end of results: {name} -->"
+
+
+def _part(name: str) -> re.Pattern[str]:
+    begin, end = map(re.escape, _comments(name))
+    return re.compile(f"{begin}(.*?){end}", re.DOTALL)
 
 
 def body_of(section: dict[str, Any]) -> str:

@@ -138,6 +138,20 @@ def test_a_section_that_is_in_the_file_is_not_measured_again(page: Page, tmp_pat
     assert ran == ["ours", "ours"]
 
 
+def test_one_section_from_a_new_file_leaves_the_contestants_of_the_others_on_the_page(
+    page: Page, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(page, tmp_path / "results.json")
+    contestants = publish.part_of(page.path.read_text(), "machine")
+    text = page.path.read_text()
+    page.path.write_text(text.replace("| theirs |", "| a peer |", 1))
+    published(page, tmp_path / "new.json", ["second"])
+    assert publish.part_of(page.path.read_text(), "machine") == contestants.replace(
+        "| theirs |", "| a peer |"
+    )
+    assert "stay as they are: new.json lacks first" in capsys.readouterr().out
+
+
 def test_a_page_that_is_not_there_is_said_before_anything_is_measured(page: Page, tmp_path: Path) -> None:
     page.path.unlink()
     with pytest.raises(SystemExit, match="there is no page"):
