@@ -86,9 +86,8 @@ class ClaimHints:
         self._trails: dict[tuple[str, ...] | None, _Trail] = {}
         self._lanes: dict[tuple[str, int], None] = {}  # where jobs were found: the latest last
         self._many: set[tuple[str, ...] | None] = set()  # the queues whose last claim had many plain jobs
-        self._paged: set[tuple[str, ...] | None] = (
-            set()
-        )  # the queues whose last search passed many marked entries
+        # The queues whose last search passed many marked entries.
+        self._paged: set[tuple[str, ...] | None] = set()
 
     def look(self, request: ClaimRequest) -> SearchPlan:
         if not _looks(request):
