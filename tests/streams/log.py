@@ -12,6 +12,8 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from taskharbor.streams.client_errors import passes
+
 PATIENCE_SECONDS = 60.0
 QUICK_BEATS = {"heartbeat.interval.ms": 300}  # members learn of a rebalance by them
 
@@ -96,7 +98,7 @@ class Log:
                     known = consumer.committed(partitions, timeout=PATIENCE_SECONDS)
                 except KafkaException as error:
                     # A broker that has just begun loads what it knows of groups.
-                    if not error.args[0].retriable() or time.monotonic() > give_up_at:
+                    if not passes(error.args[0]) or time.monotonic() > give_up_at:
                         raise
                 else:
                     assert all(each.error is None for each in known), known
