@@ -6,15 +6,17 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from taskharbor.streams.client_errors import passes
+from taskharbor.streams.client_errors import passes_for_member
 
 PATIENCE_SECONDS = 60.0
+T = TypeVar("T")
 QUICK_BEATS = {"heartbeat.interval.ms": 300}  # members learn of a rebalance by them
 
 
@@ -91,19 +93,10 @@ class Log:
     def committed_by(self, group: str, partitions: list[TopicPartition]) -> list[Any]:
         settings = {"bootstrap.servers": self.bootstrap, "group.id": group}
         consumer = Consumer({**settings, "isolation.level": "read_uncommitted"})
-        give_up_at = time.monotonic() + PATIENCE_SECONDS
         try:
-            while True:
-                try:
-                    known = consumer.committed(partitions, timeout=PATIENCE_SECONDS)
-                except KafkaException as error:
-                    # A broker that has just begun loads what it knows of groups.
-                    if not passes(error.args[0]) or time.monotonic() > give_up_at:
-                        raise
-                else:
-                    assert all(each.error is None for each in known), known
-                    return known
-                time.sleep(0.05)
+            known = _answer(lambda: consumer.committed(partitions, timeout=PATIENCE_SECONDS))
+            assert all(each.error is None for each in known), known
+            return known
         finally:
             consumer.close()
 
@@ -119,7 +112,10 @@ class Log:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": f"{self.group}-looks"})
         try:
             asked = [TopicPartition(self.topic, number) for number in range(self.partitions)]
-            return [consumer.get_watermark_offsets(each, timeout=PATIENCE_SECONDS)[1] for each in asked]
+            return [
+                _answer(partial(consumer.get_watermark_offsets, each, timeout=PATIENCE_SECONDS))[1]
+                for each in asked
+            ]
         finally:
             consumer.close()
 
@@ -146,6 +142,18 @@ class Log:
         finally:
             consumer.close()
         return messages
+
+
+def _answer(ask: Callable[[], T]) -> T:
+    """Ask until a broker answers that has just begun, or learned of the topic."""
+    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if not passes_for_member(error.args[0]) or time.monotonic() > give_up_at:
+                raise
+        time.sleep(0.05)
 
 
 async def until(condition: Callable[[], Any], told: str = "") -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from taskharbor import Harbor, StreamError
 from taskharbor.cli import cli
-from taskharbor.streams.client_log import ClientLog
+from taskharbor.streams.client_log import AGAIN_SECONDS, ClientLog
 
 NOBODY = "127.0.0.1:1"
 CLIENT = "taskharbor.stream.client"
@@ -57,21 +57,47 @@ async def test_publish_to_brokers_that_do_not_answer_says_why_and_logs_nothing(
     assert capfd.readouterr().err == ""
 
 
+FORM, NAME = "%s [%s] %s", "rdkafka#consumer-1"
+LOST = "[thrd:a:1/bootstrap]: a:1/bootstrap: Connect to ipv4#1.2.3.4:1 failed: Connection refused"
+
+
 def test_what_the_client_says_later_is_logged_and_a_lost_connection_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ):
     caplog.set_level(logging.DEBUG, CLIENT)
-    form, name = "%s [%s] %s", "rdkafka#consumer-1"
     log = ClientLog(has_met=False)
-    lost = "[thrd:a:1/bootstrap]: a:1/bootstrap: Connect to ipv4#1.2.3.4:1 failed: Connection refused"
-    log.log(logging.ERROR, form, "FAIL", name, lost)
-    log.log(logging.WARNING, form, "CONFWARN", name, "a setting is of no use")
-    assert levels(caplog) == [logging.DEBUG, logging.WARNING]
+    log.log(logging.ERROR, FORM, "FAIL", NAME, LOST)
+    log.log(logging.WARNING, FORM, "CONFWARN", NAME, "a setting is of no use")
+    log.log(
+        logging.WARNING,
+        FORM,
+        "CONFWARN",
+        NAME,
+        "x is a consumer property and will be ignored by this producer",
+    )
+    assert levels(caplog) == [logging.DEBUG, logging.WARNING, logging.DEBUG]
     assert log.because() == " (Connect to ipv4#1.2.3.4:1 failed: Connection refused)"
     caplog.clear()
     log.has_met = True
-    log.log(logging.ERROR, form, "FAIL", name, lost)
-    log.log(logging.ERROR, form, "ERROR", name, "1/1 brokers are down")
-    log.log(logging.ERROR, form, "CRASH", name, "anything else")
-    assert levels(caplog) == [logging.WARNING, logging.WARNING, logging.ERROR]
-    assert caplog.messages[0] == f"FAIL [{name}] {lost}"
+    log.log(logging.ERROR, FORM, "FAIL", NAME, LOST)
+    log.log(logging.ERROR, FORM, "ERROR", NAME, "1/1 brokers are down")
+    log.log(logging.ERROR, FORM, "TXNERR", NAME, "a transaction that is repeated")
+    log.log(logging.ERROR, FORM, "FATAL", NAME, "nothing works any more")
+    assert levels(caplog) == [*[logging.WARNING] * 3, logging.ERROR]
+    assert caplog.messages[0] == f"FAIL [{NAME}] {LOST}"
+
+
+def test_a_connection_that_is_tried_again_and_again_is_a_warning_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+):
+    caplog.set_level(logging.DEBUG, CLIENT)
+    now = 1_000.0
+    log = ClientLog(has_met=True, monotonic=lambda: now)
+    for _ in range(3):
+        log.log(logging.ERROR, FORM, "FAIL", NAME, LOST)
+    log.log(logging.ERROR, FORM, "FAIL", NAME, LOST.replace("a:1", "b:1"))
+    assert levels(caplog) == [logging.WARNING, logging.DEBUG, logging.DEBUG, logging.WARNING]
+    caplog.clear()
+    now += AGAIN_SECONDS
+    log.log(logging.ERROR, FORM, "FAIL", NAME, LOST)
+    assert levels(caplog) == [logging.WARNING]
