@@ -193,6 +193,32 @@ async def test_attempts_of_a_message_are_capped_by_the_policy(memory: Harbor, lo
     assert sorted(job.attempts for job in await memory.dlq.alist()) == [2, 3]
 
 
+async def test_policy_of_a_task_decides_after_each_attempt_of_its_message(harbor: Harbor, log: Log):
+    @harbor.task(name="fails", retry=RetryPolicy(max_attempts=2, initial=0.03, jitter=None))
+    async def fails() -> None:
+        raise TimeoutError
+
+    log.put({"task": "fails"})
+    async with working(harbor, log):
+        await until(lambda: _dead(harbor, 1))
+    [job] = await harbor.dlq.alist()
+    assert (job.reason, job.attempts) == (Reason.EXHAUSTED, 2)
+    delays = [each.retry_delay for each in await harbor.jobs.ahistory(job.id)]
+    assert delays == [None, 0.03]
+
+
+async def test_message_of_a_task_without_a_policy_has_the_policy_of_the_worker(harbor: Harbor, log: Log):
+    @harbor.task(name="fails")
+    async def fails() -> None:
+        raise TimeoutError
+
+    log.put({"task": "fails"})
+    async with working(harbor, log):
+        await until(lambda: _dead(harbor, 1))
+    [job] = await harbor.dlq.alist()
+    assert (job.reason, job.attempts) == (Reason.EXHAUSTED, 3)
+
+
 async def _dead(harbor: Harbor, count: int) -> bool:
     return (await harbor.jobs.acounts())["dead"] == count
 

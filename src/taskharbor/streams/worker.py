@@ -406,7 +406,7 @@ class StreamWorker:
             known = harbor.tasks.get(task) or harbor._known(task)
             return known is not None and known.is_at_most_once
 
-        policy, dead = worker.retry, self.dead_letter_topic
+        dead = self.dead_letter_topic
         source = StreamSource(
             harbor.driver,
             Outages(harbor.driver.clock),
@@ -418,7 +418,6 @@ class StreamWorker:
                 lambda task: harbor._known(task) is not None,
                 is_handed_over_first,
                 harbor.sealing.seal,
-                policy.to_dict() if policy is not None and not policy.follows_code else None,
                 None if dead is None else DeadCopy(self.topic, dead, self.group),
                 None if dead is None else UnreadableCopies(self._sender, dead, self.group).send,
             ),
