@@ -344,6 +344,29 @@ async def test_option_that_a_log_cannot_keep_is_refused(memory: Harbor, log: Log
         await stream.apublish(send)  # type: ignore[arg-type]
 
 
+async def test_producer_of_a_topic_belongs_to_its_brokers(memory: Harbor, log: Log):
+    here = memory.stream(log.topic, brokers=log.bootstrap)
+    elsewhere = memory.stream(log.topic, brokers="127.0.0.1:1")
+    assert elsewhere is not here
+    assert memory.stream(log.topic, brokers=log.bootstrap) is here
+
+
+async def test_closed_producer_says_so_and_the_next_one_is_new(memory: Harbor, log: Log):
+    @memory.task(name="send")
+    async def send() -> None: ...
+
+    closed = memory.stream(log.topic, brokers=log.bootstrap)
+    closed.close()
+    with pytest.raises(StreamError, match="is closed; get another one"):
+        await closed.apublish(send.s())
+    assert (await memory.stream(log.topic, brokers=log.bootstrap).apublish(send.s())).topic == log.topic
+
+
+async def test_nothing_can_be_published(memory: Harbor, log: Log):
+    stream = memory.stream(log.topic, brokers=log.bootstrap)
+    assert stream.publish_many([]) == await stream.apublish_many([]) == []
+
+
 async def test_no_brokers_is_one_clear_error(memory: Harbor, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TASKHARBOR_BROKERS", raising=False)
     with pytest.raises(ValueError, match="no brokers are named"):
