@@ -243,6 +243,35 @@ async def test_slow_message_holds_up_no_other_and_is_not_committed_over(memory: 
     assert sorted(done) == list(range(100))
 
 
+@pytest.mark.parametrize("retries", ["store", "topics"])
+async def test_second_stop_ends_at_once_and_what_is_not_finished_comes_again(
+    memory: Harbor, log: Log, retries: str
+):
+    begun: list[int] = []
+    stuck = True
+
+    @memory.task(name="note")
+    async def note(n: int) -> None:
+        begun.append(n)
+        if stuck:
+            await asyncio.sleep(3_600)
+
+    log.put_calls("note", range(3))
+    given: dict[str, Any] = {"settings": QUICK_BEATS, "retries": retries, "revoke_seconds": 3_600.0}
+    worker = StreamWorker(memory, brokers=log.bootstrap, topic=log.topic, group=log.group, **given)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: len(begun) == 3)
+    worker.stop()
+    worker.stop()
+    await asyncio.wait_for(running, 30)
+    assert await memory.jobs.alist() == []
+    stuck = False
+    async with working(memory, log, retries=retries):
+        await until(lambda: len(begun) == 6)
+        await until(log.is_committed)
+    assert sorted(begun) == [0, 0, 1, 1, 2, 2]
+
+
 async def test_successor_does_not_repeat_what_was_finished_beyond_the_commit(memory: Harbor, log: Log):
     done: list[int] = []
     stuck = True

@@ -247,6 +247,7 @@ class StreamWorker:
             await self._work(source)
         finally:
             source.is_closing = True
+            source.workers_ended()
             closing = asyncio.ensure_future(asyncio.to_thread(self._sender.close))
             if not await asyncio.to_thread(consumer.stop, self._revoke_seconds + LEAVE_SECONDS):
                 log_line(
