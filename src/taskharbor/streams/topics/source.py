@@ -31,6 +31,7 @@ from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
 from taskharbor.rules.policy import LOST_SUPERVISED, Loss, weigh_loss
+from taskharbor.streams.dead_jobs import report_dead, why_unreadable
 from taskharbor.streams.log_source import BUFFER_BYTES, LogSource
 from taskharbor.streams.messages import Place, Unreadable, read_message, unreadable, with_place
 from taskharbor.streams.offsets import decode
@@ -319,6 +320,7 @@ class TopicsSource(LogSource[Held]):
             return
         except Exception as error:  # noqa: BLE001 - one message must not take the others along
             read = unreadable(str(error) or repr(error), message.value() or b"")
+        report_dead(first, why_unreadable(first, read))
         self._send([Move(place, self._records.unreadable(first, message, read))])
 
     def _admit(self, held: Held, now: int) -> None:
