@@ -120,6 +120,11 @@ class StreamWorker:
             dead_letter_topic = f"{self.topic}-dlq"
         if dead_letter_topic is not None:
             dead_letter_topic = checked_topic(dead_letter_topic, what="a dead-letter topic")
+            if dead_letter_topic == self.topic:
+                raise ConfigurationError(
+                    f"dead messages of topic {self.topic!r} cannot go to the same topic: the worker would execute them "
+                    "again without end; name another dead-letter topic"
+                )
         self.dead_letter_topic: str | None = dead_letter_topic
         if retries == "topics":
             mode.check_options(
