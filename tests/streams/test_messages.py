@@ -80,6 +80,8 @@ def test_key_that_is_a_task_makes_the_body_the_payload():
         ({"payload": {}}, "does not say its task"),
         ([1, 2], "does not say its task"),
         ({"task": 5}, "does not say its task"),
+        ({"task": "send", "maxAttempts": "x"}, "a field of it is wrong: Expected"),
+        ({"task": "send", "meta": {"task": 5}}, "a field of it is wrong: Expected"),
         ({"task": ""}, "task"),
         ({"task": "send", "payload": [1]}, "JSON object"),
         ({"task": "send", "maxAttempts": 0}, "above 0"),

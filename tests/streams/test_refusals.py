@@ -16,7 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are pu
     ResourceType,
 )
 
-from taskharbor import Harbor, StreamError
+from taskharbor import ConfigurationError, Harbor, StreamError
 from taskharbor.streams import StreamWorker
 from taskharbor.streams.producer import Published
 from tests.run_broker import RunBroker
@@ -117,6 +117,17 @@ async def test_group_with_members_of_another_kind_is_one_clear_error(
     line = await refusal(memory, log, log.bootstrap)
     assert "the group has members with another assignment strategy" in line
     assert f"group {log.group!r}" in line
+
+
+@pytest.mark.parametrize("address", ["http://localhost:9092", "localhost:99999", "a:9092,b:65536"])
+def test_address_that_the_client_would_misread_is_refused(memory: Harbor, address: str):
+    with pytest.raises(ConfigurationError, match="brokers are addresses such as"):
+        StreamWorker(memory, brokers=address, group="g")
+
+
+@pytest.mark.parametrize("address", ["localhost", "[::1]:9092", "SSL://a:1, b:65535", ["a:1", "b:2"]])
+def test_address_that_the_client_reads_is_taken(memory: Harbor, address: str | list[str]):
+    StreamWorker(memory, brokers=address, group="g")
 
 
 async def test_worker_that_is_stopped_while_it_looks_for_brokers_ends(memory: Harbor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -126,7 +127,9 @@ async def test_failed_message_waits_in_the_largest_tier_and_hops_until_it_is_due
             await until(log.is_committed)
 
 
-async def test_dead_message_is_in_the_dead_letter_topic_with_all_its_attempts(memory: Harbor, log: Log):
+async def test_dead_message_is_in_the_dead_letter_topic_with_all_its_attempts(
+    memory: Harbor, log: Log, caplog: pytest.LogCaptureFixture
+):
     @memory.task(name="pay")
     async def pay(user_id: str | None = None) -> None:
         raise ValueError("validation error: missing user_id" if user_id is None else "unavailable")
@@ -151,7 +154,10 @@ async def test_dead_message_is_in_the_dead_letter_topic_with_all_its_attempts(me
     assert [(each["number"], each["status"]) for each in history] == [(n, "failed") for n in (1, 2, 3)]
     assert not [name for name in headers if name.startswith("taskharbor-retry-")]
     assert dict(by_reason["not_retryable"].headers())["taskharbor-attempts"] == b"1"
-    assert by_reason["invalid_payload"].value() == b"\xffnot json"
+    unreadable = by_reason["invalid_payload"]
+    assert unreadable.value() == b"\xffnot json"
+    offset = dict(unreadable.headers())["kafka_dlt-original-offset"].decode()
+    assert re.search(rf"message {log.topic}\[\d\]@{offset} is dead: .* cannot be read", caplog.text)
 
 
 async def test_short_delay_is_waited_for_in_memory_and_outlives_an_orderly_stop(memory: Harbor, log: Log):

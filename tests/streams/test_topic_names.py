@@ -42,6 +42,20 @@ def test_name_that_leaves_no_room_for_its_retry_topics_is_refused(memory: Harbor
         StreamWorker(memory, brokers="x:1", group="g", topic="a" * 239, retries="topics")
 
 
+def test_topic_that_the_worker_reads_takes_no_dead_letters(memory: Harbor):
+    with pytest.raises(ConfigurationError, match="cannot go to the same topic"):
+        StreamWorker(memory, brokers="x:1", group="g", topic="tasks", dead_letter_topic="tasks")
+    with pytest.raises(ConfigurationError, match="'tasks-retry-4s' is a retry topic of 'tasks'"):
+        StreamWorker(
+            memory,
+            brokers="x:1",
+            group="g",
+            topic="tasks",
+            dead_letter_topic="tasks-retry-4s",
+            retries="topics",
+        )
+
+
 def test_name_that_is_no_text_is_refused(memory: Harbor):
     with pytest.raises(ConfigurationError, match="the name of a topic is text, not \\['tasks'\\]"):
         memory.stream(["tasks"], brokers="x:1")  # type: ignore[arg-type]

@@ -193,6 +193,32 @@ async def test_attempts_of_a_message_are_capped_by_the_policy(memory: Harbor, lo
     assert sorted(job.attempts for job in await memory.dlq.alist()) == [2, 3]
 
 
+async def test_policy_of_a_task_decides_after_each_attempt_of_its_message(harbor: Harbor, log: Log):
+    @harbor.task(name="fails", retry=RetryPolicy(max_attempts=2, initial=0.03, jitter=None))
+    async def fails() -> None:
+        raise TimeoutError
+
+    log.put({"task": "fails"})
+    async with working(harbor, log):
+        await until(lambda: _dead(harbor, 1))
+    [job] = await harbor.dlq.alist()
+    assert (job.reason, job.attempts) == (Reason.EXHAUSTED, 2)
+    delays = [each.retry_delay for each in await harbor.jobs.ahistory(job.id)]
+    assert delays == [None, 0.03]
+
+
+async def test_message_of_a_task_without_a_policy_has_the_policy_of_the_worker(harbor: Harbor, log: Log):
+    @harbor.task(name="fails")
+    async def fails() -> None:
+        raise TimeoutError
+
+    log.put({"task": "fails"})
+    async with working(harbor, log):
+        await until(lambda: _dead(harbor, 1))
+    [job] = await harbor.dlq.alist()
+    assert (job.reason, job.attempts) == (Reason.EXHAUSTED, 3)
+
+
 async def _dead(harbor: Harbor, count: int) -> bool:
     return (await harbor.jobs.acounts())["dead"] == count
 
@@ -215,6 +241,35 @@ async def test_slow_message_holds_up_no_other_and_is_not_committed_over(memory: 
         release.set()
         await until(log.is_committed)
     assert sorted(done) == list(range(100))
+
+
+@pytest.mark.parametrize("retries", ["store", "topics"])
+async def test_second_stop_ends_at_once_and_what_is_not_finished_comes_again(
+    memory: Harbor, log: Log, retries: str
+):
+    begun: list[int] = []
+    stuck = True
+
+    @memory.task(name="note")
+    async def note(n: int) -> None:
+        begun.append(n)
+        if stuck:
+            await asyncio.sleep(3_600)
+
+    log.put_calls("note", range(3))
+    given: dict[str, Any] = {"settings": QUICK_BEATS, "retries": retries, "revoke_seconds": 3_600.0}
+    worker = StreamWorker(memory, brokers=log.bootstrap, topic=log.topic, group=log.group, **given)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: len(begun) == 3)
+    worker.stop()
+    worker.stop()
+    await asyncio.wait_for(running, 30)
+    assert await memory.jobs.alist() == []
+    stuck = False
+    async with working(memory, log, retries=retries):
+        await until(lambda: len(begun) == 6)
+        await until(log.is_committed)
+    assert sorted(begun) == [0, 0, 1, 1, 2, 2]
 
 
 async def test_successor_does_not_repeat_what_was_finished_beyond_the_commit(memory: Harbor, log: Log):
@@ -316,6 +371,29 @@ async def test_option_that_a_log_cannot_keep_is_refused(memory: Harbor, log: Log
         await stream.apublish(send.using(priority=5).s())
     with pytest.raises(ValueError, match="takes a signature"):
         await stream.apublish(send)  # type: ignore[arg-type]
+
+
+async def test_producer_of_a_topic_belongs_to_its_brokers(memory: Harbor, log: Log):
+    here = memory.stream(log.topic, brokers=log.bootstrap)
+    elsewhere = memory.stream(log.topic, brokers="127.0.0.1:1")
+    assert elsewhere is not here
+    assert memory.stream(log.topic, brokers=log.bootstrap) is here
+
+
+async def test_closed_producer_says_so_and_the_next_one_is_new(memory: Harbor, log: Log):
+    @memory.task(name="send")
+    async def send() -> None: ...
+
+    closed = memory.stream(log.topic, brokers=log.bootstrap)
+    closed.close()
+    with pytest.raises(StreamError, match="is closed; get another one"):
+        await closed.apublish(send.s())
+    assert (await memory.stream(log.topic, brokers=log.bootstrap).apublish(send.s())).topic == log.topic
+
+
+async def test_nothing_can_be_published(memory: Harbor, log: Log):
+    stream = memory.stream(log.topic, brokers=log.bootstrap)
+    assert stream.publish_many([]) == await stream.apublish_many([]) == []
 
 
 async def test_no_brokers_is_one_clear_error(memory: Harbor, monkeypatch: pytest.MonkeyPatch):

@@ -137,7 +137,7 @@ class Harbor:
         self.jobs = Jobs(self)
         self.events = Events()
         self.middlewares: list[Middleware] = []
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[tuple[str, str], Stream] = {}  # by topic and brokers
         self.tracing: Tracing | None = None  # set by `telemetry.tracing.instrument`
         # The module that created this harbor; handler processes import it first.
         self.made_in: list[str] = [sys._getframe(1).f_globals.get("__name__", "")]
@@ -406,7 +406,8 @@ class Harbor:
         """Return the producer of a Kafka topic: `harbor.stream("tasks").publish(send.s(to="a@b.c"))`.
 
         `brokers` are those of $TASKHARBOR_BROKERS, unless they are given. The producer is made once for each topic and
-        kept. It needs the extra `taskharbor[kafka]`.
+        brokers, with the settings of the first call, and kept until it is closed. It needs the extra
+        `taskharbor[kafka]`.
         """
         try:
             from taskharbor.streams.brokers import Brokers
@@ -423,9 +424,11 @@ class Harbor:
                 'no brokers are named; give them, harbor.stream("tasks", brokers="localhost:9092"), '
                 "or set $TASKHARBOR_BROKERS"
             )
-        if topic not in self._streams:
-            self._streams[topic] = Stream(self, topic, Brokers(addresses, settings))
-        return self._streams[topic]
+        named = Brokers(addresses, settings)
+        stream = self._streams.get((topic, named.addresses))
+        if stream is None or stream.is_closed:
+            stream = self._streams[topic, named.addresses] = Stream(self, topic, named)
+        return stream
 
     # -- serving --
 

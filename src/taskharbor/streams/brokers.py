@@ -31,6 +31,8 @@ PARTITIONS = 4  # of a topic that a worker creates
 RECONNECT_MS_MAX = 2_000
 # How long a producer takes a missing topic for one that was just created and is not known to every broker.
 NEW_TOPIC_MS = 4_000
+PORT_MAX = 65_535
+_PROTOCOLS = ("", "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MESSAGE_BYTES_MAX = 16 * 1_048_576  # that a producer sends: the brokers have a limit of their own
 
 # Older brokers cannot describe topics.
@@ -247,7 +249,17 @@ def _id_in(asked: Any, topic: str) -> str:
 
 def _checked(brokers: object) -> str:
     if isinstance(brokers, str) and brokers.strip():
-        return brokers.strip()
+        return _usable(brokers.strip())
     if isinstance(brokers, list | tuple) and brokers and all(isinstance(each, str) for each in brokers):
-        return ",".join(brokers)
+        return _usable(",".join(brokers))
     raise ConfigurationError(f'brokers are addresses such as "localhost:9092", not {shorten(brokers)}')
+
+
+def _usable(addresses: str) -> str:
+    """Refuse what the client does not: it would pass over another protocol, and cut a port that is too large."""
+    for each in addresses.split(","):
+        protocol, _, rest = each.strip().rpartition("://")
+        port = rest.rpartition(":")[2]
+        if protocol.upper() not in _PROTOCOLS or (port.isdecimal() and int(port) > PORT_MAX):
+            raise ConfigurationError(f'brokers are addresses such as "localhost:9092", not {shorten(each)}')
+    return addresses

@@ -18,7 +18,11 @@ UNREADABLE_TASK = "taskharbor.stream:unreadable"
 def unreadable_job(place: Place, read: Unreadable, queue: str, key: str, now: int) -> HandedOver:
     """The dead job of a message that no job can be made of."""
     about = {"sha256": read.sha256, "beginning": read.beginning}
-    return _dead(place, UNREADABLE_TASK, f"{place} cannot be read: {read.why}", about, queue, key, now)
+    return _dead(place, UNREADABLE_TASK, why_unreadable(place, read), about, queue, key, now)
+
+
+def why_unreadable(place: Place, read: Unreadable) -> str:
+    return f"{place} cannot be read: {read.why}"
 
 
 def unkeepable_job(place: Place, task: str, error: Exception, queue: str, key: str, now: int) -> HandedOver:
@@ -29,13 +33,20 @@ def unkeepable_job(place: Place, task: str, error: Exception, queue: str, key: s
 def _dead(
     place: Place, task: str, error: str, about: dict[str, str], queue: str, key: str, now: int
 ) -> HandedOver:
-    at = {"topic": place.topic, "partition": place.partition, "offset": place.offset}
+    report_dead(place, error)
+    job = NewJob(place.job_id, task, encode_payload({**_at(place), **about}), queue, idempotency_key=key)
+    attempt = AttemptRecord(job.id, 1, AttemptStatus.RELEASED, 0, "stream", None, now, error=error)
+    return HandedOver(job, attempt, 0, State.DEAD, Reason.INVALID_PAYLOAD)
+
+
+def report_dead(place: Place, error: str) -> None:
     log_line(
         logger,
         logging.ERROR,
         "message {topic}[{partition}]@{offset} is dead: {error}",
-        {**at, "error": error},
+        {**_at(place), "error": error},
     )
-    job = NewJob(place.job_id, task, encode_payload({**at, **about}), queue, idempotency_key=key)
-    attempt = AttemptRecord(job.id, 1, AttemptStatus.RELEASED, 0, "stream", None, now, error=error)
-    return HandedOver(job, attempt, 0, State.DEAD, Reason.INVALID_PAYLOAD)
+
+
+def _at(place: Place) -> dict[str, str | int]:
+    return {"topic": place.topic, "partition": place.partition, "offset": place.offset}

@@ -70,7 +70,6 @@ class Rules(Struct, frozen=True):
     is_task: Callable[[str], bool]
     is_handed_over_first: Callable[[str], bool]
     seal: Callable[[str], str]  # a payload, as the store keeps it
-    policy: dict[str, Any] | None  # the worker's, as JSON; None if it follows the code
     dead_copy: DeadCopy | None
     send_unreadable: Callable[[Place, Unreadable, Any], Awaitable[None]] | None
 
@@ -170,15 +169,12 @@ class MessageJobs:
 
     def _job_of(self, held: Held) -> NewJob:
         c = held.claimed
-        options = read_options(c.options)[0]
-        if self._rules.policy is not None:
-            options = replace(options, retry=self._rules.policy)
         return NewJob(
             c.id,
             c.task,
             self._rules.seal(c.payload),
             self._rules.queue,
             idempotency_key=self.keys.of(held.place),
-            options=options,
+            options=read_options(c.options)[0],
             meta=c.meta,
         )

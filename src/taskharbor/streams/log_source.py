@@ -53,6 +53,10 @@ class LogSource(JobSource, Generic[H]):
         """Note that messages have ended."""
 
     @abstractmethod
+    def workers_ended(self) -> None:
+        """Wait for no handler any more: what is not finished comes again."""
+
+    @abstractmethod
     async def _settle_each(self, transitions: Sequence[Transition], now: int) -> list[SettleResult]:
         """Settle a batch that may hold any ending."""
 

@@ -139,10 +139,15 @@ def read_message(
         except msgspec.ValidationError as error:
             if (named := _named_by(key, is_task)) is not None:
                 return _of_payload(named, body, given)
-            return unreadable(f"it does not say its task: {error}", body)
+            return unreadable(_why_no_envelope(str(error)), body)
         return _of_envelope(envelope, given, len(body))
     except Exception as error:  # noqa: BLE001 - a number that no store keeps, too deep a nesting, and what else there is
         return unreadable(clean_text(str(error), 400), body)
+
+
+def _why_no_envelope(error: str) -> str:
+    is_about_another_field = "`$." in error and "`$.task`" not in error
+    return f"{'a field of it is wrong' if is_about_another_field else 'it does not say its task'}: {error}"
 
 
 def _of_envelope(envelope: Envelope, given: Mapping[str, str], size: int) -> Readable:

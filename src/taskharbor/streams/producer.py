@@ -119,6 +119,7 @@ class Stream:
         self._harbor = harbor
         self._log = ClientLog(has_met=False)
         self._sender = Sender(brokers, PUBLISH_AGAIN, self._log)
+        self.is_closed = False
 
     def publish(self, signature: Signature[Any], *, key: str | bytes | None = None) -> Published:
         """Publish one message, and wait until the brokers have it. Messages of one key keep their order."""
@@ -148,17 +149,23 @@ class Stream:
         import asyncio
 
         answers = self._send(signatures, key)
-        await asyncio.wait([asyncio.wrap_future(each) for each in answers], timeout=PUBLISH_SECONDS)
+        if answers:  # `asyncio.wait` refuses to wait for nothing
+            await asyncio.wait([asyncio.wrap_future(each) for each in answers], timeout=PUBLISH_SECONDS)
         return [self._answer_of(each) for each in answers]
 
     def close(self) -> None:
         """Wait until everything is sent, and let go of the connection."""
+        self.is_closed = True
         self._sender.close()
 
     def _send(self, signatures: Iterable[Signature[Any]], key: str | bytes | None) -> list[Future[Published]]:
         key_bytes = key.encode() if isinstance(key, str) else key
         if key_bytes is not None and not isinstance(key_bytes, bytes):
             raise ConfigurationError(f"a key is text or bytes, not {shorten(key)}")
+        if self.is_closed:
+            raise StreamError(
+                f"this producer of topic {self.topic!r} is closed; get another one with harbor.stream({self.topic!r})"
+            )
         messages = [message_of(_job_of(each, index)) for index, each in enumerate(signatures)]
         return [self._sender.send(self.topic, body, key_bytes) for body in messages]
 

@@ -31,6 +31,7 @@ class Rebalances:
         self._first = first
         self._revoke_seconds = revoke_seconds
         self.is_revoking = False  # partitions go away, and their handlers may end
+        self._has_workers = True  # without any, what was begun never ends
         # Ends what the executor has not begun of the partitions that go away; the worker sets it.
         self.hand_back: Callable[[Callable[[Claimed], bool]], None] = lambda unwanted: None
 
@@ -57,7 +58,7 @@ class Rebalances:
         self.is_revoking = True
         self._drop_waiting(gone)
         deadline = self._clock.monotonic() + self._revoke_seconds
-        while running := self._taken.of(gone):
+        while self._has_workers and (running := self._taken.of(gone)):
             left = deadline - self._clock.monotonic()
             if left <= 0:
                 await self._hand_over_running(running)
@@ -71,6 +72,11 @@ class Rebalances:
         self._forget(gone)
         self.is_revoking = False
         return commits
+
+    def workers_ended(self) -> None:
+        """Wait for no handler any more, and hand nothing over: what is not finished comes again."""
+        self._has_workers = False
+        self._taken.finished.set()
 
     def lost(self, partitions: Sequence[int]) -> None:
         """Begin nothing more of these. What runs goes on, and may overlap with the next execution."""

@@ -101,6 +101,9 @@ class StreamSource(LogSource[Held]):
         """Count the messages that are taken and handed over."""
         self._handing.meter = meter
 
+    def workers_ended(self) -> None:
+        self.rebalances.workers_ended()
+
     # -- what the worker asks --
 
     async def claim(self, request: ClaimRequest, *, now: int | None = None) -> Claim:

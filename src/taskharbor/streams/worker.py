@@ -120,6 +120,11 @@ class StreamWorker:
             dead_letter_topic = f"{self.topic}-dlq"
         if dead_letter_topic is not None:
             dead_letter_topic = checked_topic(dead_letter_topic, what="a dead-letter topic")
+            if dead_letter_topic == self.topic:
+                raise ConfigurationError(
+                    f"dead messages of topic {self.topic!r} cannot go to the same topic: the worker would execute them "
+                    "again without end; name another dead-letter topic"
+                )
         self.dead_letter_topic: str | None = dead_letter_topic
         if retries == "topics":
             mode.check_options(
@@ -247,6 +252,7 @@ class StreamWorker:
             await self._work(source)
         finally:
             source.is_closing = True
+            source.workers_ended()
             closing = asyncio.ensure_future(asyncio.to_thread(self._sender.close))
             if not await asyncio.to_thread(consumer.stop, self._revoke_seconds + LEAVE_SECONDS):
                 log_line(
@@ -406,7 +412,7 @@ class StreamWorker:
             known = harbor.tasks.get(task) or harbor._known(task)
             return known is not None and known.is_at_most_once
 
-        policy, dead = worker.retry, self.dead_letter_topic
+        dead = self.dead_letter_topic
         source = StreamSource(
             harbor.driver,
             Outages(harbor.driver.clock),
@@ -418,7 +424,6 @@ class StreamWorker:
                 lambda task: harbor._known(task) is not None,
                 is_handed_over_first,
                 harbor.sealing.seal,
-                policy.to_dict() if policy is not None and not policy.follows_code else None,
                 None if dead is None else DeadCopy(self.topic, dead, self.group),
                 None if dead is None else UnreadableCopies(self._sender, dead, self.group).send,
             ),

@@ -40,6 +40,11 @@ def check_options(*, topic: str, dead_letter_topic: str | None, serves_retries: 
         )
     for each in Tiers(topic).topics:
         checked_topic(each, what="a retry topic")
+        if each == dead_letter_topic:
+            raise ConfigurationError(
+                f"{each!r} is a retry topic of {topic!r}, and dead messages would be executed again from there; name "
+                "another dead-letter topic"
+            )
 
 
 def transactional_id(group: str, topic: str, member: str) -> str:

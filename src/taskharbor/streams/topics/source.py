@@ -31,6 +31,7 @@ from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.errors import StoreUnavailable
 from taskharbor.records import AttemptRecord, AttemptStatus, JobRecord, NewJob, State
 from taskharbor.rules.policy import LOST_SUPERVISED, Loss, weigh_loss
+from taskharbor.streams.dead_jobs import report_dead, why_unreadable
 from taskharbor.streams.log_source import BUFFER_BYTES, LogSource
 from taskharbor.streams.messages import Place, Unreadable, read_message, unreadable, with_place
 from taskharbor.streams.offsets import decode
@@ -88,6 +89,7 @@ class TopicsSource(LogSource[Held]):
         self._rewind: dict[Partition, int] = {}  # retry partitions that are to be read again, and from where
         self._leaving: set[Partition] = set()
         self._finished = asyncio.Event()
+        self._has_workers = True  # without any, what was begun never ends
         self.wake: Callable[[], None] = lambda: None  # makes a transaction at once
         # Ends what the executor has not begun of the partitions that go away; the worker sets it.
         self.hand_back: Callable[[Callable[[Claimed], bool]], None] = lambda unwanted: None
@@ -318,6 +320,7 @@ class TopicsSource(LogSource[Held]):
             return
         except Exception as error:  # noqa: BLE001 - one message must not take the others along
             read = unreadable(str(error) or repr(error), message.value() or b"")
+        report_dead(first, why_unreadable(first, read))
         self._send([Move(place, self._records.unreadable(first, message, read))])
 
     def _admit(self, held: Held, now: int) -> None:
@@ -454,6 +457,10 @@ class TopicsSource(LogSource[Held]):
 
     # -- partitions that go away --
 
+    def workers_ended(self) -> None:
+        self._has_workers = False
+        self._finished.set()
+
     async def _revoked(self, gone: frozenset[Partition]) -> None:
         """Let what runs end, and send on what rests here after a failure. The rest comes again."""
         self._leaving |= gone
@@ -462,7 +469,7 @@ class TopicsSource(LogSource[Held]):
         self._leave(resting, self.clock.now())
         self.hand_back(lambda claimed: self._is_of(claimed.id, gone))
         deadline = self.clock.monotonic() + self._options.revoke_seconds
-        while any(self._is_of(job_id, gone) for job_id in self._held):
+        while self._has_workers and any(self._is_of(job_id, gone) for job_id in self._held):
             self._finished.clear()
             try:
                 await wait_for(self.clock, self._finished.wait(), deadline - self.clock.monotonic())
