@@ -219,6 +219,28 @@ async def test_message_of_a_task_without_a_policy_has_the_policy_of_the_worker(h
     assert (job.reason, job.attempts) == (Reason.EXHAUSTED, 3)
 
 
+async def test_failed_message_carries_the_policy_of_its_worker_to_another(memory: Harbor, log: Log):
+    @memory.task(name="fails")
+    async def fails() -> None:
+        raise TimeoutError
+
+    @memory.task(name="fails-by-its-own", retry=RetryPolicy(max_attempts=4))
+    async def fails_by_its_own() -> None:
+        raise TimeoutError
+
+    log.put({"task": "fails"}, {"task": "fails-by-its-own"})
+    async with working(memory, log, serves_retries=False):
+        await until(lambda: _jobs(memory, 2))
+    retries = {job.task: job.options.retry for job in await memory.jobs.alist()}
+    assert retries["fails"] is not None
+    assert retries["fails"]["max_attempts"] == 3
+    assert retries["fails-by-its-own"] is None
+
+
+async def _jobs(harbor: Harbor, count: int) -> bool:
+    return sum((await harbor.jobs.acounts()).values()) == count
+
+
 async def _dead(harbor: Harbor, count: int) -> bool:
     return (await harbor.jobs.acounts())["dead"] == count
 

@@ -70,6 +70,8 @@ class Rules(Struct, frozen=True):
     is_task: Callable[[str], bool]
     is_handed_over_first: Callable[[str], bool]
     seal: Callable[[str], str]  # a payload, as the store keeps it
+    # The policy that a job of this task carries, as JSON; None if the one of the code decides.
+    policy_of: Callable[[str], dict[str, Any] | None]
     dead_copy: DeadCopy | None
     send_unreadable: Callable[[Place, Unreadable, Any], Awaitable[None]] | None
 
@@ -169,12 +171,15 @@ class MessageJobs:
 
     def _job_of(self, held: Held) -> NewJob:
         c = held.claimed
+        options = read_options(c.options)[0]
+        if (policy := self._rules.policy_of(c.task)) is not None:
+            options = replace(options, retry=policy)
         return NewJob(
             c.id,
             c.task,
             self._rules.seal(c.payload),
             self._rules.queue,
             idempotency_key=self.keys.of(held.place),
-            options=read_options(c.options)[0],
+            options=options,
             meta=c.meta,
         )

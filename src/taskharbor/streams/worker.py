@@ -412,7 +412,13 @@ class StreamWorker:
             known = harbor.tasks.get(task) or harbor._known(task)
             return known is not None and known.is_at_most_once
 
-        dead = self.dead_letter_topic
+        policy, dead = worker.retry, self.dead_letter_topic
+        own = policy.to_dict() if policy is not None and not policy.follows_code else None
+
+        def policy_of(task: str) -> dict[str, Any] | None:
+            known = harbor.tasks.get(task) or harbor._known(task)
+            return own if known is not None and known.declared_policy is UNSET else None
+
         source = StreamSource(
             harbor.driver,
             Outages(harbor.driver.clock),
@@ -424,6 +430,7 @@ class StreamWorker:
                 lambda task: harbor._known(task) is not None,
                 is_handed_over_first,
                 harbor.sealing.seal,
+                policy_of,
                 None if dead is None else DeadCopy(self.topic, dead, self.group),
                 None if dead is None else UnreadableCopies(self._sender, dead, self.group).send,
             ),
