@@ -384,3 +384,34 @@ async def test_topic_that_is_made_anew_under_a_worker_is_another_log(
     jobs = await memory.jobs.alist(task="fails-once")
     assert sorted(job.payload["n"] for job in jobs) == ([0, 1, 2, 100, 101] if mode == "store" else [])
     assert {job.state for job in jobs} <= {State.SUCCEEDED}
+
+
+async def test_message_of_the_topic_that_was_ends_none_of_the_one_that_comes(
+    memory: Harbor, log: Log, noted: Noted, monkeypatch: pytest.MonkeyPatch
+):
+    """A failed message reaches the store after its topic was made anew, where its offset is another message."""
+    is_asked, may_store, is_stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    real: Any = memory.driver.hand_over  # type: ignore[attr-defined] # not every driver has it
+
+    async def hand_over(*arguments: Any, **more: Any) -> Any:
+        is_asked.set()
+        await may_store.wait()
+        answers = await real(*arguments, **more)
+        is_stored.set()
+        return answers
+
+    monkeypatch.setattr("taskharbor.streams.brokers.WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(memory.driver, "hand_over", hand_over)
+    log.put_calls("note", [0], partition=0)
+    log.put_calls("fails-once", [1], partition=0)
+    async with working(memory, log):
+        await until(lambda: noted.has(range(1)) and is_asked.is_set())
+        log.delete()
+        log.create(log.topic, log.partitions)
+        log.put_calls("note", [100], partition=0)
+        await until(lambda: noted.has(range(100, 101)))
+        may_store.set()
+        await until(is_stored.is_set)
+        log.put_calls("note", [101], partition=0)
+        await until(lambda: noted.has(range(101, 102)))
+        await until(log.is_committed)

@@ -81,7 +81,7 @@ class MessageJobs:
 
     def __init__(self, topic: str, rules: Rules, clock: Clock) -> None:
         self._topic = topic
-        self._log = b""
+        self.log = b""
         self._rules = rules
         self._queue = rules.queue
         self._clock = clock
@@ -90,12 +90,12 @@ class MessageJobs:
 
     def name_log(self, log: bytes) -> None:
         """Learn which log the messages come from: a topic that was deleted and made anew is another one."""
-        self._log = log
+        self.log = log
         self.keys = Keys(log.hex())
 
     def place_of(self, message: Any) -> Place:
         _, timestamp = message.timestamp()
-        return Place(self._log, self._topic, message.partition(), message.offset(), timestamp)
+        return Place(self.log, self._topic, message.partition(), message.offset(), timestamp)
 
     def read(self, message: Any, now: int) -> Held | Unreadable:
         """Make the claim of a message. Reading never raises."""

@@ -50,7 +50,7 @@ class Rebalances:
                 self._lines.assigned(
                     each.partition, await self._handing.backlogs_between(*span, BLOCKED_MAX + 1)
                 )
-            self._taken.begin(each.partition, each.committed, finished)
+            self._taken.begin(each.partition, each.committed, finished, self._jobs.log)
 
     async def revoked(self, partitions: Sequence[int]) -> list[Commit]:
         """Let what runs end, hand over what does not in time, and say what to commit."""

@@ -49,6 +49,7 @@ class Taken:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._offsets: dict[int, PartitionOffsets] = {}
+        self._log = b""  # which the offsets are of: a topic that was made anew is another one
         self._arriving = 0  # messages on their way from the consumer's thread
         self._buffer: deque[Held] = deque()  # no handler has begun them
         self.buffer_bytes = 0
@@ -59,9 +60,10 @@ class Taken:
 
     # -- offsets: both threads --
 
-    def begin(self, partition: int, committed: int | None, finished: Iterable[int]) -> None:
-        """Note that a partition came, and what is finished of it."""
+    def begin(self, partition: int, committed: int | None, finished: Iterable[int], log: bytes = b"") -> None:
+        """Note that a partition of this log came, and what is finished of it."""
         with self._lock:
+            self._log = log
             self._offsets[partition] = PartitionOffsets(committed, finished)
 
     @property
@@ -104,11 +106,14 @@ class Taken:
             ]
 
     def finish(self, places: Iterable[Place]) -> None:
-        """Note that these have ended, or stand safely in the store."""
+        """Note that these have ended, or stand safely in the store.
+
+        Of a topic that was made anew meanwhile, the same offset is another message, which has not ended.
+        """
         with self._lock:
             for place in places:
                 offsets = self._offsets.get(place.partition)
-                if offsets is not None:
+                if offsets is not None and place.log == self._log:
                     offsets.finish(place.offset)
         self.finished.set()
 
