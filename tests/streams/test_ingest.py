@@ -15,10 +15,12 @@ from confluent_kafka import TopicPartition
 
 from taskharbor import ConfigurationError, Harbor, Job, RetryPolicy
 from taskharbor.drivers.capabilities import Ingest
+from taskharbor.drivers.contract.ingesting import Ingested
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.records import Reason, State
 from taskharbor.rules.meta import read_meta
 from taskharbor.streams import StreamWorker
+from taskharbor.streams.brokers import TopicWatch
 from tests.streams.log import QUICK_BEATS, Log, until
 
 
@@ -150,6 +152,34 @@ async def test_reader_that_was_replaced_stores_nothing_and_goes_on_where_the_sto
     assert moved == 3
     assert "were refused: the store is at 1 by now" in caplog.text
     assert await store.ingested(logs[0], [0]) == {0: 400}
+
+
+async def test_batch_that_was_refused_is_read_again_whatever_else_the_reader_looks_into(
+    memory: Harbor, log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    """The store is behind what was read when a late answer about the topic's id makes the reader look where it is."""
+    real, refused, looked = MemoryDriver.ingest, 0, 0
+
+    async def ingest(driver: MemoryDriver, batches: Any, *, now: int | None = None) -> Any:
+        nonlocal refused
+        if not refused:
+            refused = 1
+            return [Ingested(False, None, 0) for _ in batches]
+        return await real(driver, batches, now=now)
+
+    def look(watch: TopicWatch) -> str | None:
+        nonlocal looked
+        looked += refused
+        return "the one before" if looked == 1 else None
+
+    monkeypatch.setattr(MemoryDriver, "ingest", ingest)
+    monkeypatch.setattr(TopicWatch, "look", look)
+    log.put_calls("note", range(20), partition=0)
+    async with ingesting(memory, log):
+        await until(lambda: looked > 1)
+        log.put_calls("note", [20], partition=0)
+        await until(log.is_committed)
+    assert await numbers(memory) == Counter(range(21))
 
 
 async def test_members_that_come_and_go_store_each_message_once(harbor: Harbor, log: Log):

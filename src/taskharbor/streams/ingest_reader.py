@@ -298,8 +298,10 @@ class IngestReader:
             stored = (self._ask(lambda: self._positions.stored(log, [number])) or {}).get(number)
             # Messages of the other log may be on their way to the store, as that log's.
             partition = self.partitions[number] = Partition(number, log, stored, stored or 0)
-        at, partition.position = partition.position, min(max(partition.position, low), high)
-        partition.seek_to = None
+        at = partition.position
+        if partition.seek_to is not None:  # where the store is: what was read beyond it is void
+            at, partition.seek_to = partition.seek_to, None
+        partition.position = min(max(at, low), high)
         # A seek does not wake a partition whose reading has ended with an error.
         if self._is_incremental:
             self._consumer.incremental_unassign([place])
