@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are public, and not in its __all__
     AclBinding,
     AclOperation,
@@ -18,6 +18,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are pu
 
 from taskharbor import ConfigurationError, Harbor, StreamError
 from taskharbor.streams import StreamWorker
+from taskharbor.streams.brokers import Brokers
+from taskharbor.streams.client_errors import explained, passes_for_member
+from taskharbor.streams.ingest import Ingester
 from taskharbor.streams.producer import Published
 from tests.run_broker import RunBroker
 from tests.streams.log import PATIENCE_SECONDS, Log, until
@@ -86,6 +89,27 @@ async def test_wrong_password_is_one_clear_error(memory: Harbor, log: Log, secur
     line = await refusal(memory, log, secured, settings={**INTERN, "sasl.password": "guessed"})
     assert "the brokers refuse these credentials" in line
     assert "guessed" not in line
+
+
+async def test_ingesting_worker_that_is_refused_once_it_runs_does_not_ask_again(
+    memory: Harbor, log: Log, secured: str
+):
+    """Its password was changed. The answer that names the topic is asked for over a new connection."""
+    guessed = Brokers(secured, {**INTERN, "sasl.password": "guessed"})
+    ingester = Ingester(
+        memory,
+        guessed,
+        topic=log.topic,
+        group=log.group,
+        queue=None,
+        dead_queue="dead",
+        send_unreadable=None,
+        settle_seconds=1.0,
+    )
+    with pytest.raises(KafkaException) as caught:
+        await asyncio.to_thread(ingester._identify, lambda: False)
+    assert not passes_for_member(caught.value.args[0])
+    assert "the brokers refuse these credentials" in str(explained(caught.value, log.topic))
 
 
 @pytest.fixture

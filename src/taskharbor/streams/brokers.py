@@ -141,7 +141,8 @@ class Brokers:
             except KafkaException as error:
                 admin.poll(0)  # the client says only now why it could not connect
                 if refused := [each for each in errors if each.code() == KafkaError._AUTHENTICATION]:
-                    raise explained(KafkaException(refused[0]), name) from error
+                    told = explained(KafkaException(refused[0]), name)
+                    raise told from told.__cause__  # which does not pass, as `error` may
                 if time.monotonic() < give_up_at and not is_unwanted() and passes(error.args[0]):
                     continue
                 raise StreamError(
