@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from taskharbor.records import AttemptStatus, State
 from taskharbor.streams import StreamWorker
 from taskharbor.streams.messages import Place
 from taskharbor.streams.topics import sleeping, trails
+from taskharbor.streams.topics.consumer import TopicsConsumer
 from taskharbor.streams.topics.moves import Ledger, Move, Record
 from taskharbor.streams.topics.tiers import Tiers
 from taskharbor.worker.supervisor.channel import LostMessage
@@ -325,6 +326,32 @@ async def test_record_that_a_topic_does_not_take_is_replaced_by_its_beginning(me
         await until(log.is_committed)
     assert letter.value() == b"x" * 4_096
     assert dict(letter.headers())["taskharbor-shortened"] == b"900000"
+
+
+async def test_record_that_waits_is_executed_also_where_the_group_begins_at_the_end_of_its_topic(
+    memory: Harbor, log: Log
+):
+    """The worker stops before it has read anything of the retry topic, so its group has committed nothing there."""
+    done: list[int] = []
+
+    @memory.task(name="note")
+    async def note(ctx: Context, n: int) -> None:
+        if ctx.retry_count == 0:
+            raise ValueError("unavailable")
+        done.append(n)
+
+    real = TopicsConsumer.start
+    log.put_calls("note", [0], partition=0)
+    log.commit([TopicPartition(log.topic, 0, 0)])
+    settings = {**QUICK_BEATS, "auto.offset.reset": "latest"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            TopicsConsumer, "start", lambda self: real(self) if self.topics == [log.topic] else None
+        )
+        async with working(memory, log, settings=settings):
+            await until(log.is_committed)
+    async with working(memory, log, settings=settings):
+        await until(lambda: done == [0])
 
 
 async def test_second_worker_of_one_name_stops_the_first_with_one_clear_line(memory: Harbor, log: Log):

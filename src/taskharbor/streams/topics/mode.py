@@ -109,12 +109,14 @@ def opened(
     records = Records(tiers, dead_letter_topic, options.group)
     source = TopicsSource(store, options, tiers, records, loop)
     committed = {"isolation.level": "read_committed"}
+    # Every record of a retry topic counts, wherever the group begins in the topic itself.
+    from_begin = {**committed, "auto.offset.reset": "earliest"}
     watch = TopicWatch(brokers, options.topic)
     consumers = [
-        TopicsConsumer({**brokers.consumer_settings(group), **committed}, topics, source, *more)
-        for group, topics, more in (
-            (options.group, [options.topic], (watch, topic_id)),
-            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, ()),
+        TopicsConsumer({**brokers.consumer_settings(group), **own}, topics, source, *more)
+        for group, topics, own, more in (
+            (options.group, [options.topic], committed, (watch, topic_id)),
+            (f"{options.group}{RETRY_GROUP_SUFFIX}", tiers.topics, from_begin, ()),
         )
     ]
     member = str(brokers.client_settings().get("group.instance.id", worker))
