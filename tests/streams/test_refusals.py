@@ -16,14 +16,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are pu
     ResourceType,
 )
 
-from taskharbor import ConfigurationError, Harbor, StreamError
+from taskharbor import ConfigurationError, Context, Harbor, StreamError
 from taskharbor.streams import StreamWorker
 from taskharbor.streams.brokers import Brokers
 from taskharbor.streams.client_errors import explained, passes_for_member
 from taskharbor.streams.ingest import Ingester
 from taskharbor.streams.producer import Published
+from taskharbor.streams.topics.tiers import Tiers
 from tests.run_broker import RunBroker
-from tests.streams.log import PATIENCE_SECONDS, Log, until
+from tests.streams.log import PATIENCE_SECONDS, QUICK_BEATS, Log, until
 from tests.streams.test_worker import working
 from tools.kafka_server import MOCK_LACKS, Broker, OwnBroker
 
@@ -81,6 +82,42 @@ async def test_user_without_permission_reads_what_is_missing(memory: Harbor, log
     log.bootstrap, open_to_all = secured, log.bootstrap
     async with working(memory, log, **options):
         await until(lambda: len(done) == 10)
+        log.bootstrap = open_to_all
+        await until(log.is_committed)
+
+
+async def test_user_who_may_not_make_transactions_reads_it_and_what_is_documented_is_enough(
+    memory: Harbor, log: Log, secured: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(StreamWorker, "_tier_seconds", 0.05)
+    options: dict[str, Any] = {"settings": INTERN | QUICK_BEATS, "retries": "topics", "name": "first"}
+    own = [*Tiers(log.topic).topics, log.dead_letter_topic]
+    permit(log, ResourceType.TOPIC, log.topic, AclOperation.READ)
+    for topic in own:
+        log.create(topic, 1)
+        permit(log, ResourceType.TOPIC, topic, AclOperation.READ)
+    for group in (log.group, f"{log.group}-retry"):
+        permit(log, ResourceType.GROUP, group, AclOperation.READ)
+    line = await refusal(memory, log, secured, **options)
+    name = f"taskharbor-{log.group}-{log.topic}-first"
+    assert line.startswith(f"transactional id {name!r}: ")
+    assert "Transactional Id authorization failed; this user may not" in line
+
+    done: list[int] = []
+
+    @memory.task(name="fails-once")
+    async def fails_once(ctx: Context, n: int) -> None:
+        if ctx.retry_count == 0:
+            raise ValueError("unavailable")
+        done.append(n)
+
+    permit(log, ResourceType.TRANSACTIONAL_ID, name, AclOperation.WRITE)
+    for topic in own:
+        permit(log, ResourceType.TOPIC, topic, AclOperation.WRITE)
+    log.put_calls("fails-once", [1], partition=0)
+    log.bootstrap, open_to_all = secured, log.bootstrap
+    async with working(memory, log, **options):
+        await until(lambda: done == [1])
         log.bootstrap = open_to_all
         await until(log.is_committed)
 

@@ -76,17 +76,25 @@ def is_refused(error: BaseException) -> bool:
 
 
 def explained(
-    error: Exception, topic: str, group: str | None = None, *, if_missing: str = CREATE_TOPIC
+    error: Exception,
+    topic: str,
+    group: str | None = None,
+    *,
+    if_missing: str = CREATE_TOPIC,
+    what: str = "topic",
 ) -> Exception:
-    """Say what to do about an error of the client; `if_missing`, if there is no such topic."""
+    """Say what to do about an error of the client; `if_missing`, if there is no such topic.
+
+    `what` is what `topic` names, where that is no topic.
+    """
     if not isinstance(error, KafkaException):
         return error
     cause: Any = error.args[0]
-    if cause.code() in MISSING:
+    if cause.code() in MISSING and what == "topic":
         told = StreamError(f"topic {topic!r} is missing; {if_missing}")
     else:
         advice = next((advice for codes, advice in _ADVICE.items() if cause.code() in codes), None)
-        said = f"topic {topic!r}: " if group is None else f"topic {topic!r}, group {group!r}: "
+        said = f"{what} {topic!r}: " if group is None else f"{what} {topic!r}, group {group!r}: "
         said += cause.str().rstrip(".")
         told = StreamError(said if advice is None else f"{said}; {advice}")
     told.__cause__ = error
@@ -99,6 +107,9 @@ _ADVICE: dict[tuple[int, ...], str] = {
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     ): "this user may not: the operator of the brokers has to permit it to read the topic and to join the group",
+    (
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ): "this user may not: the operator of the brokers has to permit it to write under this transactional id",
     (
         KafkaError.INCONSISTENT_GROUP_PROTOCOL,
     ): "the group has members with another assignment strategy: stop them, or choose another group",

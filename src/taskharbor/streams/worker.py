@@ -356,6 +356,8 @@ class StreamWorker:
         )
         source.hand_back = self._hand_back
         source.losses = self._losses
+        assert self._stopping is not None, "`run` made it"
+        consumer.transactions.connect(self._stopping.is_set)
         return source, consumer
 
     async def _work(self, source: StreamSource | TopicsSource) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from taskharbor.errors import StreamError
-from taskharbor.streams.client_errors import REFUSED, explained, passes
+from taskharbor.streams.client_errors import CREATE_OWN_TOPIC, MISSING, REFUSED, explained, passes
 from taskharbor.streams.client_log import MET
 from taskharbor.streams.topics.moves import Batch, Ledger, Move, Record
 from taskharbor.telemetry.logs import log_line
@@ -83,9 +83,14 @@ class Transactions:
     def name(self) -> str:
         return str(self._settings["transactional.id"])
 
+    def connect(self, is_unwanted: Callable[[], bool]) -> None:
+        """Connect, and end what an earlier worker of this name has left open.
+
+        Once it `is_unwanted`, it ends within some seconds, with an error.
+        """
+        self._producer = self._connected(is_unwanted)
+
     def start(self) -> None:
-        """Connect, and end what an earlier worker of this name has left open."""
-        self._producer = self._connected()
         self._thread.start()
 
     def wake(self) -> None:
@@ -129,7 +134,7 @@ class Transactions:
                 if (is_last and is_done) or self._is_given_up:
                     return
         except Exception as error:  # noqa: BLE001 - whatever it is, the worker has to learn of it
-            self._failed(explained(error, self.name))
+            self._failed(self._explained(error))
         finally:
             self._ledger.failed()
             with self._condition:
@@ -147,26 +152,36 @@ class Transactions:
         if any(member is None and commits for member, commits in offsets):
             self._ledger.undone(batch)
             return self._again(None)
+        try:
+            cause = self._attempt(batch, offsets)
+        except Exception:
+            self._ledger.undone(batch)  # for those who wait for it: this thread ends
+            raise
+        if cause is not None:
+            self._replace_refused(batch)
+            self._ledger.undone(batch)
+            return self._again(cause)
+        self._ledger.done(batch)
+        self._pause = AGAIN_SECONDS
+        return True
+
+    def _attempt(self, batch: Batch, offsets: Sequence[tuple[Any, list[Any]]]) -> Any:
+        """Make one transaction; return why it did not take effect, None if it did."""
         began = time.monotonic()
         self._refused.clear()
         try:
             self._write(batch, offsets)
         except KafkaException as error:
             cause = error.args[0]
-            if cause.txn_requires_abort():
+            # (After a record that the brokers refuse, the client takes no other one.)
+            if cause.txn_requires_abort() or cause.code() == KafkaError._STATE:
                 is_done = self._abort(cause, began, batch)
             elif cause.fatal():
                 is_done = self._renew(cause, began, batch)
             else:
-                self._ledger.undone(batch)
                 raise
-            if not is_done:
-                self._replace_refused(batch)
-                self._ledger.undone(batch)
-                return self._again(cause)
-        self._ledger.done(batch)
-        self._pause = AGAIN_SECONDS
-        return True
+            return None if is_done else cause
+        return None
 
     def _write(self, batch: Batch, offsets: Sequence[tuple[Any, list[Any]]]) -> None:
         producer = self._producer
@@ -196,6 +211,8 @@ class Transactions:
             except BufferError:  # the client's own queue is full: let some of it go
                 self._producer.poll(POLL_SECONDS)
             except KafkaException as error:
+                if error.args[0].code() in MISSING:
+                    raise explained(error, record.topic, if_missing=CREATE_OWN_TOPIC) from error
                 if error.args[0].code() not in REFUSED:
                     raise
                 _replace(move, error.args[0].str())
@@ -235,7 +252,7 @@ class Transactions:
                 "one; give each worker a name of its own"
             )
         self._complain(cause)
-        self._producer = self._connected()
+        self._producer = self._connected(lambda: self._is_given_up)
         return self._took_effect(batch)
 
     def _took_effect(self, batch: Batch) -> bool:
@@ -266,7 +283,7 @@ class Transactions:
         self._pause = min(2 * self._pause, AGAIN_SECONDS_MAX)
         return False
 
-    def _connected(self) -> Any:
+    def _connected(self, is_unwanted: Callable[[], bool]) -> Any:
         producer = Producer(self._settings, logger=MET)
         while True:
             try:
@@ -274,9 +291,12 @@ class Transactions:
                 return producer
             except KafkaException as error:
                 cause = error.args[0]
-                if not (cause.retriable() or passes(cause)) or self._is_given_up:
-                    raise explained(error, self.name) from error
+                if not (cause.retriable() or passes(cause)) or is_unwanted():
+                    raise self._explained(error) from error
                 self._complain(cause)
+
+    def _explained(self, error: Exception) -> Exception:
+        return explained(error, self.name, what="transactional id")
 
     def _complain(self, cause: Any) -> None:
         log_line(
