@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import KafkaError, KafkaException
 
 from taskharbor import Harbor, StreamError
 from taskharbor.cli import cli
@@ -148,6 +149,39 @@ def test_letter_without_a_topic_that_could_be_is_skipped(log: Log):
     log.put({"task": "note"}, headers={"kafka_dlt-original-topic": b"x y/!"})
     replayed = replay_of(log).run()
     assert (replayed.total, replayed.sent, replayed.skipped) == (1, 0, 1)
+
+
+class Refused:
+    """A producer whose transaction is refused for its offsets. What it has not sent then is undelivered as well."""
+
+    def __init__(self) -> None:
+        self._undelivered: list[Any] = []
+
+    def begin_transaction(self) -> None: ...
+
+    def produce(self, *_: Any, on_delivery: Any, **__: Any) -> None:
+        self._undelivered.append(on_delivery)
+
+    def send_offsets_to_transaction(self, *_: Any) -> None:
+        error = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, txn_requires_abort=True)
+        raise KafkaException(error)
+
+    def abort_transaction(self, seconds: float) -> None:
+        for each in self._undelivered:
+            each(KafkaError(KafkaError._PURGE_QUEUE), None)
+
+
+def test_replay_that_is_refused_says_why_and_not_what_became_of_its_messages(log: Log):
+    log.create(log.dead_letter_topic, 1)
+    log.topic, origin = log.dead_letter_topic, log.topic
+    log.put({"task": "note"}, headers={"kafka_dlt-original-topic": origin.encode()})
+    replay = replay_of(log)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(StreamError, match="Group authorization failed"),
+    ):
+        patch.setattr(replay, "_producer", Refused)
+        replay.run()
 
 
 def test_brake_that_is_no_share_is_refused():

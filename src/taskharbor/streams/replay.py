@@ -208,11 +208,12 @@ class TopicReplay:
         try:
             transaction()
         except KafkaException as error:
+            # (Before the abort, after which all that was not sent is undelivered as well.)
+            cause, topic = undelivered[0] if undelivered else (error.args[0], self.topic)
             if error.args[0].txn_requires_abort():
                 self._ask(lambda: producer.abort_transaction(ANSWER_SECONDS))
             if error.args[0].code() == KafkaError._FENCED:
                 raise StreamError(f"another replay of {self.topic} has begun, and this one ends") from error
-            cause, topic = undelivered[0] if undelivered else (error.args[0], self.topic)
             raise explained(KafkaException(cause), topic, if_missing=IF_NOT_BACK) from error
 
     def _ask(self, ask: Callable[[], None]) -> None:
