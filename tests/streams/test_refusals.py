@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -228,6 +229,23 @@ async def test_publish_to_a_missing_topic_says_so_and_succeeds_once_it_is_there(
 
     await until(is_published)
     assert (await stream.apublish(note.s(n=1))).topic == topic
+
+
+@pytest.mark.usefixtures("real_broker")
+async def test_publish_that_fails_leaves_its_error_to_the_caller(
+    memory: Harbor, log: Log, caplog: pytest.LogCaptureFixture
+):
+    """And not to the loop, which logs errors that nobody has asked for."""
+
+    @memory.task(name="note")
+    async def note(n: int) -> None: ...
+
+    stream = memory.stream(f"{log.topic}-missing", brokers=log.bootstrap)
+    with pytest.raises(StreamError, match="is missing"):
+        await stream.apublish_many([note.s(n=1), note.s(n=2)])
+    gc.collect()
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
+    assert await stream.apublish_many([]) == []
 
 
 @pytest.mark.usefixtures("real_broker")

@@ -149,8 +149,9 @@ class Stream:
         import asyncio
 
         answers = self._send(signatures, key)
-        if answers:  # `asyncio.wait` refuses to wait for nothing
-            await asyncio.wait([asyncio.wrap_future(each) for each in answers], timeout=PUBLISH_SECONDS)
+        # It takes the errors, so that the loop does not log them: the caller gets the first one.
+        answered = asyncio.gather(*map(asyncio.wrap_future, answers), return_exceptions=True)
+        await asyncio.wait([answered], timeout=PUBLISH_SECONDS)
         return [self._answer_of(each) for each in answers]
 
     def close(self) -> None:
