@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from taskharbor.records import Reason, State
 from taskharbor.rules.meta import read_meta
 from taskharbor.streams import StreamWorker
 from taskharbor.streams.brokers import TopicWatch
+from taskharbor.streams.ingest_jobs import LogId
+from taskharbor.streams.ingest_reader import IngestReader, Partition
 from tests.streams.log import QUICK_BEATS, Log, until
+from tests.streams.test_reading import NO_IDS
 
 
 def ingesting(harbor: Harbor, log: Log, **options: Any) -> StreamWorker:
@@ -283,3 +287,39 @@ def test_command_stores_messages_and_refuses_options_of_executing(log: Log, tmp_
         finally:
             process.terminate()
     assert process.returncode == 0
+
+
+# -- which log it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("no_id", NO_IDS)
+def test_ingested_topic_that_gets_an_id_when_its_brokers_are_upgraded_is_the_same(no_id: str):
+    logs = [LogId.of("c", "t", each, "g") for each in (no_id, "real")]
+    positions = SimpleNamespace(identify=lambda is_unwanted: logs[1], look=lambda: "real")
+    reader = IngestReader({}, "t", positions, None, None)  # type: ignore[arg-type] # it makes no jobs
+    reader._log, reader.partitions[0] = logs[0], Partition(0, logs[0], 7, 9)
+    reader._notice_new_topic()
+    assert reader._elsewhere == set()
+    assert reader._identified() == logs[0]
+
+
+async def test_commit_of_the_topic_that_was_says_nothing_about_the_one_that_is_ingested():
+    log, begins = LogId.of("c", "t", "first", "g"), []
+    known = SimpleNamespace(offset=7, error=None, partition=0)
+    client = SimpleNamespace(
+        committed=lambda partitions, timeout: [known],
+        get_watermark_offsets=lambda place, timeout: (2, 30),
+        incremental_assign=lambda places: begins.append([each.offset for each in places]),
+    )
+
+    async def stored(log: LogId, partitions: Any) -> dict[int, int]:
+        return {}
+
+    positions: Any = SimpleNamespace(identify=lambda is_unwanted: log, stored=stored)
+    config = {"partition.assignment.strategy": "cooperative-sticky"}
+    reader = IngestReader(config, "t", positions, None, asyncio.get_running_loop())  # type: ignore[arg-type]
+    for name in ("first", "second"):
+        log = LogId.of("c", "t", name, "g")
+        await asyncio.to_thread(reader._on_assign, client, [TopicPartition("t", 0)])
+        reader._on_lost(client, [TopicPartition("t", 0)])
+    assert begins == [[7], [2]]

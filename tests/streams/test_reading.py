@@ -11,7 +11,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition, Uuid
 
 from taskharbor import Harbor
 from taskharbor.streams import StreamWorker
@@ -364,6 +364,36 @@ def test_commit_of_the_topic_that_was_says_nothing_about_the_one_that_comes():
     consumer._on_assign(client, [TopicPartition("t", 0)])
     assert told.given == [(0, None)]
     assert client.begins == [confluent_kafka.OFFSET_BEGINNING]
+
+
+NO_IDS = ["t", str(Uuid(0, 0))]  # what stands for the id of a topic whose brokers give it none
+
+
+@pytest.mark.parametrize("no_id", NO_IDS)
+def test_topic_that_gets_an_id_when_its_brokers_are_upgraded_is_the_same(no_id: str):
+    """While they are upgraded one by one, some answer with an id and some without."""
+    client, told, watch = Client(), Told(), Watch()
+    watch.id = no_id
+    consumer = consumer_of(client, told, watch)
+    for number, topic_id in enumerate(["real", no_id, "real"], 1):
+        watch.id = watch.seen = topic_id
+        consumer._read_elsewhere()
+        consumer._on_assign(client, [TopicPartition("t", number)])
+    consumer._read_elsewhere()
+    assert (told.away, client.seeks) == ([], [])
+    assert told.given == [(1, 7), (2, 7), (3, 7)]
+
+
+@pytest.mark.parametrize("no_id", NO_IDS)
+def test_retrying_by_topics_a_topic_that_gets_an_id_is_the_same(no_id: str):
+    client, told, watch = Client(), TopicsTold(), Watch()
+    config = {"partition.assignment.strategy": "cooperative-sticky"}
+    consumer = TopicsConsumer(config, ["t"], told, watch, no_id)  # type: ignore[arg-type]
+    consumer._consumer = client
+    watch.id = watch.seen = "real"
+    consumer._on_assign(client, [TopicPartition("t", 0)])
+    consumer._read_elsewhere()
+    assert (told.away, client.seeks, told.given) == ([], [], [(("t", 0), 7)])
 
 
 def test_partition_that_leaves_is_not_taken_again():

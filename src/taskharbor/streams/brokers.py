@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, Uuid
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from msgspec import Struct
@@ -37,6 +37,7 @@ MESSAGE_BYTES_MAX = 16 * 1_048_576  # that a producer sends: the brokers have a 
 
 # Older brokers cannot describe topics.
 _NO_IDS = (KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION, KafkaError._NOT_IMPLEMENTED)
+_NO_ID = str(Uuid(0, 0))  # what brokers answer that can, and give topics no ids
 # What a worker must decide itself. A user who sets one of these would lose messages.
 _OURS = frozenset(
     {"enable.auto.commit", "enable.auto.offset.store", "group.id", "bootstrap.servers", "transactional.id"}
@@ -246,6 +247,14 @@ def _id_in(asked: Any, topic: str) -> str:
         if error.args[0].code() in _NO_IDS:
             return topic
         raise
+
+
+def is_another(known: str, seen: str, topic: str) -> bool:
+    """Whether two ids that were found under the name of a topic are of two topics.
+
+    A topic that had none gets one when its brokers are upgraded, and is the same.
+    """
+    return known != seen and not {known, seen} & {topic, _NO_ID}
 
 
 def _checked(brokers: object) -> str:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.asking import until_answered
+from taskharbor.streams.brokers import is_another
 from taskharbor.streams.client_errors import explained, passes, passes_for_member
 from taskharbor.streams.client_log import MET
 from taskharbor.streams.complaints import Complaint
@@ -287,10 +288,13 @@ class PolledConsumer:
 
     def _is_another_topic(self) -> bool:
         seen = self._watch.look()
-        if seen is None or seen == self._topic_id:
+        if seen is None or not self._is_of_another(seen):
             return False
         # The answer may be older than what was learned when partitions came: it is asked again.
-        return (self._answer(self._watch.find, "the id of {topic}") or self._topic_id) != self._topic_id
+        return self._is_of_another(self._answer(self._watch.find, "the id of {topic}") or self._topic_id)
+
+    def _is_of_another(self, topic_id: str) -> bool:
+        return is_another(self._topic_id, topic_id, self._topic)
 
     def _has_sought(self, partition: int, offset: int) -> bool:
         """Let the client read on elsewhere; False if it cannot yet."""
@@ -312,7 +316,7 @@ class PolledConsumer:
             topic_id = self._watch.find()
             end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
             # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
-            is_anew = topic_id != self._topic_id or topic_id == self._topic or end < position
+            is_anew = self._is_of_another(topic_id) or topic_id == self._topic or end < position
         except KafkaException as error:
             if not self._passes(error.args[0]):
                 raise
@@ -490,8 +494,11 @@ class PolledConsumer:
     def _read_topic_id(self) -> str:
         """Ask for the topic's id."""
         known = self._topic_id
-        self._topic_id = self._answer(self._watch.find, "the id of {topic}") or known
-        if known and self._topic_id != known:
+        found = self._answer(self._watch.find, "the id of {topic}") or known
+        if not known:
+            self._topic_id = found
+        elif self._is_of_another(found):
+            self._topic_id = found
             self._to_begin_anew |= self._assigned  # what this worker has of the topic is of the one that was
         return self._topic_id
 

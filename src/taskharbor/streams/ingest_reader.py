@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.asking import until_answered
+from taskharbor.streams.brokers import is_another
 from taskharbor.streams.client_errors import explained, passes, passes_for_member
 from taskharbor.streams.client_log import MET
 from taskharbor.streams.consumer import CONNECT_SECONDS, SEEK_LATER, is_incremental
@@ -202,7 +203,9 @@ class IngestReader:
         topic_id = self._positions.look()
         if topic_id is not None:
             self._elsewhere |= {
-                number for number, each in self.partitions.items() if each.log.topic_id != topic_id
+                number
+                for number, each in self.partitions.items()
+                if is_another(each.log.topic_id, topic_id, self._topic)
             }
 
     def _seek(self) -> None:
@@ -265,7 +268,10 @@ class IngestReader:
 
     def _identified(self) -> LogId | None:
         """Ask which log the topic is; None if the worker ends meanwhile."""
-        return self._answer(lambda: self._positions.identify(self._stopping.is_set), "the id of {topic}")
+        log = self._answer(lambda: self._positions.identify(self._stopping.is_set), "the id of {topic}")
+        if log is None or self._log is None or is_another(self._log.topic_id, log.topic_id, self._topic):
+            return log
+        return self._log
 
     def _answer(self, ask: Callable[[], T], what: str) -> T | None:
         """Ask until the brokers answer; None if the worker ends meanwhile."""

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from taskharbor.drivers.contract.reading import StreamPartition
 from taskharbor.streams.asking import until_answered
+from taskharbor.streams.brokers import is_another
 from taskharbor.streams.client_errors import explained, passes, passes_for_member
 from taskharbor.streams.client_log import MET
 from taskharbor.streams.complaints import Complaint
@@ -260,7 +261,7 @@ class TopicsConsumer:
                 self._look_into(partition, position)
         if self._watch is not None and self._assigned:
             seen = self._watch.look()
-            if seen is not None and seen != self._topic_id:
+            if seen is not None and self._is_of_another(seen):
                 self._answer(self._learns_of_another_topic, "the id of {topic}")
         for partition in sorted(self._to_begin_anew):
             self._begin_anew(partition)
@@ -302,10 +303,13 @@ class TopicsConsumer:
         told = {"topic": partition[0], "partition": partition[1], "offset": position}
         log_line(logger, logging.WARNING, READ_AGAIN, told)
 
+    def _is_of_another(self, topic_id: str) -> bool:
+        return is_another(self._topic_id, topic_id, self.topics[0])
+
     def _learns_of_another_topic(self) -> bool:
         """Ask for the id of the topic; whether it was deleted and made anew since this was asked before."""
         topic_id = self._topic_id if self._watch is None else self._watch.find()
-        if topic_id == self._topic_id:
+        if not self._is_of_another(topic_id):
             return False
         self._topic_id = topic_id
         self._to_begin_anew |= self._assigned  # all of them are of another log now
