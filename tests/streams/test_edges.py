@@ -276,6 +276,38 @@ async def test_revoked_partition_is_given_up_in_time_while_the_store_is_away(
     assert max(log.committed()[0].offset, 0) == 0
 
 
+async def test_messages_that_have_not_begun_when_their_partition_leaves_stay_in_the_log(
+    memory: Harbor, log: Log, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("taskharbor.worker.run.STALLED_SECONDS", 60.0)  # what is claimed ahead stays so
+    begun: list[int] = []
+    may_end = asyncio.Event()
+
+    @memory.task(name="stuck")
+    async def stuck(n: int) -> None:
+        begun.append(n)
+        await may_end.wait()
+
+    log.put_calls("stuck", range(20), partition=0)
+    async with working(memory, log, concurrency=2, revoke_seconds=30.0) as worker:
+        worker._worker._expected_pace = 1_000.0  # as if it had been busy: it claims ahead
+
+        def claimed() -> int:
+            if worker._source is None:
+                return 0
+            figures: dict[str, int] = worker._source.figures()
+            return figures["in_flight"] - figures["buffered"]
+
+        await until(lambda: len(begun) == 2 and claimed() > 2)
+        rebalances = worker._source.rebalances
+        revoking = asyncio.create_task(rebalances.revoked([0]))
+        await until(lambda: rebalances.is_revoking)
+        may_end.set()
+        [commit] = await asyncio.wait_for(revoking, 20)
+    assert (begun, commit.offset) == ([0, 1], 2)
+    assert sum((await memory.jobs.acounts()).values()) == 0
+
+
 def test_committed_offsets_are_asked_for_until_the_brokers_answer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("taskharbor.streams.asking.AGAIN_SECONDS", 0.0)
 

@@ -422,6 +422,14 @@ def test_retrying_by_topics_a_topic_that_was_made_anew_is_read_from_its_begin():
     assert (told.away, told.given[1:]) == ([("t", 0)], [])  # nothing of it is taken before the client can
     consumer._read_elsewhere()
     assert told.given[1:] == [(("t", 0), None)]
+    watch.id, client.refuses = "another", 1
+    watch.seen = watch.id
+    consumer._read_elsewhere()
+    consumer._on_lost(client, [TopicPartition("t", 0)])
+    consumer._read_elsewhere()
+    assert told.given[2:] == []  # it has left
+    consumer._on_assign(client, [TopicPartition("t", 0)])
+    assert told.given.pop() == (("t", 0), 7)
     watch.id = "third"
     consumer._on_assign(client, [TopicPartition("t", 1)])
     assert told.given[2:] == [(("t", 1), None)]  # whatever the group has committed
