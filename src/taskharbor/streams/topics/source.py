@@ -412,7 +412,9 @@ class TopicsSource(LogSource[Held]):
         ready = [
             each for each in list(self._rewind) if each in assigned and not self._sleeping.is_waiting(each)
         ]
-        return [(each, self._rewind.pop(each)) for each in ready]
+        # (The loop forgets partitions that are lost, at any moment.)
+        found = [(each, self._rewind.pop(each, None)) for each in ready]
+        return [(each, offset) for each, offset in found if offset is not None]
 
     def rewind(self, partition: Partition, offset: int) -> None:
         self._rewind[partition] = offset
