@@ -200,7 +200,8 @@ class Crew:
             last[event.n, event.retry] = line, event.pid
         assert not unexplained, f"repeated without a kill: {unexplained[:10]}"
         repeated = sum(count - 1 for count in Counter(e.n for e in self.events if e.at == "end").values())
-        assert repeated <= (KILLS + BROKER_RESTARTS) * REPEATED_MAX, repeated
+        losses = sum(event.at == "lost" for _, event in self._interruptions)
+        assert repeated <= (KILLS + BROKER_RESTARTS + losses) * REPEATED_MAX, repeated
         self._check_committed()
 
     def _check_committed(self) -> None:
@@ -225,9 +226,12 @@ class Crew:
             assert not again, f"committed, and yet executed again: {again[:10]}"
 
     def _was_interrupted(self, line: int, pid: int, *, before: int) -> bool:
-        """Whether the process of an execution was killed, or lost its partitions, between two lines."""
+        """Whether the process of an execution was killed, or lost its partitions, between two lines.
+
+        It notices a loss later, when another member may have begun already.
+        """
         return any(
-            line < at < before and (event.pid == pid or event.at == "restart")
+            line < at and (at < before or event.at == "lost") and (event.pid == pid or event.at == "restart")
             for at, event in self._interruptions
         )
 
