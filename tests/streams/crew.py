@@ -226,12 +226,9 @@ class Crew:
             assert not again, f"committed, and yet executed again: {again[:10]}"
 
     def _was_interrupted(self, line: int, pid: int, *, before: int) -> bool:
-        """Whether the process of an execution was killed, or lost its partitions, between two lines.
-
-        It notices a loss later, when another member may have begun already.
-        """
+        """Whether the process of an execution was killed, or lost its partitions, between two lines."""
         return any(
-            line < at and (at < before or event.at == "lost") and (event.pid == pid or event.at == "restart")
+            line < at < before and (event.pid == pid or event.at == "restart")
             for at, event in self._interruptions
         )
 
