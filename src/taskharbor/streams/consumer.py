@@ -315,7 +315,7 @@ class PolledConsumer:
         try:
             topic_id = self._watch.find()
             end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
-            # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
+            # Of brokers that cannot be asked for ids, it is the name of the topic, which may have been made anew.
             is_anew = self._is_of_another(topic_id) or topic_id == self._topic or end < position
         except KafkaException as error:
             if not self._passes(error.args[0]):

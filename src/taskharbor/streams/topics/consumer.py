@@ -286,7 +286,7 @@ class TopicsConsumer:
         place = TopicPartition(*partition, position)
         try:
             end = self._consumer.get_watermark_offsets(place, timeout=CONNECT_SECONDS)[1]
-            # Of brokers that give topics no ids, the id is the topic's name: it may have been made anew.
+            # Of brokers that cannot be asked for ids, it is the name of the topic, which may have been made anew.
             is_anew = self._learns_of_another_topic() or self._topic_id == partition[0] or end < position
             if not is_anew:
                 self._consumer.seek(place)
